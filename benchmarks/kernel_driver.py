@@ -24,7 +24,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
 from benchmarks.pairs import BenchError
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 
 PATIENCE = 60.0
 OPENED = "opened"
@@ -102,7 +102,7 @@ class Kernel:
         self._client.start_channels()
         self.messages: list[Message] = []
         self._replies: dict[str, dict[str, Any]] = {}
-        self._changes = Changes()
+        self._changes = Condition()
         self._over = False
         self._reader = threading.Thread(target=self._read, name="rpcbench-bench-reader", daemon=True)
         self._reader.start()
@@ -124,7 +124,7 @@ class Kernel:
 
     def send(self, code: str) -> str:
         """Begin a cell; its name."""
-        name: str = self._client.execute(code)
+        name: str = self._client.execute(code, stop_on_error=False)
         return name
 
     def wait(self, wanted: Callable[[Message], bool], what: str, patience: float = PATIENCE) -> Message:
@@ -196,7 +196,7 @@ class Kernel:
                 continue
             at, cell = time.monotonic(), message["parent_header"].get("msg_id", "")
             self.messages.append(Message(at, cell, message["msg_type"], message["content"]))
-            self._changes.tell()
+            self._changes.notify_all()
 
 
 @contextmanager

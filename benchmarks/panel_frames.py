@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.pairs import BenchError
-from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import Row, Table
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import World, diff
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import rpcbench
 from rpcbench import autograd, rpc
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.pipeline import Pipeline, split
 
 UPDATES = 20  # a second
@@ -88,8 +88,8 @@ def cost(name: str, turns: int, seconds: float) -> tuple[float, float]:
 @contextlib.contextmanager
 def _open(name: str) -> Iterator[None]:
     """A panel that shows all there is already."""
-    panel, changes = rpcbench.panel(name), Changes()
-    panel.observe(lambda _: changes.tell(), "state")
+    panel, changes = rpcbench.panel(name), Condition()
+    panel.observe(lambda _: changes.notify_all(), "state")
     try:
         everybody = len(rpcbench.cluster().workers) + 1
         changes.wait_for(lambda: len(panel.state["view"].get("workers", ())) == everybody, _PATIENCE)

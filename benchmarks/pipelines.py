@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     rounds: int = 12
     steps: int = 5
     empty_steps: int = 30
-    idle_shares: idle_shares.Plan = idle_shares.Plan()
+    idle: idle_shares.Plan = idle_shares.Plan()
 
 
 QUICK = Plan(starts=1, rounds=1, steps=2, empty_steps=2, idle=idle_shares.QUICK)

@@ -31,6 +31,7 @@ WIDTH = 110
 PLAIN = (str, int, float, timedelta)  # constants that are shown with their value
 MAGICS = "rpcbench.notebook.magics"
 COMMAND = "python docs/make_reference.py"
+SECTION = "(?:Args|Attributes|Returns|Yields|Raises)"
 FOR_THE_RUNTIME = ("For the runtime", "Runtime only")  # docstrings of what is public among modules only
 
 
@@ -132,7 +133,7 @@ def _magics() -> str:
     module = importlib.import_module(MAGICS)
     text = Text("notebook.md", "In a notebook", module)
     text.add("`%load_ext rpcbench` makes these known to a notebook.", _where(module))
-    kinds = (module.ClusterMagics, module.DebugMagics, module.DrillMagics, module.TraceMagics, module.RecordMagics)
+    kinds = (module.ClusterMagics, module.DebugMagics, module.FaultMagics, module.TraceMagics, module.RecordMagics)
     names = ["%cluster", "%%remote", "%autoremote", "%debug", "%panel", "%%step", "%chaos", "%%trace", "%record"]
     for magic in names:
         text.heading(magic, 2)
@@ -179,12 +180,23 @@ def _doc(value: Any) -> str:
 
 
 def _prose(doc: str) -> str:
-    """A docstring as Markdown: examples in a fence, all else as it is."""
+    """A docstring as Markdown: examples in a fence, arguments and errors as lists, all else unchanged."""
     parts = []
-    for part in re.split(r"\n{2,}(?! )", doc):
+    for part in re.split(r"\n{2,}(?! )", re.sub(rf"\n(?={SECTION}:\n)", "\n\n", doc)):
         example = textwrap.dedent(part).startswith(">>>")
-        parts.append(f"```python\n{textwrap.dedent(part)}\n```" if example else part)
+        if example:
+            parts.append(f"```python\n{textwrap.dedent(part)}\n```")
+        else:
+            parts.append(_list(part) if re.match(rf"{SECTION}:\n", part) else part)
     return "\n\n".join(parts)
+
+
+def _list(section: str) -> str:
+    """A section of a docstring, such as `Args:`, as a list: an item for each line with the least indentation."""
+    title, _, text = section.partition("\n")
+    text = re.sub(r"\n\s+", " ", textwrap.dedent(text))
+    items = [re.sub(r"^([\w*, .]+?):", r"`\1`:", line) for line in text.splitlines()]
+    return f"{title}\n\n" + "\n".join(f"- {item}" for item in items)
 
 
 def _where(value: Any) -> str:

@@ -18,7 +18,7 @@ from chart import Arrow, Note, draw, tell
 from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.rrefs import Outbox, RRefs
+from rpcbench.protocol.rrefs import RRefs
 from rpcbench.wire import messages as m
 
 NAMES = ["notebook", "worker1", "worker2"]
@@ -186,7 +186,7 @@ def ruled(may_say_goodbye: Callable[[bool, bool, int], object]) -> type[RRefs]:
     """rpcbench's books, but for one rule: when a user may tell the owner that it is gone."""
 
     class Ruled(RRefs):
-        def _retire(self, fork: Id) -> Outbox:
+        def _retire(self, fork: Id) -> fx.Outbox:
             user = self.users[fork]
             if not may_say_goodbye(user.released, user.confirmed, len(user.children)):
                 return []

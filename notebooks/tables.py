@@ -8,6 +8,7 @@ from typing import Any
 import rpcbench
 import rpcbench.rpc as rpc
 from rpcbench.runtime import current
+from rpcbench.runtime.checks import leaks
 
 PATIENCE = 5.0
 
@@ -52,4 +53,4 @@ def _how(user: Any) -> str:
 
 def own() -> list[Any]:
     """What the member that runs this says."""
-    return current.current().leaks()
+    return leaks(current.current())

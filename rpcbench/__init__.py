@@ -1,7 +1,6 @@
 """rpcbench: a Jupyter workbench for distributed PyTorch.
 
-Public names are looked up on first use, so that `import rpcbench` costs nothing: importing it loads neither torch
-nor IPython and starts no thread.
+Public names are resolved on first use, so `import rpcbench` loads neither torch nor IPython and starts no thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES = {  # module of each public name
     "Cluster": "rpcbench.launch.cluster",
     "cluster": "rpcbench.launch.cluster",
     "Future": "rpcbench.base.futures",
@@ -54,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by `%load_ext rpcbench`: registers the magics, and binds `rpcbench` unless that name is taken."""
+    """Register the magics, and bind `rpcbench` unless that name is taken. Called by `%load_ext rpcbench`."""
     from rpcbench.notebook import magics
 
     magics.register(shell)
@@ -62,7 +61,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Called by `%unload_ext rpcbench`: stops the cluster that the magics started."""
+    """Remove the magics and stop the clusters that they started. Called by `%unload_ext rpcbench`."""
     from rpcbench.notebook import magics
 
     magics.unregister(shell)

@@ -4,7 +4,7 @@
     y = module(x)                                # runs on worker1; recorded, inside an autograd context
     optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.05)
 
-A plain class: nothing is generated and the worker imports nothing for it, so modules defined in a notebook cell work.
+It is a plain class without generated code, so modules defined in a notebook cell work.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.rpc.api import arguments_of
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import register_reducer
-from rpcbench.serialization.tensor_types import Route
 
 __all__ = ["RemoteModule"]
 
+# torch's name; its programs and tests read it.
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = ("on", "device", "is_device_map_set", "is_scriptable", "module_rref")
+# Methods of nn.Module that would need the parameters here; each raises ValueError, as torch's.
 _UNSUPPORTED = (
     "add_module apply bfloat16 buffers children cpu cuda double extra_repr float half ipu load_state_dict modules "
     "named_buffers named_children named_modules named_parameters register_backward_hook register_buffer "
@@ -38,17 +39,25 @@ _UNSUPPORTED = (
 
 
 class RemoteModule(nn.Module):
-    """`module_cls(*args, **kwargs)`, made and kept on a worker; calling it runs it there.
+    """A module `module_cls(*args, **kwargs)` that is created on a worker and stays there; a call runs it there.
 
-    remote_device: "worker1", "worker1/cuda:0" or "rank:1/cpu"; the module is moved to that device there.
-    ValueError where that cannot be parsed, and, on first use, where module_cls makes no nn.Module; SerializationError
-    for arguments that cannot be sent. Tensors given as arguments are moved to the module's device; without a device map
-    results come back on the CPU.
+    Tensors given as arguments are moved to the module's device; without a device map results come back on the CPU.
 
     >>> from rpcbench.nn import RemoteModule
     >>> layer = RemoteModule("worker1", torch.nn.Linear, (4, 2))
     >>> layer(torch.zeros(3, 4)).shape, len(layer.remote_parameters())
     (torch.Size([3, 2]), 2)
+
+    Args:
+        remote_device: "worker1", "worker1/cuda:0" or "rank:1/cpu"; the module is moved to that device there.
+        module_cls: a class, or a function that returns a module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ValueError: where remote_device cannot be parsed, and, on first use, where module_cls does not return an
+            nn.Module.
+        SerializationError: for arguments that cannot be sent.
     """
 
     is_scriptable = False
@@ -65,18 +74,23 @@ class RemoteModule(nn.Module):
             raise NotImplementedError("TorchScript's interfaces are not supported: pass the module class alone")
         if isinstance(module_cls, nn.Module):
             raise TypeError(
-                f"module_cls makes the module on the worker, such as the class {type(module_cls).__name__}; this is a "
-                "module already. One that some worker has goes to RemoteModule.init_from_module_rref"
+                f"module_cls must create the module on the worker, as the class {type(module_cls).__name__} does; this "
+                "is a module already. For one that a worker has, call RemoteModule.init_from_module_rref"
             )
         if current.find() is None:
             raise AssertionError(f"RemoteModule only works in RPC. {NOT_INITIALIZED}")
         on, device = _parse(remote_device)
-        with _told(f"what {on} would make the module of"):
+        with _told(f"the arguments of the module on {on}"):
             self._hold(on, device, remote(on, _make, (module_cls, *arguments_of(args, kwargs), device)))
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:
-        """A RemoteModule over a module that some worker has made already; remote_device says where it is."""
+        """Return a RemoteModule for a module that a worker has already.
+
+        Args:
+            remote_device: the worker and device of the module, as for the class.
+            module_rref: an RRef of it.
+        """
         return _held(*_parse(remote_device), module_rref)
 
     def _hold(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
@@ -85,57 +99,59 @@ class RemoteModule(nn.Module):
 
     @property
     def is_device_map_set(self) -> bool:
-        """Whether calls from here to the module's worker have a device map: then results come back by it."""
-        return bool(_routes(self.module_rref.owner().id).targets)
+        """Whether calls from here to the module's worker have a device map, by which results come back."""
+        return bool(current.current().values.routes.to(self.module_rref.owner().id, False).targets)
 
-    # -- using it
+    # -- calls
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module on its worker and return what it returns."""
+        """Run the module on its worker and return its result."""
         return self.forward_async(*args, **kwargs).wait()
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `forward`, as a Future."""
+        """Run the module on its worker and return a Future of its result."""
         how = (self.device, self.is_device_map_set)
         return rpc_async(self.module_rref.owner(), _forward, (self.module_rref, *how, args, kwargs))
 
     def get_module_rref(self) -> RRef[Any]:
-        """The RRef of the module itself."""
+        """Return the RRef of the module itself."""
         return self.module_rref
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Any]]:
-        """An RRef of each parameter, for a DistributedOptimizer; `recurse` False leaves out submodules'."""
+        """Return an RRef of each parameter, for a DistributedOptimizer; `recurse` False: without submodules'."""
         rrefs: list[RRef[Any]] = rpc_sync(self.module_rref.owner(), _parameters, (self.module_rref, recurse))
         return rrefs
 
     def train(self, mode: bool = True) -> Self:
-        """Switch the module there to training mode, or, with `mode` False, to evaluation."""
+        """Switch the module on its worker to training mode or, with `mode` False, to evaluation mode."""
         rpc_sync(self.module_rref.owner(), _train, (self.module_rref, mode))
         self.training = mode
         return self
 
     def eval(self) -> Self:
-        """As `train(False)`."""
+        """Switch the module to evaluation mode, as `train(False)`."""
         return self.train(False)
 
     def to(self, remote_device: str, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Move the module, parameters and all, to another worker ("worker2" or "worker2/cuda:0").
-
-        RRefs of its parameters stay with the module that it was: ask for new ones. ValueError for anything else.
-        """
+        """Move the module with its parameters to another worker ("worker2" or "worker2/cuda:0"). Existing RRefs of its
+        parameters still refer to the old module: request new ones. ValueError for any other argument."""
+        agent = current.current()
         try:
             on, device = _parse(remote_device)
-            current.current().member(on)
-        except (UnknownWorkerError, TypeError, AttributeError):
+            agent.member(on)
+        except (UnknownWorkerError, TypeError, AttributeError):  # a device or a dtype, as nn.Module.to takes them
             _refuse("to")
+        except RuntimeError as error:  # a device that torch does not know
+            raise ValueError(str(error)) from error
         if args or kwargs:
             _refuse("to")
         moved = remote(on, _adopt, (self.module_rref, device))
         with _told(f"the module that should move to {on}"):
-            rpc_sync(on, _exists, (moved,))
+            rpc_sync(on, _exists, (moved,))  # waits, so an error of the move is raised here
         self.on, self.device, self.module_rref = on, device, moved
         return self
 
     def parameters(self, recurse: bool = True) -> NoReturn:
+        # torch's text: programs match it.
         raise ValueError(
             "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
         )
@@ -151,7 +167,8 @@ class RemoteModule(nn.Module):
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Say in an error of pickling whose it is: its path alone starts in calls that are not the program's own."""
+    """Add to a pickling error which call it belongs to."""
+    # The path in the error starts at the arguments of an internal call, which the user's program does not contain.
     try:
         yield
     except SerializationError as error:
@@ -159,10 +176,6 @@ def _told(what: str) -> Iterator[None]:
             f"{what} cannot be sent: {error}. Make that part on the worker instead, in the module's __init__, or leave "
             "it out in __getstate__"
         ) from error
-
-
-def _routes(worker: int) -> Route:
-    return current.current().values.routes.to(worker, False)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -174,7 +187,7 @@ for _name in _UNSUPPORTED.split():
 
 
 def _parse(remote_device: str) -> tuple[str | int, str]:
-    """Worker (a name, or the id of "rank:1") and device of "worker/device". ValueError, RuntimeError for no device."""
+    """Return worker (a name, or the id of "rank:1") and device. ValueError, or RuntimeError for an unknown device."""
     if not isinstance(remote_device, str):
         raise TypeError(f"Invalid type for remote_device: {type(remote_device)}; it is a text such as 'worker1/cpu'")
     worker, slash, device = remote_device.partition("/")
@@ -191,11 +204,11 @@ def _reduced(module: RemoteModule) -> tuple[Callable[..., RemoteModule], tuple[A
     return _held, (module.on, module.device, module.module_rref, module.training)
 
 
-register_reducer(RemoteModule, _reduced)
+register_reducer(RemoteModule, _reduced)  # for RPC only; `__getstate__` refuses any other pickler
 
 
 def _held(on: str | int, device: str, module_rref: RRef[Any], training: bool = True) -> RemoteModule:
-    """A RemoteModule over what is there; so it also arrives in messages."""
+    """Return a RemoteModule for an existing module, with `__init__` bypassed; messages are unpickled by it."""
     module = RemoteModule.__new__(RemoteModule)
     module._hold(on, device, module_rref)
     module.training = training
@@ -219,6 +232,7 @@ def _forward(module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any,
     module = module_rref.local_value()
     if torch.device(device).type == "cpu":
         return module(*args, **kwargs)
+    # The caller's tensors may be on the CPU. Without a device map a result on another device could not be sent.
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     result = module(*args, **kwargs)
     return result if mapped else tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
@@ -233,7 +247,7 @@ def _train(module_rref: RRef[Any], mode: bool) -> None:
 
 
 def _adopt(module_rref: RRef[Any], device: str) -> nn.Module:
-    module: nn.Module = module_rref.to_here()
+    module: nn.Module = module_rref.to_here()  # a copy; the old worker keeps its own
     return module.to(device)
 
 

@@ -1,7 +1,7 @@
-"""`python -m rpcbench.worker`: what others start to have a worker.
+"""`python -m rpcbench.worker`: the entry point of workers that other programs start.
 
-With a name it is what a command starts on a host (see `launch.supervisor`); `torchrun … -m rpcbench.worker` makes a
-world of workers that a notebook joins (see `launch.torchrun_worker`).
+With arguments it supervises a worker that a launcher's command starts on a host (see `launch.supervisor`).
+`torchrun … -m rpcbench.worker` makes a world of workers that a notebook joins (see `launch.torchrun_worker`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rpcbench.launch import supervisor
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the worker and return the exit status."""
     if arguments := sys.argv[1:]:
         return supervisor.main(arguments)
-    from rpcbench.launch import torchrun_worker  # loads torch, as an outpost must not
+    from rpcbench.launch import torchrun_worker  # loads torch, which the supervisor must not
 
     try:
         return torchrun_worker.main()

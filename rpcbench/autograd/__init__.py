@@ -49,26 +49,21 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Always: gradients across workers are a part of this package."""
+    """Return True: gradients across workers are a part of this package."""
     return True
 
 
 @contextlib.contextmanager
 def context() -> Iterator[int]:
-    """A new autograd context for this thread; its id. Released on all workers at the end of the block.
+    """Make an autograd context for this thread, and yield its id. All workers release it at the end of the block.
 
-    RuntimeError where this thread is in a context already.
+    RuntimeError if this thread has a context already.
     """
     here = recorder()
-    if here.current() is not None:
-        raise RuntimeError("Already have an autograd context id for this thread.")
-    context_id = here.new_context()
+    context_id = here.new_own_context()
     try:
-        token = here._current.set(context_id)
-        try:
+        with here.inside(context_id):
             yield context_id
-        finally:
-            here._current.reset(token)
     finally:
         here.release(context_id)
 
@@ -79,14 +74,23 @@ def backward(
     retain_graph: bool = False,
     mode: Literal["smart", "fast"] = "smart",
 ) -> None:
-    """Run backward from scalar `roots` on this worker, over all workers that took part in the context.
+    """Run backward from `roots` on this worker, over all workers that took part in the context.
 
-    Gradients add up in the context, on the workers that have the leaves. Only messages that the roots depend on take
-    part. In mode `"fast"`, torch's, every message must that a worker which takes part has sent in the context; when all
-    gradients that came have run, RpcError names those that got none.
+    Gradients add up in the context, on the workers that have the leaves. Returns after the pass is over on all workers.
 
-    TypeError or RuntimeError for bad roots, RuntimeError for an unknown context; an error of a remote function or hook
-    is raised here, as its own type and as RpcError; WorkerLostError where a worker that is needed is gone.
+    Args:
+        context_id: The context of the calls that the roots depend on.
+        roots: Scalar tensors that require grad and have a `grad_fn`.
+        retain_graph: Keep the buffers of the graph for another pass over the context.
+        mode: `"smart"`: the messages that the roots depend on take part. `"fast"`, torch's mode: all messages that
+            participating workers have sent in the context must take part; RpcError names those without a gradient.
+
+    Raises:
+        TypeError: `roots` is no list of tensors.
+        ValueError: Another mode.
+        RuntimeError: A root is no such tensor, or the context is unknown.
+        WorkerLostError: A worker that takes part is lost.
+        RpcError: A remote function or hook failed; the error has its own type, too.
 
     >>> w = torch.ones(3, requires_grad=True)
     >>> with dist_autograd.context() as context_id:
@@ -104,5 +108,5 @@ def backward(
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """Leaf tensor → its gradient, for the leaves of this worker. RuntimeError for an unknown context."""
+    """Return leaf tensor → gradient, for the leaves of this worker. RuntimeError for an unknown context."""
     return recorder().gradients(context_id)

@@ -1,16 +1,23 @@
-"""The engine of distributed backward passes on one worker.
+"""The engine of distributed backward passes on one worker: it carries out the effects of `protocol.backward`.
 
-It answers the questions of `protocol.backward` with the graph that was recorded. A pass runs on one thread at a time;
-gradients that arrive meanwhile queue. What belongs to a pass that began here runs on the thread that called `backward`,
-the rest on pool threads. Several passes may run at once. An error goes from the worker where it was raised to the one
-that began the pass.
+A pass runs on one thread at a time; gradients that arrive meanwhile are queued. A pass that began on this worker runs
+on the thread that called `backward`, other passes run on pool threads. Several passes may run at once. An error is
+sent from the worker where it was raised to the one that began the pass.
 """
+
+#     protocol.backward (under the node's lock)      engine (no lock)                     pass that began here?
+#     Explore     ──> explore     graph.ends ──────> `explored`                           pool thread, or at once
+#     Propagate   ──> propagate   ┐                                                       its thread, by `jobs`
+#     Accumulate  ──> accumulate  ┴ _arrive: LocalPass.arrive ──> encode ──> `propagated` its thread, else the pool
+#     WalkEnded   ──> ended       wakes the thread in `backward`
+#     ForgetWalk  ──> forget      frees the local graph
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,8 +25,8 @@ import torch
 
 from rpcbench.autograd import graph
 from rpcbench.autograd.gradients import LeafGradients, Leaves, reduce_replicas, split_replicas
-from rpcbench.autograd.graph_events import Grads, GraphEvents, Pass, Recorded, SentTensors
-from rpcbench.autograd.regions import Fired, LocalPass
+from rpcbench.autograd.graph_events import GraphEvents, Pass, Recorded, SentTensors
+from rpcbench.autograd.regions import Grads, LocalPass
 from rpcbench.base.errors import RemoteError, RpcError, WorkerLostError
 from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
@@ -27,24 +34,23 @@ from rpcbench.base.rebuild import fill, remade, set_field, story, words
 from rpcbench.protocol.backward import ROOT
 from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.pickler import Codec
-from rpcbench.serialization.tensor_types import Route
-from rpcbench.wire.messages import EMPTY, Body, Gradients, WalkFailed
+from rpcbench.wire.messages import EMPTY, BackwardFailed, Gradients
 
 
-def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> WalkFailed:
-    """An error that was raised here, as a message: itself where its class can travel, and always its story."""
+def failure_of(error: BaseException, context: int, walk: Id, worker: int, codec: Codec) -> BackwardFailed:
+    """Return an error that was raised here as a message: the pickled error, if possible, and always its traceback."""
     text = f"Error on Node {worker}: {words(error, str)}\n{story(error)}"
     body = codec.encode_error(error) if isinstance(error, Exception) else EMPTY
-    return WalkFailed(context, walk, worker, type(error).__name__, text, body)
+    return BackwardFailed(context, walk, worker, type(error).__name__, text, body)
 
 
-def raised(failure: WalkFailed, worker: str, codec: Codec) -> Exception:
-    """What to raise where the pass began: an error of both RpcError and the original type, with its story as cause."""
+def raised(failure: BackwardFailed, worker: str, codec: Codec) -> Exception:
+    """Return the error to raise where the pass began: RpcError and the original type in one, its traceback as cause."""
     original: Any = None
     if failure.body.payload:
         try:
             original = codec.decode(failure.body)
-        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
+        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its traceback can be shown)
             original = None
     if original is None and failure.type == WorkerLostError.__name__:
         return WorkerLostError(failure.text)
@@ -54,7 +60,7 @@ def raised(failure: WalkFailed, worker: str, codec: Codec) -> Exception:
 
 
 def _both(text: str, original: Any) -> Exception:
-    """An exception of both kinds, where the original's class allows it."""
+    """Return an exception of both types if the original's class allows it, else an RpcError."""
     if not isinstance(original, Exception) or isinstance(original, RpcError):
         return original if isinstance(original, RpcError) else RpcError(text)
     kind = type(original)
@@ -68,27 +74,20 @@ def _both(text: str, original: Any) -> Exception:
     return made
 
 
-Job = Callable[[], object]
-
-
+@dataclass(slots=True)
 class _Begun:
-    """A pass that began here: its roots, the jobs for the thread that waits for it, and how it ended.
+    """A pass that began here."""
 
-    `peer`: whom all words of others are to come from, if there is only one.
-    """
-
-    __slots__ = ("failure", "jobs", "peer", "roots", "seeds")
-
-    def __init__(self, roots: SentTensors, seeds: Grads, peer: int | None) -> None:
-        self.roots = roots
-        self.seeds = seeds
-        self.peer = peer
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.failure: WalkFailed | None = None
+    roots: SentTensors
+    seeds: Grads
+    peer: int | None  # the sender of all tensors that the roots depend on, if there is only one
+    # Jobs for the thread in `backward`; None: the pass is over.
+    jobs: queue.SimpleQueue[Callable[[], object] | None] = field(default_factory=queue.SimpleQueue)
+    failure: BackwardFailed | None = None
 
 
 class Engine:
-    """All passes on one worker. `recorded`: what is kept for a context; RuntimeError where that is not there."""
+    """All passes on one worker. `recorded` returns the record of a context, or raises RuntimeError."""
 
     def __init__(self, agent: Agent, recorded: Callable[[int], Recorded], told: GraphEvents) -> None:
         self._agent = agent
@@ -96,16 +95,16 @@ class Engine:
         self._codec = agent.values.codec
         self._recorded = recorded
         self._told = told
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the queues of passes; no torch code runs under it
         self._begun: dict[Id, _Begun] = {}
         self._walks = Counter()
 
     # -- a pass that begins here
     def backward(self, context: int, roots: list[torch.Tensor], retain: bool, fast: bool) -> None:
-        """Run a pass; returns when it is over everywhere. Errors are as `autograd.backward` says."""
+        """Run a pass, and return after it is over on all workers. Raises the errors of `autograd.backward`."""
         self._recorded(context)
         _check_roots(roots)
-        edges = graph.root_edges(roots)
+        edges = [graph.edge_of((root.grad_fn, root.output_nr, root)) for root in roots]
         found = graph.ends(edges)
         recvs = [*found.recvs]
         peers = {*map(worker_of, recvs)}
@@ -116,7 +115,7 @@ class Engine:
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
             self._work(begun)
         except BaseException as error:
-            self._fail(context, walk, error)  # Ctrl-C, say: the others need not go on
+            self._fail(context, walk, error)  # such as Ctrl-C: the other workers stop, too
             raise
         finally:
             del self._begun[walk]
@@ -125,8 +124,9 @@ class Engine:
             raise raised(failure, worker, self._codec)
 
     def _work(self, begun: _Begun) -> None:
-        """Until the pass is over."""
+        """Run the jobs of a pass until it is over."""
         while True:
+            # With one peer the gradients come over one connection: receive on this thread, which saves a switch.
             if begun.peer is not None and begun.jobs.empty():
                 self._agent.requests.receive_in_place(begun.peer, begun.jobs.empty)
             try:
@@ -137,24 +137,23 @@ class Engine:
             if job is None:
                 return
             job()
-            del job
+            del job  # it holds gradients, which must not live while this thread waits for the next job
 
-    def ended(self, walk: Id, failure: WalkFailed | None) -> None:
-        """A pass that this worker began is over."""
+    def ended(self, walk: Id, failure: BackwardFailed | None) -> None:
+        """Wake the thread that began a pass: the pass is over."""
         begun = self._begun.get(walk)
         if begun is not None:
             begun.failure = failure
             begun.jobs.put(None)
 
-    # -- the machine's questions
+    # -- effects of the protocol
     def explore(self, context: int, walk: Id, message: int) -> None:
-        """Find the recvs behind a send."""
         try:
             sent = self._recorded(context).sends[message]
-        except (KeyError, RuntimeError) as error:  # the context has gone
+        except (KeyError, RuntimeError) as error:  # the context was released
             self._fail(context, walk, error)
             return
-        if sent.found is None:
+        if sent.found is None:  # a large graph: walking it would hold up the thread that receives
             self._agent.submit(lambda: self._explore(context, walk, message, sent))
         else:
             self._explored(context, walk, message, sent.found)
@@ -169,13 +168,12 @@ class Engine:
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.explored(context, walk, message, recvs)))
 
     def propagate(self, context: int, walk: Id) -> None:
-        """Run backward from the roots."""
+        """Run backward from the roots, on the thread that began the pass."""
         begun = self._begun.get(walk)
         if begun is not None:
             begun.jobs.put(partial(self._arrive, context, walk, ROOT, begun.seeds))
 
     def accumulate(self, message: Gradients) -> None:
-        """Gradients have come for a send."""
         begun, job = self._begun.get(message.walk), partial(self._accumulate, message)
         if begun is not None:
             begun.jobs.put(job)
@@ -185,22 +183,21 @@ class Engine:
     def _accumulate(self, message: Gradients) -> None:
         try:
             grads = self._codec.decode(message.body)
-        except Exception as error:  # noqa: BLE001  (a class of the user's that cannot be made, say)
+        except Exception as error:  # noqa: BLE001  (such as a user's tensor class that cannot be made)
             self._fail(message.context, message.walk, error)
         else:
             self._arrive(message.context, message.walk, message.message, grads)
 
     def forget(self, context: int, walk: Id) -> None:
-        """A pass is over here."""
         try:
             self._recorded(context).passes.pop(walk, None)
         except RuntimeError:
-            pass  # the context has gone before
+            pass  # the context was released before
         self._told.changed("PassEnded", context)
 
     # -- running
     def _arrive(self, context: int, walk: Id, message: int, grads: Grads) -> None:
-        """Gradients for one root of this worker's part; run now, or by the thread that runs the pass already."""
+        """Run the gradients of one root of this worker's part, or queue them for the thread that runs the pass."""
         held = self._recorded(context)
         with self._lock:
             state = held.passes.get(walk)
@@ -215,7 +212,7 @@ class Engine:
                 self._step(context, walk, held, state, message, grads)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001  (whatever a user's hook raises ends the pass, everywhere)
+            except BaseException as error:  # noqa: BLE001  (any error of a user's hook ends the pass on all workers)
                 self._fail(context, walk, error)
             with self._lock:
                 if not state.waiting:
@@ -232,15 +229,14 @@ class Engine:
         if local.complete:
             self._finish(context, held, local.leaves())
         self._told.changed("RegionsRan", context)
-        bodies = {one.key: self._body(held.backs[one.key], one) for one in fired}
+        bodies = {}
+        for key, gradients in fired:
+            detached = [gradient if gradient is None else gradient.detach() for gradient in gradients]
+            bodies[key] = self._codec.encode(detached, label="gradients", route=held.backs[key])[0]
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
-    def _body(self, back: Route, fired: Fired) -> Body:
-        gradients = [gradient if gradient is None else gradient.detach() for gradient in fired.grads]
-        return self._codec.encode(gradients, label="gradients", route=back)[0]
-
     def _local(self, context: int, walk: Id, held: Recorded) -> LocalPass:
-        """This worker's part: all sends that take part, and the roots of the pass where it began here."""
+        """Plan this worker's part: all its sends that take part, and the roots if the pass began here."""
         needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
         parts = {number: held.sends[number] for number in needed}
         if (begun := self._begun.get(walk)) is not None:
@@ -249,19 +245,17 @@ class Engine:
         return LocalPass(dict(zip(parts, edges, strict=True)), retain, () if None in found else found)
 
     def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """All has run here: keep the gradients, the replicas' too where a leaf has any."""
+        """Keep the gradients of a pass that has run here; all-reduce those of leaves with replicas first."""
         own, common = split_replicas(leaves)
         if common:
             held.gradients.replace(reduce_replicas(common, held.gradients.copy()))
         self._keep(context, held.gradients, own, held.gradients.add)
 
     def add(self, context: int, leaves: Leaves) -> None:
-        """Add gradients of leaves to the context's own."""
         gradients = self._recorded(context).gradients
         self._keep(context, gradients, leaves, gradients.add)
 
     def replace(self, context: int, leaves: Leaves) -> None:
-        """Let the context have these gradients of leaves, in place of those that it has of them."""
         gradients = self._recorded(context).gradients
         self._keep(context, gradients, leaves, gradients.replace)
 
@@ -274,7 +268,7 @@ class Engine:
 
     def _fail(self, context: int, walk: Id, error: BaseException) -> None:
         failure = failure_of(error, context, walk, self._agent.id, self._codec)
-        self._machine.feed(lambda node: node.outcome(node.contexts.walks.failed(context, walk, failure)))
+        self._machine.feed(lambda node: node.outcome(node.contexts.walks.failed(failure)))
 
 
 def _check_roots(roots: list[torch.Tensor]) -> None:
@@ -287,7 +281,7 @@ def _check_roots(roots: list[torch.Tensor]) -> None:
             )
         if not root.requires_grad:
             raise RuntimeError(
-                "requires_grad not set on root: it was made in no_grad, detached, or of nothing that requires grad"
+                "requires_grad not set on root: it was made in no_grad, detached, or no input of it requires grad"
             )
         if root.numel() != 1:
             raise RuntimeError(

@@ -1,20 +1,19 @@
-"""The gradients of this worker's leaves in one context; `.grad` of no tensor is touched.
+"""The gradients of this worker's leaves in one context; no tensor's `.grad` is changed.
 
 Guarantees
-- A gradient is the context's own: changing one in place changes no other, nor anything that a hook has kept a view of.
-- Gradients add up from passes on any threads; what was handed out before does not change.
+- A gradient belongs to the context: an in-place change of one changes no other, and nothing that a hook has a view of.
+- Passes on any threads add up; gradients that were returned before do not change.
+- For parameters of a DistributedDataParallel module, the gradient in a context equals the `.grad` of a local backward,
+  also inside `no_sync()` and `join()`. `.grad` keeps its values, and tensor hooks do not run twice.
 
-Parameters that several processes hold in common (DistributedDataParallel)
-
-torch's reducer waits at the parameters' AccumulateGrad nodes for what torch writes into `.grad`, and averages that over
-all replicas. A distributed backward writes no `.grad`. So for these parameters alone it takes this last step as torch
-does: from the gradient in the context, plus the new one, by way of `.grad`, to the gradient in the context.
-- The gradient in a context becomes what `.grad` would be after a local backward, also inside `no_sync()` and `join()`.
-- `.grad` has afterwards the values from before; tensor hooks, which have run by then, do not run again.
-- A process without such a module does nothing for all this.
-- As with torch, one backward at a time goes over a module. A module that was unpickled is not known: wrap the module
-  inside it anew.
+As with torch, one backward at a time may run over such a module. An unpickled module is not recognised: wrap its inner
+module again. A process without such a module spends no time on this.
 """
+
+# torch's DistributedDataParallel averages gradients over replicas in hooks at its parameters' AccumulateGrad nodes,
+# from the values that torch writes into `.grad`. A distributed backward writes no `.grad`. So for these parameters only
+# `reduce_replicas` takes this last step through torch: context's gradient → `.grad`; `torch.autograd.backward` adds the
+# new one and averages; `.grad` → context's gradient; then the former `.grad` is restored.
 
 from __future__ import annotations
 
@@ -48,24 +47,27 @@ class LeafGradients:
         return len(self._held)
 
     def leaves(self) -> list[Tensor]:
-        """Those that have a gradient here. Waits for nobody."""
-        return list(self._held)
+        """Return the leaves with a gradient."""
+        return list(self._held)  # one step of the interpreter, so an observer need not wait for the lock
 
     def copy(self) -> dict[Tensor, Tensor]:
-        """All as they are now."""
+        """Return all gradients as they are now."""
         with self._adding:
             return dict(self._held)
 
     def under_names(self) -> dict[Tensor, Tensor]:
-        """All as they are now, each with names for its dimensions where its leaf has some."""
+        """Return all gradients as they are now, with names of dimensions if the leaf has some."""
         held = self.copy()
-        if _NAMELESS.issuperset(map(type, held)):
-            return held
-        return {leaf: _named(leaf, gradient) for leaf, gradient in held.items()}
+        if named := [leaf for leaf in held if type(leaf) not in _NAMELESS]:
+            # A leaf with names has loaded this module already; programs without names never load it.
+            from rpcbench.named.named_tensor import with_names_of
+
+            held.update((leaf, with_names_of(leaf, held[leaf])) for leaf in named)
+        return held
 
     def add(self, leaves: Leaves) -> None:
-        """Add gradients of leaves to those that are here."""
-        own, held = _own(leaves), self._held
+        """Add gradients of leaves to the present ones."""
+        own, held = _own(leaves), self._held  # copies are made before the lock is taken
         with self._adding:
             for leaf, gradient in own:
                 if leaf in held:
@@ -74,36 +76,27 @@ class LeafGradients:
                 held[leaf] = gradient
 
     def replace(self, leaves: Leaves) -> None:
-        """Take these gradients in place of those that are here."""
+        """Replace the gradients of these leaves."""
         own = _own(leaves)
         with self._adding:
             self._held.update(own)
 
     def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
-        """Multiply the gradients of these leaves, as far as they are here."""
+        """Multiply the gradients of these leaves by a factor; skip leaves without one."""
         with self._adding, torch.no_grad():
             self._held.update((leaf, self._held[leaf] * factor) for leaf in leaves if leaf in self._held)
 
 
-def _named(leaf: Tensor, gradient: Tensor) -> Tensor:
-    if type(leaf) in _NAMELESS:
-        return gradient
-    from rpcbench.named.named_tensor import (
-        with_names_of,  # loaded already where a leaf has names; nobody else waits for it
-    )
-
-    return with_names_of(leaf, gradient)
-
-
 def total(first: Tensor, second: Tensor) -> Tensor:
-    """The sum. torch adds sparse to dense, and not dense to sparse."""
+    """Return the sum of two gradients of any layouts."""
+    # torch adds sparse to dense, and not dense to sparse.
     return first + second if first.layout is torch.strided else second + first
 
 
 def _own(leaves: Leaves) -> Leaves:
-    """The gradients, each in memory that no other of them uses and without gaps; copied only where it must be."""
+    """Return the gradients, each in memory of its own and without gaps; copied only if necessary."""
     memories = [g.untyped_storage()._cdata for _, g in leaves if g.layout is torch.strided and g.is_contiguous()]
-    if len(set(memories)) == len(leaves):  # as a rule
+    if len(set(memories)) == len(leaves):  # the usual case
         return leaves
     uses = Counter([_memory(grad) for _, grad in leaves])
     return [
@@ -112,7 +105,7 @@ def _own(leaves: Leaves) -> Leaves:
 
 
 def _memory(grad: Tensor) -> int:
-    """Names the memory of the elements."""
+    """Return an identifier of the memory of the elements."""
     values = grad if grad.layout is torch.strided else _elements(grad)[0]
     name: int = values.untyped_storage()._cdata
     return name
@@ -134,9 +127,7 @@ def _elements(grad: Tensor) -> tuple[Tensor, ...]:
     return (grad.values(),)
 
 
-_ReplicaLeaves = list[tuple[Tensor, Tensor]]
-
-_modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # the process's, as their process groups are
+_modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # of the process, as torch's process groups are
 
 
 def _note(module: nn.Module, _name: str, _part: nn.Module | None) -> None:
@@ -147,12 +138,9 @@ def _note(module: nn.Module, _name: str, _part: nn.Module | None) -> None:
 register_module_module_registration_hook(_note)
 
 
-def split_replicas(leaves: _ReplicaLeaves) -> tuple[_ReplicaLeaves, _ReplicaLeaves]:
-    """The leaves of this process alone, and those that it holds in common with others.
-
-    NotImplementedError where torch would reduce these at other places than their AccumulateGrad nodes.
-    """
-    if not _modules:  # as a rule, and walking through a WeakSet takes longer than all the rest
+def split_replicas(leaves: Leaves) -> tuple[Leaves, Leaves]:
+    """Split leaves into those of this process alone, and those with replicas in other processes."""
+    if not _modules:  # the usual case; iterating over a WeakSet takes longer than all the rest
         return leaves, []
     common: dict[Tensor, Any] = {param: module for module in list(_modules) for param in module.parameters()}
     for leaf, _ in leaves:
@@ -162,30 +150,31 @@ def split_replicas(leaves: _ReplicaLeaves) -> tuple[_ReplicaLeaves, _ReplicaLeav
 
 
 def _check(module: Any) -> None:
+    # With these options, torch reduces gradients elsewhere than at their AccumulateGrad nodes.
     if module.static_graph or module.mixed_precision is not None:
         raise NotImplementedError(
-            "a DistributedDataParallel with static_graph or mixed_precision reduces gradients in a way of its own, "
-            "which a distributed backward cannot follow: make it without that option"
+            "a DistributedDataParallel with static_graph or mixed_precision reduces gradients in another way, "
+            "which a distributed backward does not support: make it without that option"
         )
 
 
-def reduce_replicas(leaves: _ReplicaLeaves, held: Mapping[Tensor, Tensor]) -> _ReplicaLeaves:
-    """The gradients that leaves have once their replicas are done, too; `held` has those from before."""
+def reduce_replicas(leaves: Leaves, held: Mapping[Tensor, Tensor]) -> Leaves:
+    """Return the gradients of leaves averaged over their replicas; `held` has the gradients before this pass."""
     tensors = [leaf for leaf, _ in leaves]
     with contextlib.ExitStack() as as_before:
         for leaf in tensors:
             as_before.enter_context(_borrowed(leaf))
-            leaf.grad = _clone_of(held.get(leaf))  # others may hold the one from before
-        with blocked():
+            leaf.grad = _clone_of(held.get(leaf))  # torch adds in place, and the old one may have been returned
+        with blocked():  # the all-reduce waits for the other processes
             torch.autograd.backward(tensors, [gradient for _, gradient in leaves])
         return [(leaf, gradient) for leaf in tensors if (gradient := _clone_of(leaf.grad)) is not None]
 
 
 @contextlib.contextmanager
 def _borrowed(leaf: Any) -> Iterator[None]:
-    """Give a leaf's tensor hooks back at the end, and the values in `.grad`, whose memory may be a reducer's bucket."""
-    grad, hooks = _clone_of(leaf.grad), leaf._backward_hooks
-    leaf._backward_hooks = None
+    """Restore a leaf's `.grad` and tensor hooks after the block."""
+    grad, hooks = _clone_of(leaf.grad), leaf._backward_hooks  # a clone: the memory may be a bucket of torch's reducer
+    leaf._backward_hooks = None  # they have run in this pass already
     try:
         yield
     finally:

@@ -1,16 +1,19 @@
-"""Where torch's graph is cut: the tensors of a received message, the edges of a sent one, and what lies between.
+"""The cuts in torch's graph at messages (a recv node and a send node), and searches of the graph between them.
+
+    leaves ──> local graph ──> SendRpc ~~ message ~~> RecvRpc ──> local graph of the receiver ──> root
 
 Guarantees
-- The tensors of one received message are the outputs of one node; they are no leaves, so they may be changed in place.
-- The tensors of one sent message are the inputs of one node, whatever their layout; it keeps their graph alive.
-- `Reach` looks at every node once, however many edges lead there, and without recursion: graphs may be deep.
-- A walk ends at leaves and at received tensors. Nothing here runs a node.
+- The tensors of a received message are the outputs of one node. They are no leaves, so they may be changed in place.
+- The tensors of a sent message, of any layout, are the inputs of one node, which keeps their graph alive.
+- `Reach` visits every node once, however many edges lead to it, and without recursion: graphs may be deep.
+- A search ends at leaves and at received tensors. Nothing here runs a node.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,20 +24,17 @@ from torch.autograd.graph import GradientEdge, Node
 from rpcbench.base.errors import RpcError
 
 Below = tuple[tuple[Node | None, int], ...]
-edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # as `_make`, in C
+edge_of: Callable[[tuple[Any, int, Any]], GradientEdge] = partial(tuple.__new__, GradientEdge)  # `_make`, but in C
 
 
 class RecvRpc(torch.autograd.Function):
-    """The node behind the tensors of one received message; a distributed backward collects there and never runs it.
-
-    Its context, which is the node, has `key` and, for each place in the message, whether a gradient goes back there.
-    """
+    """The node behind the tensors of one received message: a distributed backward collects there and never runs it."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, key: Hashable, wanted: Sequence[bool], *tensors: Tensor) -> Any:
         ctx.key = key
-        ctx.wanted = tuple(wanted)
-        ctx.mark_dirty(*tensors)
+        ctx.wanted = tuple(wanted)  # for each place in the message: it gets a gradient
+        ctx.mark_dirty(*tensors)  # the outputs are the same objects, not views of the inputs
         return tensors
 
     @staticmethod
@@ -46,7 +46,7 @@ class RecvRpc(torch.autograd.Function):
 
 
 class SendRpc(torch.autograd.Function):
-    """The node above the tensors of one sent message. Its output has no elements, and stands for the message."""
+    """The node above the tensors of one sent message. Its output is a stand-in for the message, without elements."""
 
     @staticmethod
     def forward(_ctx: Any, *_tensors: Tensor) -> Tensor:
@@ -57,24 +57,22 @@ class SendRpc(torch.autograd.Function):
         raise RpcError("A send node holds a sent message's place in the graph; gradients enter below it.")
 
 
-for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes, which its graphs show and programs look for
+for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes: its graphs show them, and programs look for them
     _kind._backward_cls.__name__ = f"torch::distributed::autograd::{_kind.__name__}Backward"
 
 
 def _recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """What travels is recorded whatever mode the thread is in, as torch does it."""
+    """Apply a function with grad mode enabled: torch, too, records messages in every mode."""
     if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         plain: Any = super(torch.autograd.Function, function)
-        return plain.apply(*args)  # all but what a Function does for transforms
+        return plain.apply(*args)  # leaves out a Function's work for transforms such as vmap
     with torch.inference_mode(False), torch.enable_grad():
         return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
 def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
-    """Make those tensors of a message that require grad outputs of one recv node that carries `key`.
-
-    They stay the same objects, of the same class, unless one is a view: a view is replaced. A tensor that stands in the
-    message twice collects its gradient in the first place. The others are returned as they are.
+    """Make the tensors of a message that require grad the outputs of one recv node with this `key`; return all tensors.
+    They stay the same objects, except views. A tensor that is there twice gets its gradient at its first place.
     """
     received, outputs = list(tensors), []
     wanted: list[bool] = []
@@ -89,7 +87,8 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
 
 
 def _no_view(tensor: Tensor) -> Tensor:
-    """The tensor, or one in its place: torch refuses in-place changes of views that leave a node side by side."""
+    """Return the tensor, or if it is a view, a detached tensor of its class on the same memory."""
+    # torch refuses in-place changes of a view that is one of several outputs of a node.
     if not tensor._is_view():
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
@@ -102,25 +101,17 @@ def _no_view(tensor: Tensor) -> Tensor:
 
 
 def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
-    """For each tensor of a message about to be sent: where its gradient will enter the graph, None if nowhere.
-
-    Every edge holds the message's stand-in, and with it the graph.
-    """
+    """Return the edge at which each tensor's gradient will enter the graph, None for tensors without a gradient."""
     recorded = [tensor for tensor in tensors if tensor.requires_grad]
     if not recorded:
         return [None] * len(tensors)
-    message = _recorded(SendRpc, *recorded)
+    message = _recorded(SendRpc, *recorded)  # every edge refers to this stand-in, and so keeps the graph alive
     below = iter(message.grad_fn.next_functions)
     return [edge_of((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
 
 
-def root_edges(roots: Sequence[Tensor]) -> list[GradientEdge | None]:
-    """As `edges`, for what a backward pass begins at: nothing stands for them but themselves."""
-    return [edge_of((root.grad_fn, root.output_nr, root)) for root in roots]
-
-
 def send_node(edges: Iterable[GradientEdge | None]) -> Any:
-    """The node above the tensors of a sent message."""
+    """Return the node above the tensors of a sent message."""
     message: Any = next(edge.ownership_token for edge in edges if edge is not None)
     return message.grad_fn
 
@@ -130,42 +121,36 @@ _RECV: type = RecvRpc._backward_cls
 
 
 def is_leaf(node: Node) -> bool:
-    """Whether the node stands for a tensor whose gradient is kept."""
+    """Return whether the node is the AccumulateGrad of a leaf tensor."""
     return type(node) is _LEAF
 
 
 def leaf_of(node: Any) -> Tensor:
-    """The tensor that a leaf's node stands for."""
+    """Return the leaf tensor of an AccumulateGrad node."""
     leaf: Tensor = node.variable
     return leaf
 
 
 def is_recv(node: Node) -> bool:
-    """Whether the node stands for a received message."""
+    """Return whether the node is that of a received message."""
     return type(node) is _RECV
 
 
+@dataclass(slots=True, eq=False)
 class Ends:
-    """Where the gradients of some edges end.
+    """The nodes at which the gradients of some edges end."""
 
-    `recvs` maps the keys of the received messages that are reached to their nodes; `leaves` lists the nodes of leaf
-    tensors.
-    """
-
-    __slots__ = ("leaves", "recvs")
-
-    def __init__(self, recvs: dict[Any, Any], leaves: list[Any]) -> None:
-        self.recvs = recvs
-        self.leaves = leaves
+    recvs: dict[Any, Any]  # key of a received message → its node
+    leaves: list[Any]  # AccumulateGrad nodes
 
     @property
     def terminals(self) -> list[Any]:
-        """The nodes at which gradients end."""
+        """Return all these nodes."""
         return [*self.leaves, *self.recvs.values()]
 
 
 class Reach(Ends):
-    """What some edges lead to: `below` maps each node to what it leads to; each comes after everything it leads to."""
+    """All nodes that some edges lead to. `below` maps each node to its children, and has the children first."""
 
     __slots__ = ("below",)
 
@@ -176,46 +161,43 @@ class Reach(Ends):
             if edge is not None:
                 self._walk(edge.node)
 
-    def _walk(self, start: Node) -> None:
+    def _walk(self, start: Any) -> None:
+        # A depth-first search with a stack of its own. A node is seen twice: it is `entered` before its children, and
+        # put into `below` after them.
         below = self.below
         entered: dict[Node, Below] = {}
         stack = [start]
         while stack:
-            node = stack[-1]
+            node, kind = stack[-1], type(stack[-1])
             if node in below:
                 stack.pop()
             elif node in entered:
                 below[node] = entered[node]
                 stack.pop()
+            elif kind is _RECV:
+                self.recvs[node.key] = node
+                entered[node] = ()
             else:
-                entered[node] = self._enter(node)
+                if kind is _LEAF:
+                    self.leaves.append(node)
+                entered[node] = node.next_functions
                 stack += [child for child, _ in entered[node] if child is not None]
-
-    def _enter(self, node: Any) -> Below:
-        kind = type(node)
-        if kind is _RECV:
-            self.recvs[node.key] = node
-            return ()
-        if kind is _LEAF:
-            self.leaves.append(node)
-        below: Below = node.next_functions
-        return below
 
 
 def ends(edges: Iterable[GradientEdge | None]) -> Ends:
-    """Where the gradients of these edges end."""
-    found = glance(edges, sys.maxsize)
+    """Return the nodes at which the gradients of these edges end."""
+    found = ends_within(edges, sys.maxsize)
     assert found is not None
     return found
 
 
-def glance(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
-    """As `ends`, unless looking takes long: None where there are more than `most` nodes."""
+def ends_within(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
+    """Do as `ends`, but return None if there are more than `most` nodes, which limits the time."""
     nodes: list[Any] = [*dict.fromkeys([edge.node for edge in edges if edge is not None])]
     seen = {None, *nodes}
     recvs: dict[Any, Any] = {}
     leaves: list[Any] = []
-    for node in nodes:  # which become more meanwhile
+    for node in nodes:  # the loop appends to this list: a breadth-first search
         kind = type(node)
         if kind is _LEAF:
             leaves.append(node)

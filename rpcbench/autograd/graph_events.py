@@ -1,20 +1,19 @@
-"""What a worker keeps for each context, and what is told of it as rows of the table "graphs": gradients of which leaves
-are held, and how many regions of a backward pass have run.
+"""One worker's record of each context, and its row in the table "graphs": leaves with gradients, regions that have run.
 
 Guarantees
-- While nobody listens nothing is looked at.
-- A row is made when it is told: it is the context's last state, whichever threads change it; after its end None.
-- A leaf is called as variables and shared objects do, "model.0.weight" or "w". Nothing of the user's runs for that:
-  namespaces of plain objects are read as they stand, and what cannot be read so has no name.
+- Without an observer, nothing is examined.
+- A row is made when it is reported: it is the last state of the context, whichever threads change it, or None.
+- A leaf gets the name of a variable, or its place in a shared object: "w" or "model.0.weight". No user code runs for
+  that: only the dictionaries of objects are read. A leaf that is not found there has no name.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,9 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rpcbench.autograd.gradients import LeafGradients
 from rpcbench.autograd.graph import Ends
-from rpcbench.autograd.regions import LocalPass
-from rpcbench.base.events import Row, Table
-from rpcbench.base.ids import Id
+from rpcbench.autograd.regions import Grads, LocalPass
+from rpcbench.base.ids import Id, Row, Table, row_of
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import shape_of
 from rpcbench.serialization.tensor_types import Route
@@ -36,14 +34,14 @@ Named = Iterator[tuple[str, Tensor]]
 
 
 class LeafNames:
-    """Each leaf is looked for once. `shared`: gives the objects of this process that others have RRefs of."""
+    """The names of leaves; each leaf is looked for once. `shared` returns this process's values of RRefs."""
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared
-        self._known: Any = WeakTensorKeyDictionary()
+        self._known: Any = WeakTensorKeyDictionary()  # leaf → name; weak, so that it keeps no tensor alive
 
     def of(self, leaves: Iterable[Tensor]) -> list[str]:
-        """A name for each, or ""."""
+        """Return a name for each leaf, or ""."""
         leaves = list(leaves)
         unknown = [leaf for leaf in leaves if leaf not in self._known]
         if unknown:
@@ -54,20 +52,19 @@ class LeafNames:
 
 
 def leaf_names(variables: Mapping[str, Any], shared: Iterable[Any]) -> dict[int, str]:
-    """id of a tensor → its name: that of a variable, or else its place in an object that is shared."""
+    """Return names by id of tensor: the name of a variable, or else the place in a shared object."""
     found: dict[int, str] = {}
+    # A copy made in one step: other threads may define variables meanwhile. IPython's own names begin with "_".
     public = {name: value for name, value in dict(variables).items() if not name.startswith("_")}
-    for name, tensor in _inside(public):
-        found.setdefault(id(tensor), name)
-    for value in shared:
-        for name, tensor in _inside(_namespace(value)):
+    for namespace in [public, *map(_namespace, shared)]:
+        for name, tensor in _inside(namespace):
             found.setdefault(id(tensor), name)
     return found
 
 
 def _inside(namespace: Mapping[str, Any]) -> Named:
-    """Tensors of a namespace, and those of its modules."""
-    for name, value in namespace.items():
+    """Yield the tensors of a namespace, and those of its modules."""
+    for name, value in namespace.items():  # `type(value)`, not isinstance, which would read a user's `__class__`
         if Tensor in type(value).__mro__:
             yield name, value
         elif nn.Module in type(value).__mro__:
@@ -83,61 +80,51 @@ def _parameters(module: Any, prefix: str) -> Named:
 
 
 def _namespace(value: Any) -> dict[str, Any]:
-    """Of an object that is shared; a tensor by itself has no name there."""
+    """Return the namespace of a shared object; a tensor by itself has none."""
     kinds = type(value).__mro__
     return dict(_parameters(value, "")) if nn.Module in kinds else {} if Tensor in kinds else _attributes(value)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The object's own dictionary, copied in one step, with no property or `__getattr__` of its class asked."""
+    """Return a copy of the object's own dictionary, without running a property or `__getattr__` of its class."""
     with contextlib.suppress(AttributeError):
         return dict(object.__getattribute__(value, "__dict__"))
     return {}
 
 
-Grads = list["Tensor | None"]
-
-
 class SentTensors(NamedTuple):
-    """The edges of a sent message, and what they lead to where that is known already."""
+    """The edges of a sent message, and their ends."""
 
-    edges: list[GradientEdge | None]
-    found: Ends | None
+    edges: Sequence[GradientEdge | None]
+    found: Ends | None  # None: not searched yet
 
 
+@dataclass(slots=True)
 class Pass:
-    """One backward pass, as far as it runs on this worker: what has come and waits, and whether a thread is at it."""
+    """This worker's part of one backward pass."""
 
-    __slots__ = ("busy", "local", "waiting")
-
-    def __init__(self) -> None:
-        self.local: LocalPass | None = None
-        self.waiting: collections.deque[tuple[int, Grads]] = collections.deque()
-        self.busy = False
+    local: LocalPass | None = None  # planned when the first gradients arrive
+    waiting: deque[tuple[int, Grads]] = field(default_factory=deque)  # gradients that have arrived: by send
+    busy: bool = False  # a thread runs the pass
 
 
+@dataclass(slots=True)
 class Recorded:
-    """One context. Messages have the numbers that they have in the tables.
+    """The record of one context, by the numbers of its messages."""
 
-    `backs`: the ways of the gradients of recvs. `summed`: what was asked to be added here, and has been.
-    """
-
-    __slots__ = ("backs", "gradients", "passes", "recvs", "sends", "summed")
-
-    def __init__(self) -> None:
-        self.sends: dict[int, SentTensors] = {}
-        self.recvs: dict[int, Any] = {}
-        self.backs: dict[int, Route] = {}
-        self.gradients = LeafGradients()
-        self.passes: dict[Id, Pass] = {}
-        self.summed: set[Id] = set()
+    sends: dict[int, SentTensors] = field(default_factory=dict)
+    recvs: dict[int, Any] = field(default_factory=dict)  # the recv nodes
+    backs: dict[int, Route] = field(default_factory=dict)  # routes (devices) of the gradients of recvs
+    gradients: LeafGradients = field(default_factory=LeafGradients)
+    passes: dict[Id, Pass] = field(default_factory=dict)
+    summed: set[Id] = field(default_factory=set)  # requests of `accumulate` that have been carried out
 
 
-MOST_LEAVES = 64
+MOST_LEAVES = 64  # in one row
 
 
 class GraphEvents:
-    """`contexts`: those that are open here."""
+    """Reports changes of `contexts`, the records of open contexts, as rows of the table "graphs"."""
 
     def __init__(self, agent: Agent, contexts: dict[int, Recorded]) -> None:
         self._bus = agent.bus
@@ -146,21 +133,18 @@ class GraphEvents:
         agent.bus.register("graphs", self._table)
 
     def changed(self, kind: str, context: int) -> None:
-        """Leaves or regions of a context are not what they were, or it is over."""
+        """Report a change of the leaves or the regions of a context, or its end."""
         if self._bus.listening:
-            self._bus.note(kind, "graphs", str(context), partial(self._now, context))
+            self._bus.note(kind, "graphs", str(context), partial(row_of, self._contexts, context, self._row))
 
     def _table(self) -> Table:
         rows = {str(context): self._row(context, kept) for context, kept in self._contexts.copy().items()}
         return {key: row for key, row in rows.items() if row is not None}
 
-    def _now(self, context: int) -> Row | None:
-        kept = self._contexts.get(context)
-        return None if kept is None else self._row(context, kept)
-
     def _row(self, context: int, kept: Recorded) -> Row | None:
         leaves = kept.gradients.leaves()
-        shown = list(itertools.islice(leaves, MOST_LEAVES))
+        shown = leaves[:MOST_LEAVES]
+        # A subclass of Tensor may override `shape` and the like, which would run user code.
         with torch._C.DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
             described = [_leaf(name, leaf) for name, leaf in zip(self._names.of(shown), shown, strict=True)]
         passes = [

@@ -1,4 +1,4 @@
-"""torch's private names for autograd contexts, which programs and tests lean on."""
+"""torch's private names for autograd contexts, on which programs and tests rely."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from rpcbench.autograd.graph import send_node
 from rpcbench.autograd.recorder import AutogradRecorder, recorder
-from rpcbench.base.ids import COUNTER_BITS
+from rpcbench.base.ids import global_id
 from rpcbench.runtime import current
 
 
 class DistAutogradContext:
-    """A look at one context on this worker. RuntimeError once it is released."""
+    """A view of one context on this worker. Raises RuntimeError after the context is released."""
 
     def __init__(self, here: AutogradRecorder, context_id: int) -> None:
         here.recorded(context_id)
@@ -21,29 +21,27 @@ class DistAutogradContext:
         return self._id
 
     def _send_functions(self) -> dict[int, Any]:
-        """Message number → the node above the tensors that were sent."""
+        """Return message number → the node above the tensors that were sent."""
         return {number: send_node(sent.edges) for number, sent in self._here.recorded(self._id).sends.items()}
 
     def _recv_functions(self) -> dict[int, Any]:
-        """Message number → the node behind the tensors that were received."""
+        """Return message number → the node behind the tensors that were received."""
         return dict(self._here.recorded(self._id).recvs)
 
     def _known_worker_ids(self) -> set[int]:
-        """Workers that this one has exchanged messages of the context with."""
-        self._here.recorded(self._id)
+        """Return the workers with which this one has exchanged messages of the context."""
+        self._here.recorded(self._id)  # raises if it is released
         return self._here.known_workers(self._id)
 
 
 def _init(worker_id: int) -> None:
-    """Nothing to do: an agent records from its start."""
+    """Do nothing: an agent records from its start."""
 
 
 def _new_context() -> DistAutogradContext:
-    """A new context, which is this thread's own from here on, until `_release_context`."""
+    """Make a context that is this thread's own until `_release_context`."""
     here = recorder()
-    if here.current() is not None:
-        raise RuntimeError("Already have an autograd context id for this thread.")
-    context_id = here.new_context()
+    context_id = here.new_own_context()
     here.enter(context_id)
     return DistAutogradContext(here, context_id)
 
@@ -57,12 +55,12 @@ def _release_context(context_id: int) -> None:
 
 
 def _retrieve_context(context_id: int) -> DistAutogradContext:
-    """RuntimeError for a context that is not there."""
+    """Return a context. RuntimeError if there is none with this id."""
     return DistAutogradContext(recorder(), context_id)
 
 
 def _current_context() -> DistAutogradContext:
-    """This thread's context. RuntimeError where it has none."""
+    """Return this thread's context. RuntimeError if it has none."""
     here = recorder()
     found = here.current()
     if found is None:
@@ -78,7 +76,7 @@ def _is_valid_context(context_id: int) -> bool:
 
 
 def _get_max_id() -> int:
-    return (current.current().id << COUNTER_BITS) | ((1 << COUNTER_BITS) - 1)
+    return global_id(current.current().id + 1, 0) - 1
 
 
 def _get_debug_info() -> dict[str, str]:

@@ -1,15 +1,13 @@
-"""Distributed autograd on one worker: what each context has sent and received, and the gradients of its leaves.
-
-A message is recorded whatever grad mode its thread is in. `engine` goes back over what is here.
+"""The record of distributed autograd on one worker: each context's sends, recvs and gradients. `engine` runs over it.
 
 Guarantees
-- What is kept for a context is made under the protocol's lock and freed after it, so a late message keeps nothing of a
-  released one.
-- Grad mode and autocast stay behind, as in torch, unless asked to come along: for one call (`same_modes`), or for all
+- Messages are recorded in every grad mode.
+- The record of a context is made under the protocol's lock and freed after it, so a late message cannot revive the
+  record of a released context.
+- Grad mode and autocast are not sent along, as in torch, unless requested: for one call (`same_modes`), or for all
   calls of a member (`same_modes=True` of a Cluster or of the options of `init_rpc`).
-- Gradients that add up over contexts (`accumulate`), for micro-batches with a context each, are added exactly once on
-  each worker, however many ways lead to it. The sum is held in a context that knows all these workers, so releasing it
-  releases it everywhere.
+- `accumulate` adds gradients over contexts (micro-batches with a context each) exactly once on each worker, however
+  many paths lead to it. Releasing the context of the sum releases it on all these workers.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ import torch
 
 from rpcbench.autograd import graph
 from rpcbench.autograd.engine import Engine
-from rpcbench.autograd.gradients import Leaves
 from rpcbench.autograd.graph_events import GraphEvents, Recorded, SentTensors
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.backward import Sent
@@ -39,11 +36,11 @@ from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
 
-_DEVICES = ("cpu", "cuda")
+_DEVICES = ("cpu", "cuda")  # with an autocast state of their own
 
 
 class SameModes:
-    """A function that runs under the grad mode and autocast that its maker's thread had."""
+    """A function that runs under the grad mode and autocast of the thread that made it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -51,7 +48,7 @@ class SameModes:
         self._autocast = [
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES
         ]
-        self.__dict__.update(
+        self.__dict__.update(  # the label of the call, and torch's mark of `async_execution`
             (name, getattr(function, name))
             for name in ("__qualname__", "_wrapped_async_rpc_function")
             if hasattr(function, name)
@@ -61,13 +58,14 @@ class SameModes:
         with contextlib.ExitStack() as modes:
             modes.enter_context(torch.set_grad_enabled(self._grad))
             for device, enabled, dtype in self._autocast:
+                # Entering autocast(enabled=False) costs time, and is needed only where this thread has it enabled.
                 if enabled != torch.is_autocast_enabled(device) or enabled:
                     modes.enter_context(torch.autocast(device, dtype, enabled))
             return self._function(*args, **kwargs)
 
 
 def same_modes(function: Callable[..., Any]) -> SameModes:
-    """`function`, to be called elsewhere as if it were called here: with this thread's grad mode and autocast.
+    """Return `function` so that it runs on any worker with the grad mode and autocast of this thread.
 
     >>> w = torch.ones(3, requires_grad=True)
     >>> with torch.no_grad():
@@ -77,12 +75,12 @@ def same_modes(function: Callable[..., Any]) -> SameModes:
     return SameModes(function)
 
 
-_asked = Counter()
+_asked = Counter()  # numbers this process's calls of `accumulate`
 
 
 @contextlib.contextmanager
 def accumulator() -> Iterator[int]:
-    """A context that is no thread's own and only holds sums of gradients; its id. Released everywhere at the end.
+    """Make a context that only holds sums of gradients, and yield its id; all workers release it after the block.
 
     >>> w = torch.ones(3, requires_grad=True)
     >>> with dist_autograd.accumulator() as total:
@@ -104,8 +102,13 @@ def accumulator() -> Iterator[int]:
 def accumulate(into: int, *others: int) -> None:
     """Add the gradients of other contexts to those of `into`, on all workers that hold some. The others keep theirs.
 
-    `into` may be any context, and works with `DistributedOptimizer.step`. RuntimeError for an unknown context here; an
-    error of a worker that cannot be reached is raised here.
+    Args:
+        into: The id of the context that receives the sums; `DistributedOptimizer.step` works with it.
+        others: The ids of the contexts to add.
+
+    Raises:
+        RuntimeError: This worker has no such context.
+        RpcError: A worker that holds gradients cannot be reached.
     """
     here = recorder()
     for context_id in (into, *others):
@@ -116,59 +119,58 @@ def accumulate(into: int, *others: int) -> None:
 
 
 def _add_up(asked: Id, into: int, others: Sequence[int], told: Sequence[int]) -> None:
-    """On each worker: add, and pass it on to the workers that the other contexts have come to from here."""
+    """Add the gradients of this worker, then call this on the workers that the contexts have reached from here."""
     here = recorder()
     if not here.first_time(into, asked):
         return
     workers: set[int] = set()
     for context_id in set(others) & set(here.contexts()):
         copies = [(leaf, gradient.clone()) for leaf, gradient in here.gradients(context_id).items()]
-        here.accumulate_leaves(into, copies)
+        here.passes.add(into, copies)
         workers |= here.known_workers(context_id)
-    workers -= set(told)
+    workers -= set(told)  # a worker that two paths lead to is called twice: `first_time` makes the call idempotent
     known = (*told, *workers)
     for future in [here.agent.call(worker, _add_up, (asked, into, others, known)) for worker in workers]:
         future.wait()
 
 
-_new = tuple.__new__  # a step less than the class itself takes
-_GLANCE = 256
-"""So many nodes behind a message are looked at when it is sent; where there are more, the backward pass looks."""
+_new = tuple.__new__  # saves one call against the named tuple's own constructor
+_GLANCE = 256  # the most nodes of the graph examined when a message is sent; beyond that, the backward pass does so
 _RECORDED = attrgetter("requires_grad")
 _CUT = (
-    "the call of {} takes along a tensor that requires grad, outside of any autograd context: no gradient will come "
-    "back for it. Make the call inside `with rpcbench.autograd.context()`, or send tensor.detach()"
+    "the call of {} sends a tensor that requires grad, outside of any autograd context: the tensor will get no "
+    "gradient. Make the call inside `with rpcbench.autograd.context()`, or send tensor.detach()"
 )
 _UNKNOWN = (
     "Could not find autograd context with id: {}. It is released at the end of its `with` block, and backward, "
-    "get_gradients and the optimizer's step belong inside; or this worker has had no part in it"
+    "get_gradients and the optimizer's step belong inside; or this worker has not taken part in it"
 )
 _NO_ID = "incompatible function arguments: a context id is the number that `with context() as id` gives, not {!r}"
 _STAYS = (
-    "a gradient has come to a tensor that {} returned outside of any autograd context: it stays here, and nothing goes "
-    "back to what the tensor was made of. Make the call inside `with rpcbench.autograd.context()`; if this is meant, "
-    "go on with tensor.detach().requires_grad_()"
+    "a tensor that {} returned outside of any autograd context has got a gradient: it stays on this worker, and none "
+    "is sent back to the inputs of the call. Make the call inside `with rpcbench.autograd.context()`; if this is "
+    "intended, use tensor.detach().requires_grad_()"
 )
 
 
 class AutogradRecorder:
-    """An agent's `Recorder`."""
+    """The autograd recorder of one agent: records messages of contexts, and keeps their graphs and gradients."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._contexts: dict[int, Recorded] = {}
+        self._contexts: dict[int, Recorded] = {}  # changed only under the node's lock, with the node's own contexts
         self._told = GraphEvents(agent, self._contexts)
         self.passes = Engine(agent, self.recorded, self._told)
         self._machine = agent.machine
         self._lock = threading.Lock()
-        self._warned: set[str] = set()
+        self._warned: set[str] = set()  # functions and workers that a warning was given for
         self._messages = Counter(first_serial(agent.incarnation))
         self._ids = Counter(first_serial(agent.incarnation))
         self._current: ContextVar[int | None] = ContextVar("rpcbench_context", default=None)
 
     # -- contexts
     def new_context(self) -> int:
-        """A context that begins on this worker."""
+        """Make a context that begins on this worker, and return its id."""
         context = global_id(self.agent.id, self._ids.next())
         self._machine.ask(self._begin, context)
         return context
@@ -176,6 +178,12 @@ class AutogradRecorder:
     def _begin(self, node: Node, context: int) -> None:
         node.contexts.open(context)
         self._contexts[context] = Recorded()
+
+    def new_own_context(self) -> int:
+        """Make a context for this thread. RuntimeError if it has one already."""
+        if self.current() is not None:
+            raise RuntimeError("Already have an autograd context id for this thread.")
+        return self.new_context()
 
     def current(self) -> int | None:
         return self._current.get()
@@ -188,11 +196,11 @@ class AutogradRecorder:
         return _Inside(self._current, context)
 
     def release(self, context: int, told: Iterable[int] = ()) -> None:
-        """The context is over, on all workers. `told`: those who hear of it otherwise."""
+        """Release a context on all workers, except those in `told`, which are notified otherwise."""
         self._machine.feed(lambda node: node.outcome(node.contexts.release(context, told)))
 
     def recorded(self, context: int) -> Recorded:
-        """What is kept for a context. RuntimeError where it is not there."""
+        """Return the record of a context. RuntimeError if there is none."""
         found = self._contexts.get(context)
         if found is None:
             if not isinstance(context, int):
@@ -201,11 +209,10 @@ class AutogradRecorder:
         return found
 
     def known_workers(self, context: int) -> set[int]:
-        """Workers that messages of the context went to or came from."""
+        """Return the workers with which messages of the context were exchanged."""
         return self._machine.ask(lambda node: set(node.contexts.contexts[context].known))
 
     def contexts(self) -> list[int]:
-        """All contexts that are open here."""
         return list(self._contexts)
 
     def forget(self, context: int) -> None:
@@ -214,23 +221,14 @@ class AutogradRecorder:
 
     # -- gradients
     def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
-        """Gradients of this worker's leaves. RuntimeError for a context that is not there."""
+        """Return the gradients of this worker's leaves. RuntimeError for a context without a record."""
         return self.recorded(context).gradients.under_names()
 
-    def accumulate_leaves(self, context: int, leaves: Leaves) -> None:
-        """Add gradients of leaves to the context's own."""
-        self.passes.add(context, leaves)
-
-    def replace_leaves(self, context: int, leaves: Leaves) -> None:
-        """Let the context have these gradients of leaves, in place of those that it has of them."""
-        self.passes.replace(context, leaves)
-
     def scale(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
-        """Multiply gradients of a context."""
         self.recorded(context).gradients.scale(leaves, factor)
 
     def first_time(self, context: int, asked: Id) -> bool:
-        """Whether sums were not asked for under this name before; from now on they were."""
+        """Return True once for each request `asked` to add gradients to a context."""
         with self._lock:
             summed = self.recorded(context).summed
             known = asked in summed
@@ -242,17 +240,17 @@ class AutogradRecorder:
         return same_modes(function) if self.agent.config.same_modes else function
 
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        edges = graph.edges(tensors) if tensors else []
+        edges = graph.edges(tensors) if tensors else []  # cuts the graph before the lock is taken: it runs torch code
         if not any(edges):
             return self._machine.ask(self._record_send, context, Sent(to, label), (), False, None)
-        found = graph.glance(edges, _GLANCE)
+        found = graph.ends_within(edges, _GLANCE)
         recvs = None if found is None else [*found.recvs]
         return self._machine.ask(self._record_send, context, Sent(to, label), recvs, True, SentTensors(edges, found))
 
     def _record_send(
         self, node: Node, context: int, sent: Sent, recvs: Iterable[int] | None, tensors: bool, kept: SentTensors | None
     ) -> Scope | None:
-        """`kept`: what a backward pass goes back through."""
+        """Number and record a message, under the node's lock; `kept` has the edges for a backward pass."""
         message = self._next_message()
         scope = node.contexts.record_send(context, message, sent, recvs, tensors)
         if scope is not None:
@@ -265,7 +263,7 @@ class AutogradRecorder:
         return global_id(self.agent.id, self._messages.next())
 
     def _kept(self, context: int) -> Recorded:
-        """What is kept for a context that is open; made if it is new here."""
+        """Return the record of an open context, made if it is new here."""
         found = self._contexts.get(context)
         if found is None:
             found = self._contexts[context] = Recorded()
@@ -282,13 +280,14 @@ class AutogradRecorder:
         return received
 
     def _record_recv(self, node: Node, scope: Scope, source: int, tensors: bool) -> Recorded | None:
-        """None where the context is over."""
+        """Record a received message, under the node's lock; None if the context is over."""
         return self._kept(scope.context) if node.contexts.record_recv(scope, source, tensors) else None
 
     def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         context = self._current.get()
         if context is None:
             return None
+        # Recorded without edges: no backward pass runs through this message.
         sent = _new(Sent, (to, label))
         return self._machine.ask(self._record_send, context, sent, (), any(map(_RECORDED, tensors)), None)
 
@@ -311,29 +310,24 @@ class AutogradRecorder:
                 node.contexts.record_send(context, message, _new(Sent, (other, str(label))), (), requires_grad)
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
-        """A call outside any context goes out with these tensors: warn, once for each function, of a graph that is cut.
-
-        A leaf is no mistake: parameters and whole modules are sent to be used elsewhere. Nor is anything in no_grad.
-        """
+        """Warn, once for each function, of a call outside any context that cuts the graph of these tensors."""
         for tensor in tensors:
-            if tensor.grad_fn is not None and torch.is_grad_enabled() and label not in self._warned:
-                self._warned.add(label)
-                warnings.warn(_CUT.format(label), UserWarning, stacklevel=2)
+            # Leaves and calls in no_grad are no mistake: parameters and whole modules are sent to be used elsewhere.
+            if tensor.grad_fn is not None and torch.is_grad_enabled():
+                self.warn_of(label, _CUT)
 
     def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """An answer outside any context has brought these tensors: warn, once for each worker, if one gets a gradient.
-
-        Who only looks at a result is not told, nor who has fetched a parameter: that is to be used here.
-        """
+        """Warn, once for each worker, if one of these results of a call outside any context gets a gradient."""
         for tensor in tensors:
+            # A hook warns only if a backward comes here. A fetched parameter may get gradients on this worker.
             if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
                 tensor.register_hook(_Stays(self, source))  # type: ignore[no-untyped-call]
 
-    def warn_of(self, worker: str, text: str) -> None:
-        """Warn in these words, unless they were said of that worker before."""
-        if worker not in self._warned:
-            self._warned.add(worker)
-            warnings.warn(text.format(worker), UserWarning, stacklevel=3)
+    def warn_of(self, name: str, text: str) -> None:
+        """Warn about a function or a worker, at most once."""
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(text.format(name), UserWarning, stacklevel=3)
 
     def unsent(self, scope: Scope) -> None:
         kept = self._contexts.get(scope.context)
@@ -342,7 +336,7 @@ class AutogradRecorder:
 
 
 class _Inside:
-    """Makes a context this thread's own for a block. A generator would take four times as long."""
+    """A block in which a context is this thread's own. A generator would take four times as long."""
 
     __slots__ = ("_context", "_current", "_token")
 
@@ -358,21 +352,20 @@ class _Inside:
 
 
 class _Stays:
-    """A hook of a tensor that came outside any context. Who copies or stores the tensor need not hear of it."""
+    """A hook on a tensor that was received outside any context."""
 
-    __torch_unserializable__ = True
+    __torch_unserializable__ = True  # torch gives no warning when a tensor with this hook is copied or saved
 
     def __init__(self, here: AutogradRecorder, source: int) -> None:
         self._here, self._source = weakref.ref(here), source
 
     def __call__(self, _gradient: torch.Tensor) -> None:
         if (here := self._here()) is not None:
-            source = self._source
-            here.warn_of(here.agent.machine.ask(lambda node: node.name(source)), _STAYS)
+            here.warn_of(here.agent.machine.ask(lambda node: node.name(self._source)), _STAYS)
 
 
 def recorder(agent: Agent | None = None) -> AutogradRecorder:
-    """The recorder of an agent, by default the current one. RuntimeError where RPC is not initialized."""
+    """Return the recorder of an agent, by default the current one. RuntimeError if RPC is not initialized."""
     try:
         found = (agent or current.current()).values.recorder
     except RuntimeError as error:

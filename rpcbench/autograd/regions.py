@@ -1,35 +1,39 @@
-r"""One backward pass on one worker, where the gradients of its roots come in any order.
-
-A root is something gradients come for: a local loss, or a message that was sent. A region is the nodes that the same
-roots lead to; it runs once, when all these roots have arrived, so every node sees whole sums and every hook runs once.
-
-    roots     A       B          A leads to a, c and d, B to b, c and d. Three regions: {a} runs once A has come,
-             / \     / \         {b} once B has come, {c, d} once both have. What a and b give to c is taken off
-            a    c─┬─    b       the edge at its near end (a tap), and summed until {c, d} runs.
-                   d
+"""One worker's part of a backward pass, run region by region as the gradients of its roots arrive, in any order.
 
 Guarantees
 - The gradients are those of one local backward from all roots. A pass with one root is one `torch.autograd.grad`.
-- `.grad` of no tensor is touched. Hooks of tensors and of nodes run, but for those that belong to the writing of
-  `.grad`: `register_post_accumulate_grad_hook`, and hooks on the AccumulateGrad nodes of leaves.
-- Without `retain_graph` the buffers of a node are freed when it has run.
-- An edge between two regions over which no gradient comes is not followed. What counts by torch's backward, as
-  `register_multi_grad_hook` does, counts each region for itself.
-- Gradients go from a region to regions that come later in the plan, never back. Roots that have no leaf and no received
-  message in common are a region each, whose nodes nothing looks at.
+- No tensor's `.grad` is changed. Hooks of tensors and nodes run, except those that belong to writing `.grad`:
+  `register_post_accumulate_grad_hook`, and hooks on the AccumulateGrad nodes of leaves.
+- Without `retain_graph` the buffers of a node are freed after it has run.
+- An edge between two regions without a gradient is not followed. Hooks that count by torch's backward, such as
+  `register_multi_grad_hook`, count each region separately. A `Node.register_hook` on a node with tapped edges sees
+  None for these, as in any backward that does not ask for them.
 
 Rules
-- One thread at a time calls one pass; several passes may go over one graph at once: each run takes its own gradients.
-- Gradients handed out may share memory with each other and with those that came in: nobody changes them in place.
-- An end is where a region's gradients are handed out, tensor hooks run: a leaf or recv node that no other region feeds.
-  A leaf without hooks may be an end of several regions, unless one leads on to nodes of others: these may lead to that
-  leaf too, and torch's engine would go on to it through them. Every other edge that leaves a region is tapped.
-- A portion is tapped by a hook that runs after the node at the near end. Captured by torch's engine at the far end, the
-  hooks of the node there would run on the portion, and not on the whole sum.
-- A built-in node computes what the running backward asks for, and nothing asks for a tapped edge. So the tap calls the
-  node once more, inside a backward of one scalar that asks for these edges alone and never gets to them.
-- A `Node.register_hook` on such a node sees None for its tapped edges, as in any backward that does not ask for them.
+- One thread at a time calls one pass. Several passes may run over one graph at once: each run takes its own gradients.
+- Returned gradients may share memory with each other and with the given ones: no caller may change them in place.
 """
+
+# Theory of operation
+# A root is a place where gradients enter: a local loss, or a message that was sent. A region is the set of nodes that
+# the same roots lead to. It runs once, after all these roots have arrived, so each node gets the complete sum of its
+# gradients, and each hook runs once.
+#
+#     roots     A       B          A leads to a, c and d; B leads to b, c and d. There are three regions: {a} runs after
+#              / \     / \         A has arrived, {b} after B, {c, d} after both. The portions that a and b contribute
+#             a    c─┬─    b       to c are taken off their edges at the near end (a tap), and summed until {c, d} runs.
+#                    d
+#
+# Gradients move only to regions that are later in the order. Roots without a common leaf or received message are not
+# divided: each is one region.
+# Ends. A region hands its gradients out at its ends, after the tensor hooks there: at leaf and recv nodes that no other
+# region feeds. A leaf without hooks may be an end of several regions, unless one of them leads on to nodes of others:
+# those may lead to the same leaf, and torch's engine would continue to it through them. Every other edge that leaves a
+# region is tapped.
+# Taps. A portion is taken by a hook that runs after the node at the near end. If torch's engine captured it at the far
+# end, it would run the hooks of that node on the portion instead of the complete sum. A built-in node computes only the
+# gradients that the running backward asks for, and none asks for a tapped edge. So the tap calls the node once more,
+# inside a backward of one scalar that asks for these edges alone and never reaches them.
 
 from __future__ import annotations
 
@@ -51,17 +55,13 @@ Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
 Taps = Mapping[Any, Sequence[tuple[int, GradientEdge]]]
 
-_RUN = "rpcbench.autograd.regions.run"
+_RUN = "rpcbench.autograd.regions.run"  # key in torch's thread-local storage
 
 
 def run_tapped(
     starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], taps: Taps, retain_graph: bool
 ) -> tuple[Grads, Portions]:
-    """Run backward from `starts` to `ends`, and up to the edges that `taps` names: their places and targets by node.
-
-    Returns the gradients that came to the ends, and those on the tapped edges. The tensor hooks of an end are run.
-    Without ends, the nodes of `taps` are what is run for.
-    """
+    """Run backward from `starts`; return the gradients at `ends`, after tensor hooks, and on the tapped edges."""
     if not taps:
         return _grad(starts, ends, retain_graph), []
     taken: dict[int, Portions] = {}
@@ -72,6 +72,7 @@ def run_tapped(
             if ends:
                 grads = _grad(starts, ends, retain_graph)
             else:
+                # The engine needs a goal: let it run to the tapped nodes themselves.
                 inputs = [GradientEdge(node, 0) for node in taps]
                 torch.autograd.backward(list(starts), list(starts.values()), retain_graph, inputs=inputs)
     finally:
@@ -82,7 +83,8 @@ def run_tapped(
 
 @contextlib.contextmanager
 def _stashed(taken: object) -> Iterator[None]:
-    """Have torch hand `taken` to the threads of the backwards that begin inside, so that a tap knows whose they are."""
+    """Identify the backwards that begin in this block: torch copies `taken` to the threads of its engine."""
+    # A node may have the hooks of several passes at once; each tap must ignore the runs of the others.
     outer = torch._C._get_obj_in_tls(_RUN) if torch._C._is_key_in_tls(_RUN) else None
     torch._C._stash_obj_in_tls(_RUN, taken)
     try:
@@ -92,7 +94,7 @@ def _stashed(taken: object) -> Iterator[None]:
 
 
 def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Grads:
-    """`torch.autograd.grad`, without its checks of what was checked before: they cost a third of a small backward."""
+    """Do as `torch.autograd.grad` without its argument checks, which take a third of the time of a small backward."""
     return _engine_run_backward(
         tuple(starts),
         tuple(starts.values()),
@@ -107,9 +109,10 @@ def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], r
 def _tap(
     node: Any, edges: Sequence[tuple[int, GradientEdge]], taken: dict[int, Portions], down: Grads, up: Grads
 ) -> None:
-    """Runs after `node` in any backward that has it: note what leaves by the tapped edges, if the run is ours."""
+    """Note the gradients on the tapped edges of `node`, after it has run in a backward of this pass."""
     if not torch._C._is_key_in_tls(_RUN) or torch._C._get_obj_in_tls(_RUN) is not taken:
         return
+    # Functions in Python compute all gradients; a built-in node only those that are asked for.
     if not isinstance(node, torch._C._FunctionBase) and any(down[place] is None for place, _ in edges):
         down = _compute(node, up, [target for _, target in edges])
     portions = taken.setdefault(torch._C._current_graph_task_id(), [])
@@ -117,7 +120,7 @@ def _tap(
 
 
 def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
-    """What `node` makes of `up` for the edges to `targets` alone."""
+    """Return the gradients that `node` computes from `up` for the edges to `targets` alone."""
     results: list[Any] = []
     scalar = torch.zeros((), requires_grad=True)
     scalar.register_hook(lambda _: results.append(node(*up)))  # type: ignore[no-untyped-call]
@@ -128,7 +131,7 @@ def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
 
 
 def _sum_to_target(grad: Tensor | None, target: GradientEdge) -> Tensor | None:
-    """The gradient summed over what was broadcast: torch's engine does that after the hooks of a node."""
+    """Sum the gradient over broadcast dimensions, which torch's engine does after the hooks of a node."""
     if grad is None:
         return None
     shape = torch.Size(target.node._input_metadata[target.output_nr].shape)
@@ -138,33 +141,28 @@ def _sum_to_target(grad: Tensor | None, target: GradientEdge) -> Tensor | None:
 RootEdges = Sequence["GradientEdge | None"]
 
 
-class Part:
-    """Nodes that run together.
-
-    `roots` is a bit set. Gradients end at `leaves` and `recvs`, and a portion at each of `shared`, the bare leaves of
-    others. `taps` names the tapped edges of each node by place and target. `entries` are the gradients that came from
-    outside so far; those in `sums` were made here, and nobody else has them.
-    """
+class Region:
+    """Nodes that run together, in one backward of torch's engine."""
 
     __slots__ = ("entries", "leaves", "recvs", "roots", "shared", "sums", "taps")
 
     def __init__(self, roots: int, leaves: list[Any], recvs: list[Any]) -> None:
-        self.roots = roots
+        self.roots = roots  # bit set of the roots that lead here
         self.leaves = leaves
         self.recvs = recvs
-        self.shared: dict[GradientEdge, None] = {}
-        self.taps: dict[Any, list[tuple[int, GradientEdge]]] = {}
-        self.entries: dict[GradientEdge, Tensor] = {}
-        self.sums: set[GradientEdge] = set()
+        self.shared: dict[GradientEdge, None] = {}  # leaves without hooks, of other regions: ends for a portion
+        self.taps: dict[Any, list[tuple[int, GradientEdge]]] = {}  # node → (place, target) of its tapped edges
+        self.entries: dict[GradientEdge, Tensor] = {}  # gradients that have entered so far
+        self.sums: set[GradientEdge] = set()  # entries that are sums made here, so they may be changed in place
 
     def ends(self) -> list[GradientEdge]:
-        """Where gradients end: at leaves, at each tensor of recvs, at what is shared."""
+        """Return the ends: the leaves, one edge for each tensor of the recvs, and the shared leaves."""
         leaves = map(edge_of, zip(self.leaves, repeat(0), repeat(None)))
         recvs = [GradientEdge(recv, number) for recv in self.recvs for number in range(sum(recv.wanted))]
         return [*leaves, *recvs, *self.shared]
 
     def add(self, edge: GradientEdge, grad: Tensor) -> None:
-        """Take a gradient that enters by this edge."""
+        """Add a gradient that enters by this edge."""
         before = self.entries.get(edge)
         if before is None:
             self.entries[edge] = grad
@@ -175,40 +173,40 @@ class Part:
             self.sums.add(edge)
 
 
-class Plan:
-    """All parts, in an order in which they can run, and the part of each node that gradients may be brought to.
-
-    `found` is what each root leads to, where that is known of all.
-    """
+class RegionOrder:
+    """All regions, in an order in which they can run, and the region of each node where gradients may enter."""
 
     def __init__(self, roots: Sequence[RootEdges], found: Sequence[Ends] = ()) -> None:
-        self.part_of: dict[Any, Part] = {}
+        self.part_of: dict[Any, Region] = {}
+        # `found` has the ends of all roots, or is empty. It takes far less time than `Reach`, which maps every node.
         if len(roots) == 1 and not found:
             found = [ends(roots[0])]
         if found and _apart(found):
             self.parts = [self._whole(*one) for one in zip(range(len(roots)), roots, found, strict=True)]
             return
-        self._parts: dict[tuple[int, bool], Part] = {}
+        self._parts: dict[tuple[int, bool], Region] = {}
         together = Reach(chain.from_iterable(roots))
         self._divide(_bits(roots, together), together)
+        # Each step down the graph can only add roots, so fewer roots come first; then a front before its rest.
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
         self.parts = [self._parts[key] for key in order]
 
-    def _part(self, roots: int, rest: bool) -> Part:
-        """Two for each set of roots: what leads to ends, then the rest, which only leads to other parts."""
+    def _part(self, roots: int, rest: bool) -> Region:
+        """Return the front region of a set of roots, or its rest: nodes that lead only to other regions."""
         part = self._parts.get((roots, rest))
         if part is None:
-            part = self._parts[roots, rest] = Part(roots, [], [])
+            part = self._parts[roots, rest] = Region(roots, [], [])
         return part
 
-    def _whole(self, number: int, root: RootEdges, found: Ends) -> Part:
-        part = Part(1 << number, found.leaves, [*found.recvs.values()])
+    def _whole(self, number: int, root: RootEdges, found: Ends) -> Region:
+        part = Region(1 << number, found.leaves, [*found.recvs.values()])
         for edge in root:
             if edge is not None:
                 self.part_of[edge.node] = part
         return part
 
     def _divide(self, bits: dict[Any, int], found: Reach) -> None:
+        # Sets of roots with an inner edge to another set: their regions may not share leaves (see "Ends" above).
         leading_on = {
             bits[node]
             for node, below in found.below.items()
@@ -224,7 +222,7 @@ class Plan:
                 self._place(node, below, roots, share=roots not in leading_on)
 
     def _place(self, node: Any, below: Below, roots: int, share: bool) -> None:
-        """Put an inner node into its part; what it leads to is in place already."""
+        """Put an inner node into its region; its children are in place already."""
         front = self._part(roots, False)
         homes = []
         for child, number in below:
@@ -238,7 +236,7 @@ class Plan:
         elif any(homes):
             mine = self._part(roots, True)
         else:
-            return
+            return  # it leads to no end, so no gradient that passes it is needed
         self.part_of[node] = mine
         away = [
             (place, GradientEdge(child, number))
@@ -250,7 +248,7 @@ class Plan:
 
 
 def _apart(found: Sequence[Ends]) -> bool:
-    """Whether no two lead to the same leaf or received message."""
+    """Return whether no two roots lead to the same leaf or received message."""
     seen: set[Any] = set()
     for one in found:
         if not seen.isdisjoint(terminals := one.terminals):
@@ -260,13 +258,13 @@ def _apart(found: Sequence[Ends]) -> bool:
 
 
 def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:
-    """For each node the set of roots that lead to it."""
+    """Return for each node the bit set of the roots that lead to it."""
     bits: dict[Any, int] = dict.fromkeys(found.below, 0)
     for number, root in enumerate(roots):
         for edge in root:
             if edge is not None:
                 bits[edge.node] |= 1 << number
-    for node in reversed(found.below):
+    for node in reversed(found.below):  # parents before children
         here = bits[node]
         for child, _ in found.below[node]:
             if child is not None:
@@ -283,20 +281,15 @@ def _is_bare_leaf(node: Any) -> bool:
 
 
 class Fired(NamedTuple):
-    """The final gradients of one received message, one for each place in it.
-
-    None stands where no gradient came, as it does between nodes of a local backward.
-    """
+    """The final gradients of one received message, one for each place in it; None where no gradient came."""
 
     key: Any
     grads: list[Tensor | None]
 
 
 class LocalPass:
-    """One backward pass over this worker's part of the graph.
-
-    `roots` has the edges of each root that takes part, as `graph.edges` gives them. `found` is what each of them leads
-    to, in that order, where that is known of all.
+    """One backward pass over this worker's part of the graph, from the edges of all roots that take part.
+    `found` has the ends of each root, in the order of `roots`, or is empty.
     """
 
     def __init__(
@@ -305,31 +298,29 @@ class LocalPass:
         retain_graph: bool = False,
         found: Sequence[Ends] = (),
     ) -> None:
-        self._roots = roots  # also what keeps the graph alive
+        self._roots = roots  # keeps the graph alive, too
         self._retain_graph = retain_graph
         self._bits = {key: 1 << number for number, key in enumerate(roots)}
-        self._missing = (1 << len(roots)) - 1
-        self._leaves: list[tuple[Any, Tensor | None]] = []
-        plan = Plan(list(roots.values()), found)
+        self._missing = (1 << len(roots)) - 1  # bit set of the roots that have not arrived
+        self._leaves: list[tuple[Any, Tensor | None]] = []  # node, final gradient
+        plan = RegionOrder(list(roots.values()), found)
         self._part_of, self._waiting = plan.part_of, plan.parts
         self.regions, self.ran = len(plan.parts), 0
 
     @property
     def complete(self) -> bool:
-        """Whether all roots have arrived, and so everything has run."""
+        """Return whether all roots have arrived, so all regions have run."""
         return not self._missing
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """The leaf tensors reached so far for the last time, with their final gradients; all of them when complete."""
+        """Return the leaf tensors that have their final gradients, with these; all leaves when complete."""
         return [
             (leaf, grad) for node, grad in self._leaves if grad is not None and (leaf := node.variable).requires_grad
         ]
 
     def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
-        """Take the gradients of one root and run all that has become complete; returns what can be sent on.
-
-        Errors of user code pass through; the pass is then over. ProtocolError for a root that is not (or no longer)
-        expected, or another number of gradients than the root has edges.
+        """Take the gradients of one root, run the regions that they complete, and return the gradients to be sent.
+        Errors of user code propagate; the pass is then over. ProtocolError for a wrong root or number of gradients.
         """
         bit = self._bits.get(key, 0)
         if not bit & self._missing:
@@ -357,15 +348,12 @@ class LocalPass:
         if part is not None:
             part.add(edge, grad)
 
-    def _ready(self) -> list[Part]:
-        ready: list[Part] = []
-        waiting: list[Part] = []
-        for part in self._waiting:
-            (waiting if part.roots & self._missing else ready).append(part)
-        self._waiting = waiting
+    def _ready(self) -> list[Region]:
+        ready = [part for part in self._waiting if not part.roots & self._missing]
+        self._waiting = [part for part in self._waiting if part.roots & self._missing]
         return ready
 
-    def _run(self, part: Part) -> list[Fired]:
+    def _run(self, part: Region) -> list[Fired]:
         ends = part.ends()
         grads: Grads = [None] * len(ends)
         tapped: Portions = []

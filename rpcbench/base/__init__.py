@@ -1,3 +1,3 @@
-"""Floor 0: what every other floor uses: errors, ids, events, futures, configuration, charts. No I/O."""
+"""Layer 0, which all other layers use: errors, ids, events, futures, configuration, charts. No I/O."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Still pictures: bars over time as text for a terminal, and shapes as SVG for a notebook or a file.
+"""Static charts: bars over time as text for a terminal, and shapes as SVG for a notebook or a file.
 
 Guarantees
-- An SVG is light or dark as the reader's screen is, and holds neither script nor any address. All text in it is escaped
-  here, and nowhere else. Its colours are those of the live panels.
-- A chart has a lane for each worker. What its bars mean is up to its maker: a mark tells kinds apart, by a character in
-  text and by a colour in SVG. Later bars cover earlier ones, and none is too short to be seen.
+- An SVG follows the light or dark scheme of the reader's screen, and holds neither scripts nor addresses. This module
+  alone escapes its text. Its colours are those of the live panels.
+- A chart has one lane per worker. A mark distinguishes kinds of bars, by a character in text and a colour in SVG; the
+  caller defines their meaning. Later bars cover earlier ones, and every bar is wide enough to be visible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from rpcbench.base.events import Table
+from rpcbench.base.ids import Table
 
 LIGHT = {
     "paper": "#ffffff", "plate": "#f3f4f6", "rule": "#dcdfe4", "ink": "#24292f", "dim": "#656d76",
@@ -29,13 +29,13 @@ DARK = {
     "blue": "#4fa8dc", "green": "#2fbf91", "orange": "#f0a33a", "amber": "#f0b429", "red": "#ff8a5c",
     "purple": "#dc8cba", "on-blue": "#06121b", "on-amber": "#1c1400",
 }  # fmt: skip
-_COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "dim")
+_COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "dim")  # those that shapes may have
 _XMLNS = "http://www.w3.org/2000/svg"
 
 
 def _style() -> str:
     light, dark = (";".join(f"--{name}:{value}" for name, value in of.items()) for of in (LIGHT, DARK))
-    rules = [
+    rules = [  # CSS variables, so that one rule switches the scheme and nothing outside of this element changes
         f"svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}",
         "text{fill:var(--ink);font:12px system-ui,sans-serif}.note{fill:var(--dim);font-size:11px}",
         ".strong{font-weight:600}.code{font-family:ui-monospace,monospace;white-space:pre}",
@@ -43,30 +43,26 @@ def _style() -> str:
         ".paper{fill:var(--paper)}.plate{fill:var(--plate)}.rule{stroke:var(--rule)}.line{fill:none;stroke-width:1.6}",
         ".dashed{stroke-dasharray:5 4}.on-blue{fill:var(--on-blue)}.on-amber{fill:var(--on-amber)}",
     ]
-    for name in _COLOURED:
-        rules.append(f".s-{name}{{stroke:var(--{name})}}.f-{name}{{fill:var(--{name})}}")
+    rules += [f".s-{name}{{stroke:var(--{name})}}.f-{name}{{fill:var(--{name})}}" for name in _COLOURED]
     return "".join(rules)
 
 
 class Picture:
-    """Shapes, in the order in which they are drawn; coordinates are pixels."""
+    """An SVG picture: shapes in the order in which they are drawn; coordinates are pixels."""
 
     def __init__(self, width: float, title: str, words: str) -> None:
-        self.width, self.height = width, 0.0
+        self.width, self.height = width, 0.0  # the height grows with the shapes
         self._title, self._words = title, words
         self._parts: list[str] = []
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
-        self._add("line", kind, x1=x1, y1=y1, x2=x2, y2=y2)
-        self._reach(max(y1, y2))
+        self._add("line", kind, max(y1, y2), x1=x1, y1=y1, x2=x2, y2=y2)
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
-        self._add("rect", kind, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
-        self._reach(y + height)
+        self._add("rect", kind, y + height, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
 
     def circle(self, x: float, y: float, r: float, kind: str) -> None:
-        self._add("circle", kind, cx=x, cy=y, r=r)
-        self._reach(y + r)
+        self._add("circle", kind, y + r, cx=x, cy=y, r=r)
 
     def path(self, d: str, kind: str, transform: str = "") -> None:
         at = f' transform="{transform}"' if transform else ""
@@ -77,10 +73,10 @@ class Picture:
         self._parts.append(
             f'<text x="{_number(x)}" y="{_number(y)}" class="{kind}"{at}>{escape(clean(str(words)))}</text>'
         )
-        self._reach(y + 4)
+        self.height = max(self.height, y + 4)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> None:
-        """A line with its head at the end."""
+        """Draw a line with an arrow head at its end."""
         self.line(x1, y1, x2, y2, f"line s-{colour} {more}")
         self.tip(x2, y2, x2 - x1, y2 - y1, colour)
 
@@ -90,7 +86,7 @@ class Picture:
         self.path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
 
     def svg(self) -> str:
-        """The whole, as one element that may stand alone in a file."""
+        """Return the picture as one SVG element, which is valid as a file of its own."""
         width, height = _number(self.width), _number(self.height + 8)
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         words = f"<title>{escape(clean(self._title))}</title><desc>{escape(clean(self._words))}</desc>"
@@ -98,38 +94,37 @@ class Picture:
         head = f'<svg xmlns="{_XMLNS}" role="img" {size}>{words}<style>{_style()}</style>'
         return f"{head}{paper}{''.join(self._parts)}</svg>"
 
-    def _add(self, name: str, kind: str, **numbers: float) -> None:
+    def _add(self, name: str, kind: str, bottom: float, **numbers: float) -> None:
         attributes = " ".join(f'{key}="{_number(value)}"' for key, value in numbers.items())
         self._parts.append(f'<{name} class="{kind}" {attributes}/>')
-
-    def _reach(self, y: float) -> None:
-        self.height = max(self.height, y)
+        self.height = max(self.height, bottom)
 
 
 class Columns(NamedTuple):
-    """Where members stand: `x(id)` is the middle of a column; the first thing below the names may begin at `top`."""
+    """The layout of a picture with one column per member, in pixels."""
 
-    x: Callable[[int], float]
-    step: float
+    x: Callable[[int], float]  # id → middle of its column
+    step: float  # width of a column
     left: float
-    width: float
-    top: float
+    width: float  # of the picture
+    top: float  # first y below the names
     names: Callable[[int], str]
 
 
 def columns(workers: Table, left: float = 176, right: float = 76, wide: float = 800) -> Columns:
-    """A column per member, in order of ids."""
+    """Lay out one column per member, in order of ids."""
     members = sorted(workers.values(), key=lambda worker: int(worker["id"]))
     step = min(190.0, max(20.0, (wide - left - right) / max(1, len(members))))
     places = {int(worker["id"]): left + step * (i + 0.5) for i, worker in enumerate(members)}
     names = {int(worker["id"]): str(worker["name"]) for worker in members}
+    # A strong character is about 6.8 px wide; names that would touch each other are drawn at an angle.
     slanted = step < 16 + 6.8 * min(14, max((len(name) for name in names.values()), default=0))
     width = max(wide, left + step * len(members) + right)
     return Columns(places.__getitem__, step, left, width, 110 if slanted else 64, names.__getitem__)
 
 
 def heads(picture: Picture, workers: Table, at: Columns) -> None:
-    """Names over the columns, with the state of those that are not up."""
+    """Draw the names over the columns, with the state of members that are not up."""
     slanted = at.top > 64
     for worker in workers.values():
         state = "" if worker["state"] == "up" else f" · {worker['state']}"
@@ -139,12 +134,12 @@ def heads(picture: Picture, workers: Table, at: Columns) -> None:
 
 
 def short(words: str, most: int) -> str:
-    """The words, or their beginning and an ellipsis."""
+    """Return the words, or their beginning and an ellipsis."""
     return words if len(words) <= most else words[: max(1, most - 1)] + "…"
 
 
 def clean(words: str) -> str:
-    """The words without what XML cannot hold."""
+    """Replace the characters that XML does not allow by spaces."""
     return "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff" else " " for c in words)
 
 
@@ -153,7 +148,7 @@ def _number(value: float) -> str:
 
 
 def written(path: str | Path, ways: Mapping[str, Callable[[], str]], what: str) -> Path:
-    """Write what the ending of a path says, as `{".svg": svg}`; the path. ValueError for another ending."""
+    """Write a file in the format of its suffix, by `{".svg": svg}`; return the path. ValueError for other suffixes."""
     target = Path(path)
     if target.suffix not in ways:
         raise ValueError(f"{target.name}: {what} is saved as {', '.join(ways)}")
@@ -162,58 +157,53 @@ def written(path: str | Path, ways: Mapping[str, Callable[[], str]], what: str) 
 
 
 def as_html(svg: str, words: str) -> str:
-    """The picture inside a page, or a cell's output: an image that holds all it needs, and its words for who sees none.
-
-    An image runs no script and its styles touch nothing else on the page.
-    """
+    """Return an `img` element with the picture inside, and its words as `alt` text, for a page or a cell's output."""
+    # An image runs no scripts, and its styles do not affect the page.
     data = base64.b64encode(svg.encode()).decode("ascii")
     return f'<img alt="{escape(clean(words))}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
 
 
-RUNNING = "…"
-TICK = 10
-NARROWEST = 20
-SHORTEST = 1e-6
-_LEFT, _WIDE, _TALL, _GAP, _TOP = 120, 660, 34, 6, 44
+RUNNING = "…"  # ends a bar of an operation that still runs
+TICK = 10  # columns of text between numbers at the axis, at least
+NARROWEST = 20  # columns of time
+SHORTEST = 1e-6  # length of a chart's time, so that a division by it is safe
+_LEFT, _WIDE, _TALL, _GAP, _TOP = 120, 660, 34, 6, 44  # pixels: left margin, lane's width and height, gap, top margin
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A kind of bars: the character it is filled with, its colour and that of words on it, and what it means."""
+    """A kind of bars."""
 
-    fill: str
+    fill: str  # the character that fills a bar in text
     colour: str
-    ink: str
-    name: str
+    ink: str  # CSS class of the words on a bar
+    name: str  # its meaning, in the legend
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """From `begin` to `end` in a lane. `labels`: what may stand on it, what says most first."""
+    """A bar from `begin` to `end` in a lane."""
 
     lane: int
     begin: float
     end: float
     mark: Mark
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # the first one that fits is drawn
     running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bars to be drawn: `names` tells the lanes' names, `marks` the kinds in the order of the legend.
-
-    `legend` is that of the text. `unit` is written at the time axis, where one unit of the bars' time is `per` of it.
-    """
+    """A chart of bars over time, one lane per worker."""
 
     bars: tuple[Bar, ...]
-    names: Mapping[int, str]
-    head: str
-    title: str
-    marks: tuple[Mark, ...]
-    legend: str
-    unit: str = ""
-    per: float = 1.0
+    names: Mapping[int, str]  # of the lanes
+    head: str  # above the SVG
+    title: str  # below the SVG, above the text
+    marks: tuple[Mark, ...]  # in the order of the SVG's legend
+    legend: str  # of the text
+    unit: str = ""  # at the time axis
+    per: float = 1.0  # units of the axis in one unit of the bars' time
 
     @property
     def lanes(self) -> list[int]:
@@ -225,12 +215,12 @@ class Chart:
 
     @property
     def length(self) -> float:
-        """From the begin of the first bar to the end of the last."""
+        """Return the time from the begin of the first bar to the end of the last."""
         return max((bar.end for bar in self.bars), default=0.0) - self.begin
 
     # -- text
     def text(self, width: int = 100) -> str:
-        """At most `width` columns wide (20 columns of time at least)."""
+        """Return the chart as text, at most `width` columns wide (with at least 20 columns of time)."""
         margin = max(map(len, self.names.values()), default=0)
         columns = max(NARROWEST, width - margin - len(" │" + self.unit))
         scale = _Scale(self.begin, max(self.length, SHORTEST), columns, self.per)
@@ -243,23 +233,26 @@ class Chart:
             if bar.lane == lane:
                 begin = min(scale.column(bar.begin), scale.columns - 1)
                 end = max(scale.column(bar.end), begin + 1)
-                cells[begin:end] = _block(bar, end - begin)
+                block = next(label for label in (*bar.labels, "") if len(label) <= end - begin)
+                cells[begin:end] = block.ljust(end - begin, bar.mark.fill)
+                if bar.running:
+                    cells[end - 1] = RUNNING
         return "".join(cells).rstrip()
 
     # -- SVG
     def svg(self) -> str:
-        """The picture as one element that may stand alone in a file; what it shows is in it as text, too."""
+        """Return the chart as one SVG element, which is valid as a file; it contains the chart as text, too."""
         picture = Picture(_LEFT + _WIDE + 20, self.head, self.text())
         picture.text(12, 20, self.head, "strong")
         self.draw(picture)
         return picture.svg()
 
     def html(self) -> str:
-        """The picture inside a page, or a cell's output."""
+        """Return the chart as an element for a page, or a cell's output."""
         return as_html(self.svg(), self.text())
 
     def draw(self, picture: Picture, wide: float = _WIDE) -> None:
-        """Lanes `wide` pixels wide, with their names at the left and the title below."""
+        """Draw the lanes, `wide` pixels wide, with their names at the left and the title below."""
         places = {lane: _TOP + number * (_TALL + _GAP) for number, lane in enumerate(self.lanes)}
         per_time = wide / max(self.length, SHORTEST)
         for lane, y in places.items():
@@ -275,10 +268,10 @@ class Chart:
 
 
 def _rect(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> None:
-    width = max(1.5, per_time * (bar.end - bar.begin) - 0.8)
+    width = max(1.5, per_time * (bar.end - bar.begin) - 0.8)  # visible, and with a gap to the next bar
     picture.rect(x, y + 2, width, _TALL - 4, f"f-{bar.mark.colour}")
     for words in bar.labels:
-        if width >= 7 * len(words) + 4:
+        if width >= 7 * len(words) + 4:  # a character is about 7 px wide
             picture.text(x + width / 2, y + _TALL / 2 + 4, words, f"middle {bar.mark.ink}")
             return
 
@@ -293,7 +286,7 @@ def _legend(picture: Picture, marks: tuple[Mark, ...], y: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Time to columns of text."""
+    """The conversion of time to columns of text."""
 
     begin: float
     length: float
@@ -304,24 +297,14 @@ class _Scale:
         return round((time - self.begin) / self.length * self.columns)
 
     def axis(self) -> str:
-        """Round numbers at least ten columns apart, each written where its time begins."""
+        """Return the axis: round numbers at least ten columns apart, each at the column where its time begins."""
         wide = self.columns / (self.length * self.per)
-        tick = _round_up(TICK / wide)
+        least = TICK / wide
+        power = 10.0 ** math.floor(math.log10(least))
+        tick = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
         line = ["─"] * self.columns
         for number in range(self.columns // TICK):
             at, label = round(number * tick * wide), f"{number * tick:g}"
             if at + len(label) < self.columns:
                 line[at : at + len(label)] = label
         return "".join(line)
-
-
-def _block(bar: Bar, width: int) -> str:
-    """One bar, `width` columns wide, with as much of its name as there is room for."""
-    block = next(label for label in (*bar.labels, "") if len(label) <= width).ljust(width, bar.mark.fill)
-    return block[:-1] + RUNNING if bar.running else block
-
-
-def _round_up(number: float) -> float:
-    """The next of …, 0.5, 1, 2, 5, 10, 20, …"""
-    power = 10.0 ** math.floor(math.log10(number))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= number)

@@ -1,11 +1,10 @@
-"""Waiting for what other threads bring about, in a way that Ctrl-C cannot break.
+"""Conditions and events that Ctrl-C cannot leave locked.
 
-`threading.Condition` and `Event` take a lock in Python code: a KeyboardInterrupt between two of its bytecodes leaves it
-locked for ever, and then whoever tells of a change hangs. Here nobody holds a lock. Guarantees
-- `tell` and `set` never block, whatever became of those who wait; finalizers and signal handlers may call them, too.
-- No change is missed: who waits looks only after it has asked to be woken.
-- No Ctrl-C is missed: a signal that comes just before the main thread begins to wait does not wake it, so that looks up
-  now and then.
+`threading.Condition` and `Event` take a lock in Python code: a KeyboardInterrupt between two of its bytecodes leaves
+the lock held for ever, and then the thread that notifies hangs. No thread here holds a lock. Guarantees
+- `tell` and `set` never block, in any state of the waiting threads. Finalizers and signal handlers may call them, too.
+- No change is missed: a thread registers its lock before it tests its condition.
+- No Ctrl-C is missed.
 """
 
 from __future__ import annotations
@@ -16,57 +15,58 @@ import threading
 import time
 from collections.abc import Callable
 
+# A signal that arrives just before the main thread begins to wait does not wake it, so that thread wakes up this often.
 _GLANCE_SECONDS = 0.1
 
 
-def acquired(bell: threading.Lock, timeout: float | None = None) -> bool:
-    """As `bell.acquire`, for a wait that Ctrl-C ends whenever it comes. timeout: seconds; None: as long as it takes."""
+def acquired(wakeup: threading.Lock, timeout: float | None = None) -> bool:
+    """Acquire `wakeup` in at most `timeout` seconds (None: no limit), in a wait that Ctrl-C ends at any time."""
     if threading.current_thread() is not threading.main_thread():
-        return bell.acquire(timeout=-1 if timeout is None else timeout)
+        return wakeup.acquire(timeout=-1 if timeout is None else timeout)  # Ctrl-C reaches only the main thread
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    while not bell.acquire(timeout=max(0.0, min(_GLANCE_SECONDS, deadline - time.monotonic()))):
+    while not wakeup.acquire(timeout=max(0.0, min(_GLANCE_SECONDS, deadline - time.monotonic()))):
         if deadline <= time.monotonic():
             return False
     return True
 
 
-class Changes:
-    """Wakes those who wait for something to become true. What that is needs a lock of its own, if any."""
+class Condition:
+    """A condition variable without a lock; the state that the waiting threads test may have a lock of its own."""
 
     def __init__(self) -> None:
-        self._bells: list[threading.Lock] = []  # of those who wait, each held until it rings
+        self._wakeups: list[threading.Lock] = []  # one for each waiting thread: a held lock, released to wake it
 
-    def tell(self) -> None:
-        """All who wait look again."""
-        for bell in self._bells[:]:
-            with contextlib.suppress(RuntimeError):  # it has rung already
-                bell.release()
+    def notify_all(self) -> None:
+        """Wake all waiting threads, which test their conditions again."""
+        for wakeup in self._wakeups[:]:  # a copy: the list operations are atomic, so no lock is needed
+            with contextlib.suppress(RuntimeError):  # another `notify_all` has released it already
+                wakeup.release()
 
     def wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Until `reached()`, and no longer than `timeout` seconds; whether it was. Ctrl-C ends the wait."""
+        """Wait until `reached()`, for at most `timeout` seconds; return whether it was. Ctrl-C ends the wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            bell = threading.Lock()
-            bell.acquire()
-            self._bells.append(bell)
+            wakeup = threading.Lock()
+            wakeup.acquire()
+            self._wakeups.append(wakeup)  # before the test, so that a change between test and wait wakes this thread
             try:
                 if reached():
                     return True
-                if not acquired(bell, None if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not acquired(wakeup, None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return reached()
             finally:
-                self._bells.remove(bell)
+                self._wakeups.remove(wakeup)
 
 
 class Listeners:
-    """Those who want to be called after each change, on whatever thread makes it."""
+    """Callbacks that are called after each change, on the thread that makes it."""
 
     def __init__(self) -> None:
         self._wakes: dict[object, Callable[[], None]] = {}
 
     def add(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call the result to stop."""
-        key = object()
+        """Register a callback; the returned function removes it."""
+        key = object()  # the same callback may be registered twice
         self._wakes[key] = wake
 
         def stop() -> None:
@@ -74,28 +74,28 @@ class Listeners:
 
         return stop
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         for wake in list(self._wakes.values()):
             wake()
 
 
-class Flag:
-    """As `threading.Event`."""
+class Event:
+    """An event, with the methods of `threading.Event`."""
 
     def __init__(self) -> None:
         self._set = False
-        self._changes = Changes()
+        self._changes = Condition()
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
         self._set = True
-        self._changes.tell()
+        self._changes.notify_all()
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is set, and no longer than `timeout` seconds; whether it is."""
+        """Wait until it is set, for at most `timeout` seconds; return whether it is."""
         return self._set or self._changes.wait_for(self.is_set, timeout)

@@ -1,6 +1,6 @@
-"""What a process must know to join a world, and the figures the runtime works with.
+"""The configuration that a process needs to join a world, and the runtime's default limits.
 
-A `WorldConfig` travels to a new worker over a pipe, never on a command line: it holds the secret.
+A `WorldConfig` is sent to a new worker over a pipe, never on a command line: it holds the secret.
 """
 
 from __future__ import annotations
@@ -9,60 +9,46 @@ import json
 from dataclasses import asdict, dataclass, field
 
 PROTOCOL = 3
-"""What two processes say to each other; another number, where they would not understand."""
-DEFAULT_TIMEOUT = 60.0
-UNSET_TIMEOUT = -1.0
-DEFAULT_THREADS = 16
-HANDSHAKE_SECONDS = 5.0
-JOIN_SECONDS = 60.0
-FLUSH_SECONDS = 20.0
-LAST_WORDS_SECONDS = 1.0
+"""Version of the wire protocol; processes with different numbers refuse each other."""
+DEFAULT_TIMEOUT = 60.0  # seconds, as in torch
+UNSET_TIMEOUT = -1.0  # as in torch: use the default
+DEFAULT_THREADS = 16  # of the thread pool, as in torch
+HANDSHAKE_SECONDS = 5.0  # the longest time to open a connection, with its handshake
+JOIN_SECONDS = 60.0  # until a world must be complete
+FLUSH_SECONDS = 20.0  # the longest wait for acknowledgements at shutdown
+LAST_WORDS_SECONDS = 1.0  # the same, at a shutdown that is not graceful
 STOP_SECONDS = 5.0
-NOTEBOOK = "notebook"
+NOTEBOOK = "notebook"  # the name of member 0 in a notebook's cluster
 
 
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
-    """Everything one member needs: who it is, where member 0 listens, and the secret both must know.
-
-    `directory` is shared by the members on one host, that of the identity `host` where there may be several. `leader`
-    and `remote` are for worlds on several hosts: where member 0 is found from the others, and where this member is
-    (port 0: a free one); `bind` is the host to listen on, where that differs. `world_size` None means an open world,
-    where members come and go; a number closes it at that many. `led_by`: the id of the member that leads when this one
-    comes; its own where it founds the world. `launched`: member 0 starts the others, and the world ends with it; else
-    processes come by themselves. `device_maps`: name of a callee -> device here -> device there. `devices`: those this
-    member uses; none: all. `same_modes`: its calls take grad mode and autocast along. `held`: calls of others wait
-    until the maker of the agent sets `agent.ready`. `stop_seconds`: so long a worker may take to end once it is asked
-    to, or its world is over; then it is terminated.
-
-    Of a member on another host nothing is heard: after `suspect_seconds` that is told, after `lost_seconds` it is lost,
-    after `stuck_seconds` even if its host still answers. A broken connection may stand again in `grace_seconds`.
-    """
+    """The configuration of one member: its identity, the address of member 0, the shared secret, and its options."""
 
     name: str
     id: int
     cluster: str
-    directory: str
+    directory: str  # shared by the members on one host
     secret: bytes = field(repr=False)
     incarnation: int = 0
-    world_size: int | None = None
-    led_by: int = 0
-    launched: bool = True
+    world_size: int | None = None  # None: an open world; a number closes it at that many members
+    led_by: int = 0  # id of the leader when this member joins; its own if it founds the world
+    launched: bool = True  # member 0 starts the others, and the world ends with it
     rpc_timeout: float = DEFAULT_TIMEOUT
     threads: int = DEFAULT_THREADS
-    leader: str = ""
-    remote: str = ""
-    bind: str = ""
-    host: str = ""
-    device_maps: dict[str, dict[str, str]] = field(default_factory=dict)
-    devices: tuple[str, ...] = ()
-    same_modes: bool = False
-    held: bool = False
-    stop_seconds: float = STOP_SECONDS
-    suspect_seconds: float = 3.0
-    lost_seconds: float = 4.0
-    stuck_seconds: float = 60.0
-    grace_seconds: float = 5.0
+    leader: str = ""  # with several hosts: the address of member 0 for the others
+    remote: str = ""  # with several hosts: the address of this member (port 0: a free one)
+    bind: str = ""  # the host to listen on, if it differs from `remote`
+    host: str = ""  # identity of the host that shares `directory`, if there may be several
+    device_maps: dict[str, dict[str, str]] = field(default_factory=dict)  # callee → device here → device there
+    devices: tuple[str, ...] = ()  # those that this member uses; empty: all
+    same_modes: bool = False  # calls from here run with this process's grad mode and autocast
+    held: bool = False  # calls of other members wait until the creator of the agent sets `agent.ready`
+    stop_seconds: float = STOP_SECONDS  # for a worker to end, on request or after its world; then it is terminated
+    suspect_seconds: float = 3.0  # of silence until a member on another host is reported as suspect,
+    lost_seconds: float = 4.0  # until it is lost,
+    stuck_seconds: float = 60.0  # and until it is lost although its host still acknowledges data
+    grace_seconds: float = 5.0  # for a broken connection to be restored
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "secret": self.secret.hex()})
@@ -75,7 +61,7 @@ class WorldConfig:
 
 
 def seconds_of(timeout: float, default: float) -> float | None:
-    """A timeout as torch counts it: -1 the default, 0 none. ValueError for another negative number."""
+    """Convert a timeout in torch's terms, -1 for the default and 0 for none. ValueError for another negative number."""
     if timeout == UNSET_TIMEOUT:
         timeout = default
     if timeout < 0:

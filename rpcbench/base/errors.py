@@ -1,35 +1,33 @@
-"""Every error rpcbench raises, in one tree. Each says who is at fault and what to do.
+"""All errors that rpcbench raises, in one tree. Each text names the culprit, and the remedy.
 
     RuntimeError
-    ├── NamesError                    names of dimensions that do not fit together; see rpcbench.named
-    └── RpcError                      something about a call; programs written for torch match on RuntimeError
+    ├── NamesError                    names of dimensions that do not match; see rpcbench.named
+    └── RpcError                      any error of a call; programs written for torch match on RuntimeError
         ├── RpcTimeoutError           (also TimeoutError) the deadline passed; the callee may still run
         ├── WorkerLostError           the other process is gone
-        │   └── StageLostError        ... and stages of a pipeline with it; which, and what the others hold
-        ├── ConnectionLostError       the other process is there, but a message to or from it was lost on the way
+        │   └── StageLostError        ... and stages of a pipeline with it; lists these, and the steps of the others
+        ├── ConnectionLostError       the other process still runs, but a message to or from it was lost
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
-        ├── SerializationError        (also TypeError) an argument or result that cannot travel
-        │   ├── MissingCodeError      (also AttributeError) the other side lacks a function or class of the sender's
+        ├── SerializationError        (also TypeError) an argument or result that cannot be sent
+        │   ├── MissingCodeError      (also AttributeError) the receiver lacks a function or class of the sender
         │   └── MessageTooLarge       (also ProtocolError) more bytes or tensors than one message may carry
-        ├── RemoteError               what stands behind a user's error: worker and remote traceback; its `cause`
-        ├── DeadlockError             calls that wait for each other in a circle
+        ├── RemoteError               the `__cause__` of a user's error: the worker and the remote traceback
+        ├── DeadlockError             calls that wait for each other in a cycle
         ├── CollectiveError           (also ValueError) ranks of a process group disagree, or one is wrong
-        ├── CallCancelled             the caller, or Ctrl-C, gave the call up
+        ├── CallCancelled             the caller, or Ctrl-C, cancelled the call
         ├── NotConnectedError         the peer cannot be reached (yet)
-        ├── IncompleteWorldError      who belongs to a world did not come in time; the text names who did
+        ├── IncompleteWorldError      not all members joined in time; the text names those that did
         ├── ShutdownError             this side has stopped, or is stopping
-        ├── TurnedAwayError           who was asked to let this process into a world leads it no more: ask again
-        └── ProtocolError             a peer broke the rules: nonsense bytes, an unknown message, a wrong size
-            ├── AuthenticationError   a peer that does not know the secret
-            ├── VersionMismatch       a peer whose Python or rpcbench cannot work with ours
-            └── RefusedError          a peer that knows us, and does not let us in; it says why
+        ├── TurnedAwayError           the member that was asked for admission is not the leader any more: ask again
+        └── ProtocolError             a peer broke the rules: invalid bytes, an unknown message, a wrong size
+            ├── AuthenticationError   a peer without the secret
+            ├── VersionMismatch       a peer with an incompatible version of Python or rpcbench
+            └── RefusedError          a peer that identified this process and refuses it, for the reason in the text
     ValueError
     └── PipelineError                 a split or a schedule that cannot run; raised before anything is sent
 
-All can be pickled: `args` are the constructor's arguments.
-
-Phrases of messages stand here, too: a number with its noun, and the name that was meant.
+All can be pickled: `args` are the constructor's arguments. Common phrases of error texts are here, too.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ from typing import TypeVar
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`, `2 batches`."""
+    """Return a number with its noun: `1 worker`, `2 workers`, `2 batches`."""
     ending = "es" if noun.endswith(("s", "x", "sh", "tch", "nch")) else "s"
     return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def nearest(word: str, there: Iterable[str]) -> str:
-    """`did you mean workers? There are rrefs, workers`: what to say of a word that is none of those."""
+    """Return a hint on a wrong word: `did you mean workers? There are rrefs, workers`."""
     names = list(there)
-    near = difflib.get_close_matches(word, names, 1, 0.5)
+    near = difflib.get_close_matches(word, names, 1, 0.5)  # 0.5: finds "worker1" for "wroker1", and not any short name
     told = f"here are {', '.join(names)}" if names else "here are none"
     return f"did you mean {near[0]}? T{told}" if near else f"t{told}"
 
@@ -59,19 +57,15 @@ NOT_INITIALIZED = (
     "rpcbench.rpc.init_rpc first, or start workers: rpcbench.Cluster(2), in a notebook %cluster start 2."
 )
 FORKED = (
-    "RPC has not been initialized in this process: it is a fork of {}, without the threads and connections of that. "
+    "RPC has not been initialized in this process: it is a fork of {}, without the parent's threads and connections. "
     "Call init_rpc here, or start processes that need no fork: multiprocessing's spawn, or workers."
 )
 
 
 class RpcError(RuntimeError):
-    """Root of all errors about remote calls.
+    """Root of all errors of remote calls. Calls are never repeated automatically: see `maybe_executed`."""
 
-    `maybe_executed` says whether the callee may have run the function: after a lost connection or a passed deadline
-    nobody can know, and calls are never repeated on their own.
-    """
-
-    maybe_executed: bool = False
+    maybe_executed: bool = False  # the callee may have run the function; True if this cannot be decided
 
 
 def never_ran(error: E) -> E:
@@ -87,7 +81,7 @@ class RpcTimeoutError(RpcError, TimeoutError):
 
 
 class WorkerLostError(RpcError):
-    """The worker that a call, an RRef or a backward pass needs is gone.
+    """The worker that a call, an RRef or a backward pass needs is lost.
 
     Source: raised on the caller when the connection ends or the worker's process exits.
     """
@@ -96,18 +90,20 @@ class WorkerLostError(RpcError):
 
 
 class CollectiveError(RpcError, ValueError):
-    """Ranks of a process group disagree on what to do together, or one of them asked for what cannot be.
+    """Ranks of a process group disagree on their next operation, or one of them requested an impossible one.
 
-    Source: raised on every rank that takes part. The text names the rank at fault and says what each one called.
+    Source: raised on every rank that takes part. The text names the rank at fault and lists the call of each rank.
     """
 
 
 class StageLostError(WorkerLostError):
-    """Workers of a pipeline are gone, and their stages with them.
+    """Workers of a pipeline are lost, and their stages with them.
 
-    `at`: worker -> what it was at, as "in B3 of stage 1"; `stages` went with them; `held`: stage -> the least and the
-    most optimizer steps that it holds, or held when it went; None where nobody knows. With replicas these numbers are
-    places in `pipe.stages`, which has all stages of the first replica, then those of the second.
+    Attributes:
+        at: Lost worker → its operation, such as "in B3 of stage 1".
+        stages: The lost stages. With replicas these numbers, and those in `held`, are indices of `pipe.stages`, which
+            has all stages of the first replica, then those of the second.
+        held: Stage → the least and the most optimizer steps that it has applied; None if unknown.
     """
 
     def __init__(
@@ -121,10 +117,9 @@ class StageLostError(WorkerLostError):
 
 
 class ConnectionLostError(RpcError):
-    """The connection broke, or lost a message, while a call was in flight; the worker is still there.
+    """The connection broke, or lost a message, while a call was in flight; the worker still runs.
 
-    `maybe_executed` is False where it is certain that the function has not run and never will: then the call may be
-    made again without harm.
+    `maybe_executed` is False if the function has certainly not run and never will: then a repetition is safe.
     """
 
     maybe_executed = True
@@ -142,21 +137,21 @@ class UnknownWorkerError(RpcError, ValueError):
 
     @classmethod
     def of(cls, key: int | str, there: Iterable[str]) -> UnknownWorkerError:
-        """With torch's words, the names there are, and the one that was meant, perhaps."""
+        """Make the error with torch's words, all names, and the most similar one."""
         kind = "id" if isinstance(key, int) else "name"
         return cls(f"could not find destination {kind} {key}: {nearest(str(key), there)}")
 
 
 class NoOverloadError(RpcError, TypeError):
-    """A call of an operator of torch with arguments that fit none of its signatures; nothing was sent."""
+    """A call of an operator of torch with arguments that match none of its signatures; nothing was sent."""
 
 
 class SerializationError(RpcError, TypeError):
-    """A value that cannot be sent, with the path to the part that is to blame."""
+    """A value that cannot be sent, with the path to the part at fault."""
 
 
 class RemoteError(RpcError):
-    """Raised nowhere by itself: the `__cause__` of a user's error, holding the worker and the remote traceback."""
+    """The `__cause__` of a user's error, with the worker and the remote traceback. It is never raised by itself."""
 
     def __init__(self, worker: str, traceback: str) -> None:
         super().__init__(worker, traceback)
@@ -168,13 +163,13 @@ class RemoteError(RpcError):
 
 
 class CallCancelled(RpcError):
-    """The caller gave the call up; the callee was told, and may still run."""
+    """The caller cancelled the call; the callee was notified, and may still run."""
 
     maybe_executed = True
 
 
 class DeadlockError(RpcError):
-    """Calls wait for each other in a circle, which the text shows; one of the waits was ended with this error."""
+    """Calls wait for each other in a cycle, which the text shows; this error ended one of the waits."""
 
     maybe_executed = True
 
@@ -184,11 +179,11 @@ class NotConnectedError(RpcError):
 
 
 class IncompleteWorldError(RpcError):
-    """A world whose members did not all come in time, or did not find worker 0."""
+    """A world without all its members: some did not join in time, or did not find worker 0."""
 
 
 class ShutdownError(RpcError):
-    """The runtime on this side is stopped."""
+    """The runtime on this side has stopped, or is stopping."""
 
 
 class ProtocolError(RpcError):
@@ -196,11 +191,11 @@ class ProtocolError(RpcError):
 
 
 class MessageTooLarge(SerializationError, ProtocolError):
-    """A message over the limit, on the side that would send it: nothing of it has gone out."""
+    """A message over the limit, raised at its sender: nothing was sent."""
 
 
 class AuthenticationError(ProtocolError):
-    """The peer does not know this cluster's secret, or belongs to another cluster."""
+    """The peer does not have this cluster's secret, or belongs to another cluster."""
 
 
 class VersionMismatch(ProtocolError):
@@ -218,9 +213,9 @@ class VersionMismatch(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """Another member knows who this process is, and does not let it in. The text has its reason.
+    """Another member has identified this process and refuses it, for the reason in the text.
 
-    `again`: another member may, or the same one a little later.
+    `again`: another member may admit it, or the same one later.
     """
 
     def __init__(self, text: str, again: bool = False) -> None:
@@ -232,11 +227,11 @@ class RefusedError(ProtocolError):
 
 
 class TurnedAwayError(RpcError):
-    """Who was asked to let this process into a world leads it no more; another does, or the world is over."""
+    """The member asked for admission to a world is not its leader any more: another is, or the world is over."""
 
 
 class NamesError(RuntimeError):
-    """Names of dimensions that do not fit together, or that an operator cannot keep."""
+    """Names of dimensions that do not match, or that an operator cannot keep."""
 
 
 class PipelineError(ValueError):

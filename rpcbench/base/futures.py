@@ -1,21 +1,27 @@
-"""Futures that behave in a notebook: interruptible, awaitable, and still torch's.
+"""Futures for notebooks: interruptible, awaitable, and subclasses of `torch.futures.Future`.
 
 Guarantees
-- `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result is there).
-- A pool thread that waits for more than a moment tells its pool, which may start another: nesting deeper than the pool
-  works.
-- What `then` returns is one of these, too.
-- Continuations run on the thread that waits, or on a pool thread; never on a thread that reads a connection.
+- `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result arrives).
+- A pool thread that waits notifies its pool, which may start another thread: calls may nest deeper than the pool.
+- `then` returns such a future, too.
+- Callbacks run on a thread that waits, or on a pool thread; never on a thread that reads a connection.
 """
+
+# States of a future. An answer is a function that makes the value: it may have to unpickle it, which is user code.
+#     pending ── deliver ──> answered ── _open, on exactly one thread ──> resolved ── _complete ──> callbacks run
+#        └────────────────── set_result, set_exception ─────────────────────┘
+# A waiting thread opens the answer; if none waits, a pool thread does (`later`). A lazy answer without callbacks stays
+# unopened until the first reader, and torch's side of the future incomplete: most calls never need it.
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -24,8 +30,7 @@ from rpcbench.base.rebuild import set_field, twin
 
 T = TypeVar("T")
 S = TypeVar("S")
-_LONG, _LONGEST = 1.0, 10.0
-"""Seconds after which a wait is told of for the first time, and between the last ones."""
+_LONG, _LONGEST = 1.0, 10.0  # seconds until the first report of a long wait, and the longest between two reports
 
 if TYPE_CHECKING:
 
@@ -37,40 +42,33 @@ else:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Around anything that blocks: lets the pool of this thread, if it has one, make up for it."""
-    waiting = getattr(threading.current_thread(), "waiting", None)
-    if waiting is None:
-        yield
-        return
-    with waiting():
+    """Release the slot in this thread's pool, if it has one, while the block waits."""
+    with getattr(threading.current_thread(), "waiting", contextlib.nullcontext)():
         yield
 
 
-def step_aside() -> None:
-    """Before anything that may block for long: lets others do what this thread had to do besides, such as to read."""
-    aside = getattr(threading.current_thread(), "step_aside", None)
-    if aside is not None:
-        aside()
+def release_duties() -> None:
+    """Release this thread's other duties, such as reading a connection, before an operation that may block for long."""
+    getattr(threading.current_thread(), "release_duties", lambda: None)()
 
 
 Answer = Callable[[], Any]
-"""Makes the value of a future, or raises its error: run once, by a thread that may run user code."""
+"""Makes the value of a future, or raises its error. It runs once, on a thread that may run user code."""
 Waits = Callable[[], bool]
-"""Whether a thread still waits."""
+"""Returns whether a thread still waits."""
 HelpAlong = Callable[[Waits], object]
-"""Takes part in what brings an answer, for as long as its caller waits for that."""
+"""Helps to receive an answer, such as by reading a connection, while its argument returns True."""
 Later = Callable[[Callable[[], None]], object]
 """Runs a function soon, on another thread."""
 
 
 def _fresh(error: BaseException) -> BaseException:
-    """A twin of an error, without the frames that its raises have collected, which may refer back to the future.
-
-    torch's side holds what it stores where the garbage collector cannot see it, so such a circle would never go.
-    """
+    """Return a copy of an error without the frames of its traceback."""
+    # The frames may refer to the future. torch stores values out of the garbage collector's sight, so such a reference
+    # cycle would never be freed.
     try:
         fresh = twin(error)
-    except Exception:  # noqa: BLE001  (it cannot be copied, so it is raised as it is)
+    except Exception:  # noqa: BLE001  (an error without a copy is raised itself)
         return error
     if type(fresh) is not type(error):
         return error
@@ -83,43 +81,31 @@ def _raise(error: Exception) -> None:
     raise _fresh(error)
 
 
-class Kept(Protocol):
-    """What a call needs until it is answered."""
-
-    def let_go(self) -> object:
-        """It does not any more."""
-
-
 class _Waiter:
-    """One thread that waits: its bell is held until it is to look again, or to raise `error`."""
+    """One thread that waits for a future. Releasing its lock wakes it, to look again or to raise `error`."""
 
-    __slots__ = ("bell", "error", "thread")
+    __slots__ = ("error", "thread", "wakeup")
 
     def __init__(self) -> None:
-        self.bell = threading.Lock()  # a plain lock: Ctrl-C can leave a Condition locked for ever
-        self.bell.acquire()
+        self.wakeup = threading.Lock()  # a plain lock: Ctrl-C can leave a Condition locked (see `conditions`)
+        self.wakeup.acquire()
         self.thread = threading.get_ident()
         self.error: Exception | None = None
 
 
 class Future(_Base[T]):
-    """A `torch.futures.Future` whose waits can be interrupted and which can be awaited.
+    """A `torch.futures.Future` with interruptible waits, which can be awaited. `rpc_async` returns one."""
 
-    Made by `rpc_async` and friends, which resolve it through `deliver`. `cancel()` calls `on_cancel`; a thread that
-    waits long calls `on_long` with the seconds it has waited, now and then. `sources` are futures that it follows from.
-    `help_along` is for a thread that is about to wait, before and after its pool is told: it may bring the answer.
-    """
-
-    # What a future has until something else is known: one is made for each call, and few of them ever need another.
-    keeps: Sequence[Kept] = ()
-    site: Any = None  # the line of the user's program that made the call, where another thread may open the answer
+    # Defaults are class attributes: one future is made for each call, and few of them ever need another value.
+    keeps: Sequence[Any] = ()  # handles that a call needs until it is answered, see `runtime.requests`
+    site: Any = None  # the place in the user's program that made the call, or the id of the thread that waits for it
     _answer: Answer | None = None
-    _taken = False
-    _helping = False  # a thread that waits may bring the answer, and opens it
-    _followed = False  # something happens as soon as it is done
-    _left = False  # the answer is left to the first one who asks
-    _lazy = False  # so is torch's side of this future, which is
-    _whole = False  # complete
+    _taken = False  # a thread opens the answer
+    _helping = False  # a waiting thread may receive the answer, and opens it then
+    _followed = False  # there are callbacks, so torch's side must be completed at once
+    _left = False  # the answer stays unopened until the first reader
+    _lazy = False  # torch's side stays incomplete until it is followed
+    _whole = False  # torch's side is complete
     _outcome: tuple[Any, BaseException | None] | None = None
     _devices: list[Any] | None = None
     _sources: Sequence[weakref.ref[Future[Any]]] = ()
@@ -134,23 +120,19 @@ class Future(_Base[T]):
         help_along: HelpAlong | None = None,
     ) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
-        self._help_along = help_along
+        self._help_along = help_along  # called by a waiting thread, before and after it releases its pool slot
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._on_cancel = on_cancel
-        self._on_long = on_long
+        self._on_long = on_long  # called now and then by a thread that waits long, with the seconds it has waited
         if devices:
             self._devices = devices
-        if sources:
+        if sources:  # the futures that this one follows from; weak, as they refer to this one by their callbacks
             self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
 
     # -- resolving
     def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> bool:
-        """Runtime only: the answer has arrived. A waiting thread opens it; `later` sees to it where nobody waits, but
-        where it is `lazy` and nothing follows from it, the first one who asks.
-
-        False, and nothing else, if the future was resolved before.
-        """
+        """Runtime only: take an answer that has arrived. False, without effect, if the future was resolved before."""
         with self._lock:
             if self._answer is not None or self._outcome is not None:
                 return False
@@ -163,14 +145,14 @@ class Future(_Base[T]):
         return True
 
     def _ring(self) -> bool:
-        """Wake all who wait, under the lock; whether there was anyone."""
+        """Wake all waiting threads, under the lock; return whether there were any."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.bell.release()
+            waiter.wakeup.release()
         return bool(waiters)
 
     def _open(self) -> None:
-        """Open the answer that has arrived, unless another thread does."""
+        """Open an answer that has arrived, unless another thread does."""
         if self._answer is None:
             return
         taken = False
@@ -181,15 +163,15 @@ class Future(_Base[T]):
                     return
                 self._taken = taken = True
             outcome: tuple[Any, BaseException | None] = (answer(), None)
-        except BaseException as error:  # whatever a call raised is its result
+        except BaseException as error:  # any error of a call is its result
             if not taken:
                 raise
-            error.__context__ = None  # what the opening thread was handling is no part of it
+            error.__context__ = None  # the opening thread may be handling another error, which is no part of this one
             outcome = (None, error.with_traceback(None))
         self._finish(outcome)
 
     def _finish(self, outcome: tuple[Any, BaseException | None]) -> None:
-        """Wake all waiters, then complete torch's side, which runs the continuations on this thread."""
+        """Wake all waiting threads, then complete torch's side, which runs the callbacks on this thread."""
         with self._lock:
             self._outcome = outcome
             self._answer = None
@@ -200,7 +182,7 @@ class Future(_Base[T]):
             self._complete(*outcome)
 
     def _complete(self, value: Any, error: BaseException | None) -> None:
-        """Torch's side of it."""
+        """Complete torch's side."""
         if error is None:
             super().set_result(value)
             return
@@ -228,7 +210,7 @@ class Future(_Base[T]):
 
     # -- using
     def wait(self) -> T:
-        """The value, or its error raised; blocks until it is there. Ctrl-C ends the wait, not the call."""
+        """Block until resolved; return the value, or raise the error. Ctrl-C ends the wait, not the call."""
         try:
             if self._help_along is not None and self._unanswered():
                 self._helping = True
@@ -240,7 +222,7 @@ class Future(_Base[T]):
                     self._sleep()
         except BaseException:
             self._helping = False
-            self._open()  # the answer may have been left to this thread
+            self._open()  # `deliver` may have left the answer to this thread
             raise
         return self._value()
 
@@ -248,7 +230,7 @@ class Future(_Base[T]):
         return self._answer is None and self._outcome is None
 
     def wait_or_cancel(self) -> T:
-        """As `wait`, for a call that only this thread waits for: Ctrl-C gives the call up, too."""
+        """Do as `wait`, for a call that only this thread waits for: Ctrl-C cancels the call, too."""
         try:
             return self.wait()
         except KeyboardInterrupt:
@@ -256,9 +238,10 @@ class Future(_Base[T]):
             raise
 
     def _sleep(self) -> None:
-        """Until there is something to do."""
+        """Sleep until there is an answer to open, or an outcome."""
         waiter = _Waiter()
         with self._lock:
+            # Tested under the lock, so that no answer arrives between the test and the registration.
             if self._outcome is not None or (self._answer is not None and not self._taken):
                 return
             self._waiters.append(waiter)
@@ -270,7 +253,7 @@ class Future(_Base[T]):
             else:
                 with waiting():
                     if self._help_along is not None:
-                        self._help_along(waiter.bell.locked)
+                        self._help_along(waiter.wakeup.locked)
                     self._listen(waiter)
         except BaseException:
             with self._lock:
@@ -280,25 +263,25 @@ class Future(_Base[T]):
             raise waiter.error
 
     def _listen(self, waiter: _Waiter) -> None:
-        """Until the bell rings."""
+        """Wait for the wake-up, and report a long wait at growing intervals."""
         waited, patience = 0.0, _LONG
-        while not acquired(waiter.bell, patience):
+        while not acquired(waiter.wakeup, patience):
             waited, patience = waited + patience, min(2 * patience, _LONGEST)
             if self._on_long is not None:
                 self._on_long(waited)
 
     def break_wait(self, thread: int, error: Exception) -> bool:
-        """Raise `error` in a thread that waits, and nowhere else. False if it does not wait any more."""
+        """Raise `error` in one waiting thread. False if it does not wait any more."""
         with self._lock:
             broken = [waiter for waiter in self._waiters if waiter.thread == thread]
             self._waiters = [waiter for waiter in self._waiters if waiter.thread != thread]
             for waiter in broken:
                 waiter.error = error
-                waiter.bell.release()
+                waiter.wakeup.release()
         return bool(broken)
 
     def origins(self) -> list[Future[Any]]:
-        """The futures that this one waits for in the end: itself, or those that it follows from and are not done."""
+        """Return the unfinished futures at the start of this one's chain: those that it waits for, or itself."""
         if not self._sources:
             return [self]
         sources = [source for ref in self._sources if (source := ref()) is not None and not source.done()]
@@ -317,18 +300,18 @@ class Future(_Base[T]):
         return self._outcome is not None
 
     def value(self) -> T:
-        """The value of a completed future; RuntimeError before."""
+        """Return the value of a completed future; RuntimeError before."""
         self._take()
         if self._outcome is None:
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value()
 
     def outcome(self) -> tuple[Any, BaseException | None] | None:
-        """Runtime only: value and error as far as they are known here. Runs nothing, waits for nobody."""
+        """Runtime only: return value and error if they are known here, without running or waiting for anything."""
         return self._outcome
 
     def follow(self) -> None:
-        """From now on it is opened as soon as the answer is there: for what waits for torch's side of it."""
+        """Complete torch's side as soon as the answer arrives from now on, for callbacks and waits in torch's C++."""
         with self._lock:
             self._followed = True
             outcome = None if self._whole else self._outcome
@@ -346,14 +329,14 @@ class Future(_Base[T]):
         self.follow()
 
     def then(self, callback: Callable[[Any], S]) -> Future[S]:
-        """A future of what `callback(this future, completed)` returns; cancelling it cancels this one.
+        """Return a future of the result of `callback(self)`, which runs when this one is done. `cancel` cancels both.
 
-        RuntimeError with torch's words where the callback raises, and the error itself as its cause. TypeError for a
-        callback that is no function.
+        If the callback raises, the new future raises RuntimeError with torch's words, with the error as its cause.
+        TypeError for a callback that is no function.
         """
         if not callable(callback):
             raise TypeError(f"then(): incompatible function arguments: a callback is a function, not {callback!r}")
-        parent = weakref.ref(self)
+        parent = weakref.ref(self)  # this future refers to the chained one by its callback
         chained: Future[S] = Future(
             on_cancel=lambda: (first := parent()) and first.cancel(),
             on_long=self._on_long,
@@ -364,7 +347,7 @@ class Future(_Base[T]):
         def run(done: Any) -> None:
             try:
                 result = callback(done)
-            except Exception as error:  # noqa: BLE001  (whatever it raised is the result)
+            except Exception as error:  # noqa: BLE001  (any error of the callback is the result)
                 words = f"Got the following error when running the callback: {type(error).__name__}: {error}"
                 failure = RuntimeError(words)
                 failure.__cause__ = error.with_traceback(None)
@@ -376,9 +359,9 @@ class Future(_Base[T]):
         return chained
 
     def cancel(self) -> bool:
-        """Give the call up: its waiters get CallCancelled, and the callee is told.
+        """Cancel the call: its waiters get CallCancelled, and the callee is notified. False if it was done.
 
-        There it does not run if it has not begun yet; if it has, `rpc.cancelled()` is True in it. False if it was done.
+        At the callee it does not run if it has not begun yet; if it has, `rpc.cancelled()` is True in it.
         """
         if self._outcome is not None or self._on_cancel is None:
             return False
@@ -406,7 +389,7 @@ class Future(_Base[T]):
 
 
 def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
-    """A future of all the given ones: done when all are, or failed as soon as one fails. As torch's, interruptible."""
+    """Return a future of all given ones, as torch's does: done when all are done, or failed as soon as one fails."""
     futures = list(futures)
     if not all(isinstance(future, torch._C.Future) for future in futures):
         raise TypeError(f"_collect_all(): incompatible function arguments: a list of Futures, not {futures!r}")
@@ -422,12 +405,12 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
             last = not left
         try:
             future.value()
-        except Exception as error:  # noqa: BLE001  (whatever a call raised becomes the result)
+        except Exception as error:  # noqa: BLE001  (any error of a call becomes the result)
             failure = error
-            gathered.deliver(lambda: _raise(failure), _now)
+            gathered.deliver(lambda: _raise(failure), operator.call)
         else:
             if last:
-                gathered.deliver(lambda: futures, _now)
+                gathered.deliver(lambda: futures, operator.call)
 
     if not futures:
         gathered.set_result(futures)
@@ -437,7 +420,7 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
 
 
 def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
-    """Values of all the given futures, in order; the first error, as soon as there is one. Interruptible.
+    """Return the values of all futures, in order; raise the first error as soon as there is one. Interruptible.
 
     >>> rpcbench.wait_all([rpc.rpc_async("worker1", abs, (x,)) for x in (-1, -2)])
     [1, 2]
@@ -446,13 +429,13 @@ def wait_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
     left = [future for future in futures if not _is_done(future)]
     if len(left) > 1:
         collect_all(futures).wait()
-    for future in left if len(left) == 1 else ():
-        future.wait()  # this thread may read the answer itself
+    elif left:
+        left[0].wait()  # for a single future, this thread may receive the answer itself
     return [future.value() for future in futures]
 
 
 def _is_done(future: torch.futures.Future[Any]) -> bool:
-    """Raises where it has failed."""
+    """Return whether a future is done; raise its error if it has failed."""
     done = future.done()
     if done:
         future.value()
@@ -460,16 +443,12 @@ def _is_done(future: torch.futures.Future[Any]) -> bool:
 
 
 def settle_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
-    """As `wait_all`, but an error is raised only when all are done: nothing that was asked for is still going on."""
+    """Do as `wait_all`, but raise an error only after all are done, so that no call is still running."""
     futures = list(futures)
     for future in futures:
         with contextlib.suppress(Exception):  # raised below, in order
             future.wait()
     return [future.value() for future in futures]
-
-
-def _now(job: Callable[[], None]) -> None:
-    job()
 
 
 _collect_in_torch = torch._C._collect_all
@@ -481,8 +460,8 @@ def _collect(futures: Any) -> Any:
     return _collect_in_torch(futures)
 
 
-# torch.futures.collect_all and wait_all go through this function. torch's own looks at the C++ side of a future only,
-# where an error set from Python is a value like any other: it would not end the wait before all others are done.
+# torch.futures.collect_all and wait_all call this function. torch's own sees only the C++ side of a future, where an
+# error that was set from Python is a value like any other: it would not end the wait before all others are done.
 torch._C._collect_all = _collect
 
 _wait_in_torch = torch._C.wait
@@ -492,5 +471,5 @@ def _wait(future: Any) -> Any:
     return future.wait() if isinstance(future, Future) else _wait_in_torch(future)
 
 
-# For torch.jit.wait: torch's side of a future is completed only when somebody asks for it.
+# For torch.jit.wait: torch's side of a lazy future is completed only on request.
 torch._C.wait = cast(Any, _wait)

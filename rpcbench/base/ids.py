@@ -1,26 +1,53 @@
-"""Names for things that more than one process knows.
+"""Identifiers that several processes share, the rules for worker names, and the rows of tables that events change.
 
-An `Id` is unique over the life of a world: the worker that made it, that worker's incarnation (a restarted worker
-never inherits its predecessor's ids) and a counter. What is shown or returned to users looks as torch's ids do.
+An `Id` is unique over the life of a world: it has the worker that made it, its incarnation (a restarted worker never
+inherits its predecessor's ids) and a counter. Ids that users see have the form of torch's ids.
+
+The runtime's events: each is the change of one row of one table. Every panel and picture is drawn from these tables.
+
+A row is a small dict of plain values (numbers, strings, lists). An event holds a function that makes the row when it is
+read, or None after the row's end. So a row that changes often is made once for all readers, and a copy of the tables
+plus the changed rows equals the later tables.
+
+Tables
+    owned     RRefs this worker owns           key "0.3"      forks, ready, type, made, size, cell
+    users     forks this worker holds          key "0.4"      rref, owner, parent, state, children
+    contexts  autograd contexts                key "281…"     known, sends, recvs, passes, gradients
+    calls     calls in flight from here        key "17"       to, label
+    graphs    what is local of a context       key "281…"     leaves (name, shape, bytes), more, passes (regions, ran)
+    steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, state
+    ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
+                                                               held, failed
+    collectives  its part of a collective operation  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
+                                                               end, failed
+    health    its state at the last request    key "1"        question, pid, host, cpu, memory, busy, waiting, queued,
+                                                               cells, peers
+    launched  processes this member started    key "1"        name, pid, incarnation, state, log
+    actions   requests by clicks in panels     key "scale 3"  action, target, state, error
+
+Messages have no table on a worker, which keeps no record of them. Each is reported when it is sent and when it is
+received (`Told`) to observers of messages, which match the two (`rpcbench.telemetry.message_views`).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+# torch's form of an id is worker (16 bits), counter (48 bits); here the counter is incarnation (16 bits), serial (32).
+
 
 COUNTER_BITS = 48
-MAX_WORKER = (1 << 15) - 1
 OWN = 1 << COUNTER_BITS - 1
-"""In the number of a call: it is the bench's own, such as a cell, and no part of a program."""
+"""A bit in the number of a call: this package makes the call itself, such as a cell's, and no user's program."""
 _NAME = re.compile(r"[A-Za-z0-9_:.\-]*")
 _LONGEST_NAME = 128
 
 
 class Id(NamedTuple):
-    """Identity of an RRef or of one fork of it."""
+    """The identity of an RRef, a fork, or a backward pass."""
 
     worker: int
     serial: int
@@ -32,12 +59,12 @@ class Id(NamedTuple):
 
 
 def global_id(worker: int, serial: int) -> int:
-    """64-bit id as torch shows it: 16 bits worker, 48 bits counter."""
+    """Return a 64-bit id in torch's form: 16 bits worker, 48 bits counter."""
     return worker << COUNTER_BITS | serial
 
 
 def worker_of(number: int) -> int:
-    """The worker that made a 64-bit id."""
+    """Return the worker that made a 64-bit id."""
     return number >> COUNTER_BITS
 
 
@@ -46,29 +73,29 @@ _LIVES = (1 << COUNTER_BITS - _SERIAL_BITS) - 1
 
 
 def first_serial(incarnation: int) -> int:
-    """Where the counters of 64-bit ids begin, so that they differ from those of an earlier incarnation."""
+    """Return the first value of a counter for 64-bit ids, so that they differ from those of other incarnations."""
     return (incarnation & _LIVES) << _SERIAL_BITS
 
 
 def origin_of(number: int) -> int:
-    """Which process made a 64-bit id, if its counter began at `first_serial`."""
+    """Return the process (worker and incarnation) that made a 64-bit id, if its counter began at `first_serial`."""
     return number >> _SERIAL_BITS
 
 
 def origin(worker: int, incarnation: int) -> int:
-    """`origin_of` all ids that this process makes."""
+    """Return `origin_of` all ids that a process makes."""
     return origin_of(global_id(worker, first_serial(incarnation)))
 
 
 class Counter:
-    """0, 1, 2, … (or from `first` on) from any thread."""
+    """A thread-safe counter: `first`, `first` + 1, ..."""
 
     def __init__(self, first: int = 0) -> None:
-        self.next: Callable[[], int] = itertools.count(first).__next__  # one step of the interpreter
+        self.next: Callable[[], int] = itertools.count(first).__next__  # atomic: one step of the interpreter
 
 
 def check_name(name: str) -> str:
-    """The name itself, or ValueError/RuntimeError with torch's wording where a world cannot have such a worker."""
+    """Return a worker's name if it is valid; else raise TypeError, or RuntimeError with torch's wording."""
     if not isinstance(name, str):
         raise TypeError(f"worker name must be a str, not {type(name).__name__}")
     if not name or len(name) >= _LONGEST_NAME or not _NAME.fullmatch(name):
@@ -77,3 +104,48 @@ def check_name(name: str) -> str:
             f"{_LONGEST_NAME} chars, but got {name!r}"
         )
     return name
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+Row = dict[str, Any]
+Table = dict[str, Row]
+Tables = dict[str, Table]
+
+
+class ChangedRows(NamedTuple):
+    """The rows that have changed since the batch before, in their present state."""
+
+    number: int  # counts a worker's batches without gaps
+    rows: dict[str, dict[str, Row | None]]  # table → key → row; None: it has ended
+    dropped: int  # changed rows that are left out
+
+
+Made = Callable[[], "Row | None"]
+"""Returns a row in its present state, None after its end; called later, under the node's lock."""
+
+Note = Callable[[str, str, str, Made], None]
+"""(kind, table, key, row): reports a change, and is called only while there is an observer. `kind` is a past-tense name
+("ForkAdded") for observers of the history rather than the state."""
+
+Told = Callable[[str, int, int, Any], None]
+"""("sent" | "received" | "lost", peer, sequence number, message): reports a message, only while there is an observer of
+messages."""
+
+QUIET, CHANGES, MESSAGES = 0, 1, 2
+"""The level of observation: nothing; every change; every message, too, which makes each message slower."""
+
+
+def row_of(entries: Mapping[K, V], key: K, row: Callable[[K, V], Row | None]) -> Row | None:
+    """Return the row of an entry in its present state, None after its end; a `Made` with these arguments bound."""
+    entry = entries.get(key)
+    return None if entry is None else row(key, entry)
+
+
+def apply(tables: Tables, table: str, key: str, row: Row | None) -> None:
+    """Apply one change to a copy of the tables."""
+    rows = tables.setdefault(table, {})
+    if row is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = row

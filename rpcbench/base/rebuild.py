@@ -1,10 +1,10 @@
-"""Exceptions rebuilt without their `__init__`, which may want other arguments than `args` holds.
+"""Rebuilding, copying and shortening of exceptions without their `__init__`, which may need more than `args`.
 
-An exception is its class, its `args`, its attributes, and its fields: the values that C classes (`OSError.errno`) and
-`__slots__` keep outside of `__dict__`. A class that says itself how it is pickled is left to that.
+The state of an exception is its class, its `args`, its attributes, and its fields: the values that C classes
+(`OSError.errno`) and `__slots__` keep outside of `__dict__`. A class with its own `__reduce__` is pickled by that.
 
 Guarantees
-- No `__init__` and no `__new__` of a user's class runs; nor does its `__setattr__`, which a frozen dataclass forbids.
+- No `__init__` and no `__new__` of a user's class runs, and no `__setattr__`, which raises in a frozen dataclass.
 - A shortened error keeps its type; each text in it has at most `MOST_TEXT` characters.
 """
 
@@ -19,25 +19,27 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 MOST_TEXT = 1 << 20
-"""Characters of a text, a representation or a traceback that go along with an error."""
-_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not a class of the interpreter's own
-_State = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
+"""The most characters of a text, a representation or a traceback that are sent with an error."""
+_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time, not one of the interpreter
+_State = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]  # args, attributes, fields
 
 
 def reduced(error: BaseException) -> tuple[Any, ...] | None:
-    """What `__reduce__` might say of an error; None where its class has a way of its own."""
+    """Return a value for `__reduce__` of an error; None if its class has its own way of pickling."""
     kind = type(error)
     owner = next(base for base in kind.__mro__ if "__reduce__" in vars(base))
     own = owner.__module__ != "builtins" or kind.__reduce_ex__ is not object.__reduce_ex__
     if own or kind in copyreg.dispatch_table:
         return None
-    return remade, (kind, *_arguments(error)), (error.args, vars(error), _fields(error)), None, None, fill
+    args = (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else error.args
+    return remade, (kind, *args), (error.args, vars(error), _fields(error)), None, None, fill
 
 
 def remade(kind: type[E], *args: Any) -> E:
-    """An instance by the `__new__` of the C class below `kind`. TypeError for a class of anything but exceptions."""
+    """Make an instance by the `__new__` of the C class below `kind`. TypeError if `kind` is no exception class."""
+    # A peer names the class in a pickle, so it must not make instances of any other class.
     if not issubclass(kind, BaseException):
-        raise TypeError(f"{kind!r} is no class of exceptions")
+        raise TypeError(f"{kind!r} is not a class of exceptions")
     base: Any = kind
     while base.__flags__ & _AT_RUN_TIME:
         base = base.__base__
@@ -46,7 +48,7 @@ def remade(kind: type[E], *args: Any) -> E:
 
 
 def fill(error: BaseException, state: _State) -> None:
-    """Give a new instance what another one holds."""
+    """Give a new instance the state of another one."""
     args, attributes, fields = state
     set_field(error, "args", args)
     if attributes and type(error).__setstate__ is not BaseException.__setstate__:
@@ -58,17 +60,17 @@ def fill(error: BaseException, state: _State) -> None:
 
 
 def set_field(error: BaseException, name: str, value: object) -> None:
-    """As `setattr`, also on instances of a class that forbids it."""
+    """Do as `setattr`, also for a class that forbids it."""
     BaseException.__setattr__(error, name, value)
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """As `error.add_note`, also on such instances."""
+    """Do as `error.add_note`, also for a class that forbids `setattr`."""
     set_field(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 def twin(error: E) -> E:
-    """A shallow copy, without traceback, cause and context. Raises whatever a user's own way of copying raises."""
+    """Return a shallow copy, without traceback, cause and context. Errors of a user's copy method propagate."""
     parts = reduced(error)
     if parts is None:
         return copy.copy(error)
@@ -78,7 +80,7 @@ def twin(error: E) -> E:
 
 
 def shortened(error: BaseException, short: Callable[[Any], Any]) -> BaseException:
-    """A copy whose arguments, attributes and fields are what `short` makes of them, also of those inside a group."""
+    """Return a copy with `short` applied to all arguments, attributes and fields, also of errors inside a group."""
     args = tuple(map(short, error.args))
     if isinstance(error, BaseExceptionGroup):
         args = short(error.message), [shortened(inner, short) for inner in error.exceptions]
@@ -91,14 +93,14 @@ def shortened(error: BaseException, short: Callable[[Any], Any]) -> BaseExceptio
 
 
 def cut(text: str) -> str:
-    """A text without its middle, where it has more than `MOST_TEXT` characters."""
+    """Return a text without its middle if it has more than `MOST_TEXT` characters."""
     left_out = len(text) - MOST_TEXT
     half = MOST_TEXT // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
 
 
 def words(value: object, say: Callable[[Any], str] = repr) -> str:
-    """`say(value)`, cut. A class whose `__repr__` or `__str__` raises must not hide the error that it is a part of."""
+    """Return `say(value)`, cut. A failing `__repr__` or `__str__` must not hide the error that the value belongs to."""
     try:
         return cut(say(value))
     except Exception as error:  # noqa: BLE001  (a user's method)
@@ -106,12 +108,8 @@ def words(value: object, say: Callable[[Any], str] = repr) -> str:
 
 
 def story(error: BaseException) -> str:
-    """The traceback with causes and notes, cut."""
+    """Return the traceback with causes and notes, cut."""
     return cut("".join(traceback.format_exception(error)))
-
-
-def _arguments(error: BaseException) -> tuple[Any, ...]:
-    return (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else error.args
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
@@ -125,12 +123,13 @@ def _fields(error: BaseException) -> dict[str, Any]:
 
 
 def _is_field(member: MemberDescriptorType, error: BaseException) -> bool:
-    """Whether a field is set and goes along: not the object of an AttributeError, which may be a whole model."""
+    """Return whether a field is set, and is to be sent along."""
     owner = member.__objclass__
+    # The object of an AttributeError may be a whole model.
     if owner in (BaseException, BaseExceptionGroup) or (owner is AttributeError and member.__name__ == "obj"):
         return False
     try:
         value = member.__get__(error)
-    except AttributeError:  # a slot that nothing was put into
+    except AttributeError:  # an empty slot
         return False
-    return value is not None or bool(owner.__flags__ & _AT_RUN_TIME)  # C classes have None for what is not set
+    return value is not None or bool(owner.__flags__ & _AT_RUN_TIME)  # C classes have None for a field without a value

@@ -1,15 +1,15 @@
-"""The client of cells: sends a cell to workers and waits for it or not: what `%%remote` and `Cluster.run` do.
+"""The client of cells: sends a cell to workers and collects its results, for `%%remote` and `Cluster.run`.
 
 Rules
-- Output is shown while the cell runs, in the notebook cell that asked. A cell has no deadline unless it is given one;
-  when that passes the cell is interrupted.
-- Ctrl-C interrupts the cell on all its workers, waits for those whose code hears of it, at most `PATIENCE` seconds, and
-  raises KeyboardInterrupt in any case; a second one does not wait.
-- A worker's error is raised here with its own type, after the results of all other workers were kept. While others
-  still run the cell, a line in it tells of the error at once.
-- The history keeps what each worker has run without an error since it was started, as it was sent, so that the next
-  worker of its name can run it again: the last `CELLS` cells, with variables of `BYTES` in all. A value that was
-  changed here since it was sent goes as it is now. An RRef is never kept: it would keep what it refers to alive.
+- Output is shown while the cell runs, in the notebook cell that sent it. A cell is interrupted at its deadline; by
+  default it has none.
+- Ctrl-C interrupts the cell on all its workers, waits at most `PATIENCE` seconds for those that handle the interrupt,
+  and always raises KeyboardInterrupt. A second Ctrl-C does not wait.
+- A worker's error is raised here with its own type, after the results of all other workers were bound. While others
+  still run the cell, a line in its output reports the error at once.
+- The history keeps the cells that each worker has run without an error since its start, so that a restarted worker can
+  run them again: the last `CELLS` cells, with at most `BYTES` bytes of variables. It keeps references: a value that was
+  changed here after it was sent is sent as changed. It never keeps an RRef, which would keep the value alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy
 import psutil
 import torch
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.errors import RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
 from rpcbench.cells.display import (
@@ -38,47 +38,45 @@ from rpcbench.cells.display import (
     OutputBuffer,
     OutputDisplay,
     OutputRouter,
-    one_below_the_other,
+    stacked,
     unseen,
 )
 from rpcbench.cells.runner import INTERRUPT, Cell, run_cell
-from rpcbench.cells.stdin import BESIDE, InputRequests
+from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
 from rpcbench.rpc.rref import RRef
 
 if TYPE_CHECKING:
-    from rpcbench.cells.runner import Cell
     from rpcbench.runtime.agent import Agent
     from rpcbench.runtime.members import WorkerInfo
 
-
-CELLS = 1000
-BYTES = 1 << 26
+CELLS = 1000  # in the history, per worker
+BYTES = 1 << 26  # of variables in the history, per worker
 
 
 class Rerun(NamedTuple):
-    """A cell that was run again; `error` is what it failed with, None if it did not."""
+    """A cell that was run again."""
 
     code: str
-    error: BaseException | None
+    error: BaseException | None  # None if the cell succeeded
 
 
-class Kept(NamedTuple):
-    """A cell with its variables, but for those that are `missing`: too large, or RRefs."""
+class HistoryEntry(NamedTuple):
+    """A cell in the history."""
 
     code: str
     push: dict[str, Any]
-    bytes: float
-    missing: tuple[str, ...]
+    bytes: float  # of `push`, about
+    missing: tuple[str, ...]  # names of variables that were not kept: RRefs, or too large
 
 
-class Past:
-    """What one worker has run."""
+class WorkerHistory:
+    """The history of one worker."""
 
     def __init__(self) -> None:
-        self.cells: dict[int, Kept] = {}
-        self.forgotten = 0
+        self.cells: dict[int, HistoryEntry] = {}  # by the cell's number, which orders them
+        self.forgotten = 0  # cells dropped as there were more than `CELLS`
         self._bytes = 0.0
 
     def note(self, cell: Cell) -> None:
@@ -89,81 +87,75 @@ class Past:
                 kept[name] = value
                 total += size
         missing = tuple(name for name in cell.push if name not in kept)
-        self.cells[cell.number] = Kept(cell.code, kept, total, missing)
+        self.cells[cell.number] = HistoryEntry(cell.code, kept, total, missing)
         self._bytes += total
         if len(self.cells) > CELLS:
             self._bytes -= self.cells.pop(min(self.cells)).bytes
             self.forgotten += 1
 
 
-class History:
-    """The past of all workers of one world. From any thread."""
+class CellHistories:
+    """The histories of all workers of one world. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[str, Past] = {}
+        self._of: dict[str, WorkerHistory] = {}
 
     def note(self, worker: str, cell: Cell) -> None:
-        """It has run there."""
+        """Record that the worker has run the cell."""
         with self._lock:
-            self._of.setdefault(worker, Past()).note(cell)
+            self._of.setdefault(worker, WorkerHistory()).note(cell)
 
-    def take(self, worker: str) -> Past:
-        """What it has run; from now on that is nothing."""
+    def take(self, worker: str) -> WorkerHistory:
+        """Remove and return the worker's history."""
         with self._lock:
-            return self._of.pop(worker, Past())
+            return self._of.pop(worker, WorkerHistory())
 
 
-Run = Callable[[str, dict[str, Any]], BaseException | None]
-"""(code, variables to set first) -> what the cell failed with."""
+def replay(past: WorkerHistory, run: Callable[[str, dict[str, Any]], BaseException | None]) -> list[Rerun]:
+    """Run all cells of the history in order, also after one that fails; stop if the worker is lost.
 
-
-def replay(past: Past, run: Run) -> list[Rerun]:
-    """Run all of it again, also after a cell that fails, unless the worker is lost."""
+    `run(code, variables to set first)` returns the cell's error, or None."""
     done = []
     if past.forgotten:
         done.append(Rerun(f"({past.forgotten} earlier ones)", RuntimeError(f"only the last {CELLS} are kept")))
     for _, cell in sorted(past.cells.items()):
-        done.append(Rerun(cell.code, _error(cell, run)))
+        if names := ", ".join(cell.missing):
+            why = f"not kept, as they are RRefs or too large: {names}; run it again with -i {names}"
+            done.append(Rerun(cell.code, RuntimeError(why)))
+            continue
+        done.append(Rerun(cell.code, run(cell.code, cell.push)))
         if isinstance(done[-1].error, WorkerLostError):
             break
     return done
 
 
-def _error(cell: Kept, run: Run) -> BaseException | None:
-    if cell.missing:
-        names = ", ".join(cell.missing)
-        return RuntimeError(f"not kept, as they are RRefs or too large: {names}; run it again with -i {names}")
-    return run(cell.code, cell.push)
-
-
 def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
-    """Bytes that are kept with it, about; of an RRef, or what holds one, without end."""
+    """Return about how many bytes a value keeps alive; infinity for an RRef, or a container that holds one."""
     if isinstance(value, RRef):
         return math.inf
     if isinstance(value, torch.Tensor | numpy.ndarray):
         return value.nbytes
     if isinstance(value, torch.nn.Module):
         return sum(parameter.nbytes for parameter in value.parameters())
+    # `inside` are the ids of the containers around it: a container may hold itself.
     if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
         held = value.values() if isinstance(value, dict) else value
         return sys.getsizeof(value) + sum(_size(each, (*inside, id(value))) for each in held)
     return sys.getsizeof(value)
 
 
-PATIENCE = 5.0
-_HEARING_SECONDS = 0.35
-"""So long a worker may take to hear of an interrupt, where no more processes want to run than there are cores."""
-_STRAGGLER_SECONDS = 1.0
-_TELL_SECONDS = 0.3
-"""An error is told on its own where other workers run on for longer than this after it."""
+PATIENCE = 5.0  # seconds to wait for interrupted cells to end
+_HANDLING_SECONDS = 0.35  # how long a worker may take to acknowledge an interrupt on a host that is not overloaded
+_STRAGGLER_SECONDS = 1.0  # how far the first output of a failed cell may arrive behind its reply
+_REPORT_DELAY_SECONDS = 0.3  # an error is reported apart if other workers still run the cell this long after it
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CellInputs:
-    """What goes along with a cell and what shall come back: as in `cells.runner.Cell`."""
+    """The variables that a cell is given and returns; the fields are those of `cells.runner.Cell`."""
 
     push: Values = field(default_factory=dict)
     want: tuple[str, ...] = ()
@@ -172,29 +164,26 @@ class CellInputs:
 
 
 class CellOptions(NamedTuple):
-    """How a cell is run: for so many `seconds` at most, with the worker's name before each line or not (it is, among
-    several), and shown on which panes."""
+    """How a cell is run and shown."""
 
-    seconds: float = math.inf
-    labelled: bool = False
-    panes: OutputAreas = one_below_the_other
+    seconds: float = math.inf  # deadline, relative to the start
+    labelled: bool = False  # begin each line with the worker's name; always done for several workers
+    areas: OutputAreas = stacked  # makes the output area of each worker
 
 
 class CellResult(NamedTuple):
-    """What came of a cell: values by worker, and the failures, both in the order the workers were named in.
+    """The results of a cell, in the order in which its workers were named."""
 
-    `late` is the RpcTimeoutError of a cell that took too long somewhere."""
-
-    values: dict[str, Values]
+    values: dict[str, Values]  # by worker, then by variable
     failures: list[Failed]
-    late: Exception | None = None
+    late: Exception | None = None  # an RpcTimeoutError if the cell passed its deadline on any worker
 
     def error(self, shell: Any) -> BaseException | None:
-        """What went wrong, to be raised once the values are kept. `shell`: as in `tracebacks.raised`."""
+        """Return the error to raise once the values are bound. `shell`: as in `tracebacks.raised`."""
         return self.late or (raised(self.failures, shell) if self.failures else None)
 
     def by_name(self, several: bool) -> Values:
-        """Values by the name of the variable; of several workers, each is a dict by worker."""
+        """Return the values by variable; of several workers, each value is a dict by worker."""
         if not several:
             return next(iter(self.values.values()), {})
         names = dict.fromkeys(name for values in self.values.values() for name in values)
@@ -202,41 +191,41 @@ class CellResult(NamedTuple):
 
 
 class _WorkerRun:
-    """The cell on one worker."""
+    """A cell on one worker."""
 
     def __init__(
         self,
         member: WorkerInfo,
-        pane: OutputArea,
+        area: OutputArea,
         prompts: InputRequests,
         on_settled: Callable[[_WorkerRun], object],
         remedy: str,
     ) -> None:
         self.member = member
-        self._remedy = remedy
+        self._remedy = remedy  # the advice in the error if the worker is lost; empty: restart it
         self._on_settled = on_settled
         self._prompts = prompts
         self.values: Values = {}
         self.error: Exception | None = None
-        self.asked = False
-        self.replied = Flag()
-        self.settled = False
-        self.inbox = OutputBuffer(pane, functools.partial(prompts.take_over, member, self.replied.is_set))
+        self.asked = False  # the cell may have reached the worker
+        self.replied = Event()  # set after `settled` and its callback, so threads that wait for it find these done
+        self.settled = False  # `values` or `error` is final
+        self.output_buffer = OutputBuffer(area, functools.partial(prompts.take_over, member, self.replied.is_set))
 
     def settle(self, answer: Callable[[], Values]) -> None:
-        """The reply is here, or never will be."""
+        """Take the reply or error from `answer`, and wake all waits."""
         try:
             self.values = answer()
         except WorkerLostError as error:
             self.error = lost(error, self.member.name, self._remedy)
-        except Exception as error:  # noqa: BLE001  (whatever the cell raised is what came of it)
+        except Exception as error:  # noqa: BLE001  (any error of the cell is its result)
             self.error = error
         self.settled = True
         try:
-            self._on_settled(self)  # first: nothing more is shown of a cell that counts as ended
+            self._on_settled(self)  # before `replied`: nothing more is shown of a cell that counts as ended
         finally:
             self.replied.set()
-            self.inbox.heard.set()
+            self.output_buffer.heard.set()
             self._prompts.look()
 
     @property
@@ -246,43 +235,44 @@ class _WorkerRun:
         return "done" if self.error is None else type(self.error).__name__
 
     def wait(self, deadline: float = math.inf) -> bool:
-        """Until the reply and all output are here; False if that is not so by `deadline` (monotonic seconds)."""
+        """Wait for the reply and all output; return False if `deadline` (monotonic seconds) passes first."""
         if not _wait(self.replied, deadline):
             return False
         if self.error is None:
-            return _wait(self.inbox.over, deadline)
-        # The output of a failed cell may be a little behind its reply; a cell that never began there sends none.
-        if isinstance(self.error.__cause__, RemoteError) and self.inbox.begun.wait(_STRAGGLER_SECONDS):
-            return _wait(self.inbox.over, deadline)
+            return _wait(self.output_buffer.over, deadline)
+        # The output of a failed cell may arrive a little after its reply; a cell that never began there sends none.
+        if isinstance(self.error.__cause__, RemoteError) and self.output_buffer.begun.wait(_STRAGGLER_SECONDS):
+            return _wait(self.output_buffer.over, deadline)
         return True
 
     def stops(self, hearing: float, deadline: float) -> bool:
-        """As `wait`, after an interrupt that is heard of by `hearing` (monotonic seconds), if at all."""
-        if not _wait(self.inbox.heard, hearing):
+        """Like `wait`, after an interrupt; return False at once if it is not acknowledged by `hearing` (monotonic)."""
+        if not _wait(self.output_buffer.heard, hearing):
             return False
-        return self.wait(deadline if self.inbox.runs else hearing) or not self.inbox.runs
+        # A cell that does not run there, as it has ended or was dropped, needs no more than its late output.
+        return self.wait(deadline if self.output_buffer.runs else hearing) or not self.output_buffer.runs
 
     def finish(self, deadline: float) -> bool:
-        """As `wait`; meanwhile the user is asked what workers ask. Then all that was held back is shown."""
-        if not (self._prompts.attend(self.replied, deadline) and self.wait(deadline)):
+        """Like `wait`, and ask the user the questions of workers meanwhile. Then show all output that was held back."""
+        if not (self._prompts.ask_until(self.replied, deadline) and self.wait(deadline)):
             return False
-        self.inbox.pane.finish()
+        self.output_buffer.output_area.finish()
         return True
 
     def failed(self) -> Failed | None:
         if self.error is None:
             return None
-        end = self.inbox.end
+        end = self.output_buffer.end
         stopped = end is not None and end.error == "KeyboardInterrupt"
         return Failed(self.member.name, self.error, end.traceback if end else [], stopped)
 
 
-def _wait(event: Flag, deadline: float) -> bool:
+def _wait(event: Event, deadline: float) -> bool:
     return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
 
 
-class _News:
-    """Tells, in the cell, of each worker that failed while others still run it."""
+class _FailureReporter:
+    """Reports, in the cell's output, each worker that failed while others still run the cell."""
 
     def __init__(self, screen: OutputDisplay) -> None:
         self.parts: list[_WorkerRun] = []
@@ -291,33 +281,40 @@ class _News:
         self._ended = False
 
     def failed(self, part: _WorkerRun) -> None:
-        """Tell of it in a moment: errors of all workers at about the same time are told together, at the end."""
+        """Report the failure after a delay, unless all workers are through by then."""
         if self._ended or all(other.settled for other in self.parts):
             return
-        timer = threading.Timer(_TELL_SECONDS, self._tell, (part,))
+        # Delayed: the cell itself raises errors of all workers at about the same time, and reports them together.
+        timer = threading.Timer(_REPORT_DELAY_SECONDS, self._tell, (part,))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
 
     def end(self) -> None:
-        """All are through, or asked to stop: what is to be told is told by what the cell raises."""
+        """Report no more: the cell is through, or is to stop, and raises the errors itself."""
         self._ended = True
-        timers, self._timers, self.parts = self._timers, [], []  # no circle keeps what the cell was given alive
+        timers, self._timers, self.parts = self._timers, [], []  # no reference cycle keeps the cell's inputs alive
         for timer in timers:
             timer.cancel()
 
     def _tell(self, part: _WorkerRun) -> None:
         running = [other.member.name for other in self.parts if not other.settled]
         if running and not self._ended:
-            told = f"[{part.member.name}] {message(part.error)}\nThe cell goes on on {', '.join(running)}.\n"
+            told = f"[{part.member.name}] {message(part.error)}\nThe cell still runs on {', '.join(running)}.\n"
             self._screen.text("stderr", told)
 
 
 class RunningCell:
-    """A cell on its workers. `answer` begins once; `stop` may come from any thread."""
+    """A cell on its workers. `answer` is called once; `stop` from any thread."""
 
     def __init__(
-        self, agent: Agent, cell: Cell, parts: list[_WorkerRun], prompts: InputRequests, seconds: float, news: _News
+        self,
+        agent: Agent,
+        cell: Cell,
+        parts: list[_WorkerRun],
+        prompts: InputRequests,
+        seconds: float,
+        news: _FailureReporter,
     ) -> None:
         self._agent = agent
         self._prompts = prompts
@@ -329,12 +326,12 @@ class RunningCell:
 
     def begin(self, relay: OutputRouter) -> None:
         for part in self._parts:
-            part.asked = True  # before the cell can run: Ctrl-C waits for all that may run it
+            part.asked = True  # before the cell can run: Ctrl-C waits for all workers that may run it
             # Not on this thread: Ctrl-C must not cut a send in half.
             self._agent.submit(functools.partial(self._send, part, relay))
 
     def answer(self) -> CellResult:
-        """Wait for all workers, as long as the cell has time; then for what comes of its interrupt."""
+        """Wait for all workers until the deadline; then interrupt those that are late."""
         late = [part for part in self._parts if not part.finish(self._deadline)]
         self._news.end()
         error = timed_out(self._seconds, *self.stop()) if late else None
@@ -342,37 +339,39 @@ class RunningCell:
         return CellResult({part.member.name: part.values for part in done}, self._failures(), error)
 
     def interrupt(self) -> None:
-        """Ask all workers that still run it to stop."""
+        """Send an interrupt to all workers that have not replied."""
         self._news.end()
         for part in self._parts:
             if not part.replied.is_set():
                 notice = {"cell": self._cell.number}
+                # On a pool thread: a send may block, and a second Ctrl-C must not cut it in half.
                 self._agent.submit(functools.partial(self._agent.notify, part.member.id, INTERRUPT, notice))
 
     def stop(self) -> tuple[list[Failed], list[str]]:
-        """Interrupt the cell everywhere and wait a little: where it stood, and the workers that still run it."""
+        """Interrupt the cell everywhere and wait; return the failures, and the workers that still run it."""
         now = time.monotonic()
         self._prompts.close()
         asked = [part for part in self._parts if part.asked]
         try:
             self.interrupt()
-            busy = [part for part in asked if not part.stops(now + _hearing(), now + PATIENCE)]
-        except KeyboardInterrupt:
+            busy = [part for part in asked if not part.stops(now + _handling_seconds(), now + PATIENCE)]
+        except KeyboardInterrupt:  # a second Ctrl-C: look, but do not wait
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
-            part.inbox.pane.finish()
+            part.output_buffer.output_area.finish()
         return self._failures(), [part.member.name for part in busy]
 
     def states(self) -> dict[str, str]:
-        """By worker: "runs", "done", or the name of the error."""
+        """Return the state by worker: "runs", "done", or the name of the error's class."""
         return {part.member.name: part.state for part in self._parts}
 
     def _send(self, part: _WorkerRun, relay: OutputRouter) -> None:
         worker = part.member.id
-        relay.open(worker, self._cell.number, part.inbox)
+        relay.open(worker, self._cell.number, part.output_buffer)
         try:
+            # A timeout of 0 is none: the client itself counts the cell's time.
             future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0, label="this cell", own=True)
-        except Exception as error:  # noqa: BLE001  (the others shall run it all the same)
+        except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
             relay.close(worker, self._cell.number)
             part.settle(functools.partial(_raise, _named(error)))
         else:
@@ -387,17 +386,18 @@ class CellClient:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.history = History()
+        self.history = CellHistories()
         self._relay = OutputRouter(agent)
-        self._numbers = Counter(agent.incarnation << 32)  # no cell is taken for one of a notebook before this one
+        # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
+        self._numbers = Counter(agent.incarnation << 32)
 
     def run(
         self, screen: OutputDisplay, workers: Sequence[str], code: str, ask: CellInputs, way: CellOptions | None = None
     ) -> CellResult:
         """Run the cell on all `workers` at once and wait for them.
 
-        Errors: UnknownWorkerError or WorkerLostError before anything runs; KeyboardInterrupt after Ctrl-C; what happens
-        on a worker, or does not within `way.seconds`, is in the answer.
+        The result has the errors of workers and of the deadline. Raises UnknownWorkerError or WorkerLostError before
+        the cell runs anywhere, and KeyboardInterrupt after Ctrl-C.
         """
         sent = self._sent(screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None)
         try:
@@ -415,8 +415,8 @@ class CellClient:
         way: CellOptions,
         changed: Callable[[], object],
     ) -> RunningCell:
-        """As `run`, without waiting. `changed` is called whenever a worker is through."""
-        sent = self._sent(screen, workers, code, ask, way, InputRequests(self.agent, BESIDE), changed)
+        """Like `run`, without waiting. `changed` is called whenever a worker is through, on a pool thread."""
+        sent = self._sent(screen, workers, code, ask, way, InputRequests(self.agent, IN_BACKGROUND), changed)
         sent.begin(self._relay)
         return sent
 
@@ -433,10 +433,10 @@ class CellClient:
         origin = self.agent.values.cell()
         cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave, origin)
         members = [self.agent.member(name) for name in workers]
-        prompts.pager &= len(members) == 1
-        panes = way.panes(screen, [member.name for member in members], way.labelled or len(members) > 1)
+        prompts.pager &= len(members) == 1  # the notebook has one pager: several workers show pages as output
+        areas = way.areas(screen, [member.name for member in members], way.labelled or len(members) > 1)
         remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
-        news = _News(screen)
+        news = _FailureReporter(screen)
 
         def on_settled(part: _WorkerRun) -> None:
             if part.error is None:
@@ -446,15 +446,15 @@ class CellClient:
             changed()
 
         parts = [
-            _WorkerRun(member, pane, prompts, on_settled, remedy) for member, pane in zip(members, panes, strict=True)
+            _WorkerRun(member, area, prompts, on_settled, remedy) for member, area in zip(members, areas, strict=True)
         ]
         return RunningCell(self.agent, cell, parts, prompts, way.seconds, news)
 
 
-def _hearing() -> float:
-    """As long as `_HEARING_SECONDS`, times the processes that share a core here."""
+def _handling_seconds() -> float:
+    """Return `_HANDLING_SECONDS`, scaled by the number of processes that share a core here."""
     load: float = psutil.getloadavg()[0]
-    return _HEARING_SECONDS * max(1.0, load / (os.cpu_count() or 1))
+    return _HANDLING_SECONDS * max(1.0, load / (os.cpu_count() or 1))
 
 
 def _raise(error: Exception) -> Values:
@@ -462,7 +462,7 @@ def _raise(error: Exception) -> Values:
 
 
 def _named(error: Exception) -> Exception:
-    """An error about what goes along with a cell, in the user's words."""
+    """Reword an error about the values sent with a cell: a user calls these variables."""
     if isinstance(error, SerializationError):
         return SerializationError(re.sub(r"^\S*\.push\b", "variables", str(error)))
     return error
@@ -475,11 +475,12 @@ def run_script_cell(
     agent: Agent, there: Sequence[str], workers: Words, code: str, push: Mapping[str, Any] | None, want: Iterable[str],
     timeout: float | None,
 ) -> Any:  # fmt: skip
-    """Run the cell on those of the workers that are `there` whom `workers` means. See `Cluster.run`."""
+    """Run the cell on the workers that `workers` selects among those `there`. See `Cluster.run`."""
     names = Targets().find([workers] if isinstance(workers, str) else workers, there)
     wanted = (want,) if isinstance(want, str) else tuple(want)
     ask = CellInputs(dict(push or {}), wanted, value=not wanted)
-    shell = _shell()
+    loaded = sys.modules.get("IPython")
+    shell = None if loaded is None else loaded.get_ipython()
     answer = agent.part(CellClient).run(
         OutputDisplay(shell), names, code, ask, CellOptions(math.inf if timeout is None else timeout)
     )
@@ -489,21 +490,12 @@ def run_script_cell(
     return values if wanted else values[""]
 
 
-def rerun_script_cells(agent: Agent, worker: str, past: Past) -> list[Rerun]:
-    """Run what a worker had run again, on the one that is there now, unseen."""
+def rerun_script_cells(agent: Agent, worker: str, past: WorkerHistory) -> list[Rerun]:
+    """Run a worker's history on its restarted process, without showing output."""
+    client, way = agent.part(CellClient), CellOptions(areas=unseen)
 
     def run(code: str, push: dict[str, Any]) -> BaseException | None:
-        failures = (
-            agent.part(CellClient)
-            .run(OutputDisplay(None), [worker], code, CellInputs(push), CellOptions(panes=unseen))
-            .failures
-        )
+        failures = client.run(OutputDisplay(None), [worker], code, CellInputs(push), way).failures
         return failures[0].error if failures else None
 
     return replay(past, run)
-
-
-def _shell() -> Any:
-    """IPython's, if that is where we are."""
-    loaded = sys.modules.get("IPython")
-    return None if loaded is None else loaded.get_ipython()

@@ -1,7 +1,7 @@
-"""pdb on a worker: `%debug worker1` on the cell that failed last, `breakpoint()` or `pdb.set_trace()` in one that runs.
+"""pdb on a worker: `%debug worker1` for the last failed cell, `breakpoint()` and `pdb.set_trace()` in a running one.
 
-It is IPython's debugger; it asks as `input()` does and prints as the cell does. The stop button ends it and the cell,
-at its prompt and once the cell goes on: IPython's own would go on with the cell, and open again instead of ending it.
+It is IPython's debugger; it reads by `input()` and prints like the cell. The stop button ends debugger and cell, at a
+prompt and later. IPython's own would continue the cell when stopped at a prompt, and open again when stopped later.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from types import TracebackType
 from typing import Any
 
 POST_MORTEM = "__import__('rpcbench.cells.debugger', fromlist=['_']).post_mortem()"
-"""The code of a cell that opens it."""
+"""The code of a cell that opens the debugger."""
 
 
 def install_debugger() -> None:
-    """`pdb.set_trace()` opens it, and `breakpoint()`, unless PYTHONBREAKPOINT names another debugger."""
+    """Make `pdb.set_trace()` open it, and `breakpoint()` unless PYTHONBREAKPOINT names another debugger."""
     pdb.set_trace = _stop_here
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _stop_here
 
 
 def post_mortem() -> None:
-    """In a cell: look at the one that failed last. Says so if there was none."""
+    """Open the debugger, in a cell, on the cell that failed last."""
     frames = _from_the_cell(getattr(sys, "last_traceback", None))
     if frames is None:
-        sys.stdout.write("No cell has failed here yet, or the last one that did never began to run.\n")
+        sys.stdout.write("No cell has failed here yet, or the last failed cell never began to run.\n")
         return
     with _last_kept(), contextlib.suppress(KeyboardInterrupt):
         debugger = _debugger()
@@ -46,11 +46,11 @@ def _stop_here(*_: Any, header: str | None = None, **__: Any) -> None:
 
 
 def _debugger() -> Any:
-    """Made late: few cells want one, and it takes a while to load."""
+    """Make the debugger, which is imported late: few cells need it, and it loads slowly."""
     from IPython.core.debugger import InterruptiblePdb
 
     class CellPdb(InterruptiblePdb):
-        stopped = False
+        stopped = False  # by the stop button, at a prompt
 
         def cmdloop(self, intro: Any = None) -> None:
             try:
@@ -61,16 +61,16 @@ def _debugger() -> Any:
 
         def interaction(self, frame: Any, tb_or_exc: Any) -> None:
             super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
-            if self.stopped:
+            if self.stopped:  # pdb has swallowed the interrupt; raised here, it ends the cell
                 raise KeyboardInterrupt
 
-    debugger: Any = CellPdb(nosigint=True)  # else it would take the stop button for itself once the cell goes on
+    debugger: Any = CellPdb(nosigint=True)  # otherwise it would catch the stop button once the cell continues
     return debugger
 
 
 @contextlib.contextmanager
 def _last_kept() -> Iterator[None]:
-    """What failed last stays that, whatever goes wrong at the prompt."""
+    """Keep the last failure in `sys`, so that an error at the prompt does not replace it."""
     names = ("last_exc", "last_type", "last_value", "last_traceback")
     before = {name: getattr(sys, name) for name in names if hasattr(sys, name)}
     try:
@@ -81,7 +81,7 @@ def _last_kept() -> Iterator[None]:
 
 
 def _from_the_cell(frames: TracebackType | None) -> TracebackType | None:
-    """From the first frame on that is neither IPython's nor ours."""
+    """Return the traceback from the first frame on that is neither IPython's nor this package's."""
     import IPython
 
     machinery = tuple(f"{folder}{os.sep}" for folder in (Path(str(IPython.__file__)).parent, Path(__file__).parents[1]))

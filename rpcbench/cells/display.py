@@ -1,17 +1,17 @@
-"""Where the output of remote cells is shown: in the notebook cell that asked, whatever runs by then.
+"""Shows the output of remote cells in the notebook cell that sent them, even if another cell runs by then.
 
     OutputStream (worker) ──notices──► OutputRouter ──► OutputBuffer (cell, worker) ──► OutputArea ──► OutputDisplay
 
 Guarantees
-- Items of one cell on one worker are shown in the order of their numbers, whatever order they arrive in, each once. A
-  cell is over when its `end` and all before it were shown, or when its worker is gone.
-- An `OutputDisplay` keeps the context in which it was made: ipykernel finds there which cell a text or a display
-  belongs to, from any thread and however late. Redirections (`%%capture`, `redirect_stdout`, an Output widget) hold for
-  it as for any other output; without a kernel it prints.
-- Equal outputs of several workers can be shown once, under the names of all of them: `[worker1-3] …`. All is held back
-  until every worker is through or given up; then it is shown in the order of the workers. What only one of them wrote
-  begins with its name. Nothing is lost: what a worker writes beyond `MOST` characters is shown as it comes, and is
-  equal to no other.
+- Items of one cell on one worker are shown once each, in the order of their numbers. A cell has ended when its `end`
+  and all earlier items were shown, or when its worker has left.
+- An `OutputDisplay` keeps the context in which it was made. ipykernel finds there the cell that a text or a display
+  belongs to, from any thread and at any time. Redirections (`%%capture`, `redirect_stdout`, an Output widget) apply as
+  to any other output; without a kernel it prints.
+- `collapsed` shows equal outputs of several workers once, under all their names: `[worker1-3] …`. It holds back all
+  output until every worker is through or given up, and then shows it in the order of the workers, each other output
+  under its worker's name. It loses nothing: the output of a worker beyond `MOST` characters is shown as it arrives, and
+  is not compared.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rpcbench.base.conditions import Flag
-from rpcbench.cells.output import BESIDE, ReorderBuffer
-from rpcbench.cells.runner import HEARD, OUTPUT, SHOWN
+from rpcbench.base.conditions import Event
+from rpcbench.cells.output import NO_CELL, Notice, ReorderBuffer
+from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT, SHOWN
 from rpcbench.cells.widgets import CommProxies
 from rpcbench.runtime.members import GONE
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 
 class Surface(Protocol):
-    """What a pane can show something on. Called from any thread."""
+    """A place that output areas write to. Called from any thread."""
 
     def text(self, stream: str, text: str) -> None:
-        """Write to "stdout" or "stderr"; it is there when this returns."""
+        """Write to "stdout" or "stderr"; the text is visible when this returns."""
 
     def display(self, bundle: dict[str, Any], update: bool = False) -> None:
-        """Show a mime bundle, or change the one with the same display id."""
+        """Show a mime bundle, or replace the one with the same display id."""
 
     def clear(self, wait: bool) -> None:
-        """Wipe all out, now or (`wait`) when the next is shown."""
+        """Remove all output, now or (`wait`) when the next item is shown."""
 
 
 class OutputDisplay:
-    """The output area of the cell that runs when this is made. Without a shell texts are printed, of displays too."""
+    """The output of the notebook cell that runs when this is made. Without a shell it prints displays as text."""
 
     def __init__(self, shell: InteractiveShell | None) -> None:
         self._shell = shell
@@ -80,44 +80,42 @@ class OutputDisplay:
             self.within(lambda: shell.display_pub.clear_output(wait))  # type: ignore[no-untyped-call]
 
     def within(self, emit: Callable[[], object]) -> None:
-        """Do something as the cell that this belongs to."""
-        # A context cannot be entered twice at once, and two threads may show something.
+        """Call `emit` in the context of the cell that this belongs to."""
+        # A copy: a context cannot be entered twice at once, and two threads may show output.
         self._context.copy().run(emit)
 
 
 def plain(bundle: dict[str, Any]) -> str:
-    """A mime bundle where only text can be shown."""
+    """Return a mime bundle as text; without a text form, the names of its mime types."""
     data = bundle["data"]
     return str(data.get("text/plain", f"({', '.join(data)})"))
 
 
 class OutputArea:
-    """One worker's part of a screen. Alone it shows everything as it comes.
+    """The output of one worker. Without a `label` it is shown as it arrives.
 
-    Among several (`label` is then the worker's name) each line of text begins with `[worker1]` and is shown when it is
-    complete, a display has such a line above it, results wait for `finish`, and `clear_output` is not obeyed: it would
-    wipe out what the others showed.
-    """
+    With one, each complete line of text begins with `[label]`, a display follows such a line, and results wait for
+    `finish`."""
 
     def __init__(self, screen: Surface, worker: str, label: str = "") -> None:
         self._screen = screen
         self._worker = worker
         self._prefix = f"[{label}] " if label else ""
-        self._open = {"stdout": "", "stderr": ""}
+        self._open = {"stdout": "", "stderr": ""}  # the incomplete last line of each stream
         self._holding = bool(label)
-        self._results: list[dict[str, Any]] = []
+        self._results: list[dict[str, Any]] = []  # held back, so that results of all workers stand together
 
     def show(self, kind: str, content: str) -> None:
-        """One item of a worker's outbox: text as it is, all else as JSON."""
+        """Show an item of a worker's output stream. Its content is text for streams, JSON for other kinds."""
         if kind in self._open:
             self._text(kind, content)
-        elif kind == "clear":
-            self._clear(json.loads(content))
-        else:
+        elif kind != "clear":
             self._display(kind, json.loads(content))
+        elif not self._prefix:  # among several workers it would remove the output of the others
+            self._screen.clear(json.loads(content))
 
     def finish(self) -> None:
-        """Show what was held back, and hold nothing back from now on."""
+        """Show the output that was held back, and hold back no more."""
         self._flush()
         self._holding = False
         results, self._results = self._results, []
@@ -139,12 +137,10 @@ class OutputArea:
             if rest:
                 self._screen.text(stream, f"{self._prefix}{rest}\n")
 
-    def _clear(self, wait: bool) -> None:
-        if not self._prefix:
-            self._screen.clear(wait)
-
     def _display(self, kind: str, bundle: dict[str, Any]) -> None:
-        self._own_id(bundle)
+        transient = bundle.setdefault("transient", {})
+        if "display_id" in transient:  # made unique: the same one on two workers belongs to two displays
+            transient["display_id"] = f"{self._worker}/{transient['display_id']}"
         if kind == "update":
             self._screen.display(bundle, update=True)
         elif not self._prefix:
@@ -152,7 +148,7 @@ class OutputArea:
         elif kind == "result" and self._holding:
             self._results.append(bundle)
         else:
-            self._flush()
+            self._flush()  # an incomplete line was written before the display
             self._labelled(bundle)
 
     def _labelled(self, bundle: dict[str, Any]) -> None:
@@ -164,93 +160,81 @@ class OutputArea:
             self._screen.text("stdout", f"{self._prefix}\n")
         self._screen.display(bundle)
 
-    def _own_id(self, bundle: dict[str, Any]) -> None:
-        """Display ids are the worker's own: the same one on two workers means two displays."""
-        transient = bundle.setdefault("transient", {})
-        if "display_id" in transient:
-            transient["display_id"] = f"{self._worker}/{transient['display_id']}"
-
 
 OutputAreas = Callable[[OutputDisplay, Sequence[str], bool], Sequence[OutputArea]]
-"""(screen, workers, whether lines shall begin with names) -> the pane of each worker."""
+"""(display, workers, whether lines shall begin with names) -> the output area of each worker."""
 
 
-def one_below_the_other(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
-    """As output comes, in one place."""
+def stacked(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
+    """Make areas that show output as it arrives, in one place."""
     return [OutputArea(screen, worker, worker if labelled else "") for worker in workers]
 
 
 def unseen(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
-    """Nothing is shown."""
-    return [OutputArea(_Nowhere(), worker) for worker in workers]
+    """Make areas that show nothing."""
+    return [_UnseenArea(screen, worker) for worker in workers]
 
 
-class _Nowhere:
-    def text(self, stream: str, text: str) -> None:
-        pass
-
-    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
-        pass
-
-    def clear(self, wait: bool) -> None:
+class _UnseenArea(OutputArea):
+    def show(self, kind: str, content: str) -> None:
         pass
 
 
-MOST = 1 << 22
+MOST = 1 << 22  # characters that are held back per worker
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 _Item = tuple[str, str]
 
 
 def collapsed(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
-    """Panes that hold back what they are given, until all of them are finished."""
+    """Make areas that hold back their output until all of them are finished, and show equal outputs once."""
     if len(workers) == 1:
         return [OutputArea(screen, workers[0], workers[0] if labelled else "")]
-    together = _Together(screen)
-    together.panes = [_Held(screen, worker, together) for worker in workers]
-    return [*together.panes]
+    together = _CollapsedAreas(screen)
+    together.areas = [_HeldOutput(screen, worker, together) for worker in workers]
+    return [*together.areas]
 
 
-class _Together:
-    """The panes of one cell, and the lock for all of them."""
+class _CollapsedAreas:
+    """The areas of one cell."""
 
     def __init__(self, screen: OutputDisplay) -> None:
-        self.lock = threading.RLock()
-        self.panes: list[_Held] = []
+        self.lock = threading.RLock()  # for all areas: the last `finish` shows the output of all; reentrant for that
+        self.areas: list[_HeldOutput] = []
         self._screen = screen
 
     def show(self) -> None:
-        """Once every pane is finished: those with equal items as one."""
-        held = [pane for pane in self.panes if pane.items is not None]
-        if not all(pane.finished for pane in held):
+        """Show all output if every area is finished, areas with equal items as one."""
+        held = [area for area in self.areas if area.items is not None]
+        if not all(area.finished for area in held):
             return
-        groups: dict[str, list[_Held]] = {}
-        for pane in held:
-            groups.setdefault(json.dumps(_comparable(pane.items or [])), []).append(pane)
+        groups: dict[str, list[_HeldOutput]] = {}
+        for area in held:
+            groups.setdefault(json.dumps(_comparable(area.items or [])), []).append(area)
         for group in groups.values():
             if len(group) == 1:
                 group[0].release()
             else:
                 self._show_once(group)
 
-    def _show_once(self, group: list[_Held]) -> None:
+    def _show_once(self, group: list[_HeldOutput]) -> None:
         first = group[0]
-        as_one = OutputArea(self._screen, first.worker, in_short(pane.worker for pane in group))
+        as_one = OutputArea(self._screen, first.worker, abbreviated(area.worker for area in group))
         for kind, content in first.items or []:
             as_one.show(kind, content)
         as_one.finish()
-        for pane in group:
-            pane.items = []
-            pane.release()
+        for area in group:
+            area.items = []  # shown with the first one's
+            area.release()
 
 
-class _Held(OutputArea):
-    """One worker's part, held back."""
+class _HeldOutput(OutputArea):
+    """The output of one worker, held back."""
 
-    def __init__(self, screen: OutputDisplay, worker: str, together: _Together) -> None:
+    def __init__(self, screen: OutputDisplay, worker: str, together: _CollapsedAreas) -> None:
         super().__init__(screen, worker, worker)
         self.worker = worker
-        self.items: list[_Item] | None = []
+        self.items: list[_Item] | None = []  # None once it was released
         self.finished = False
         self._together = together
         self._size = 0
@@ -273,7 +257,7 @@ class _Held(OutputArea):
                 super().finish()
 
     def release(self) -> None:
-        """Show what was held back, and whatever comes from now on as it comes."""
+        """Show the items that were held back, and later ones as they arrive."""
         items, self.items = self.items or [], None
         for kind, content in items:
             super().show(kind, content)
@@ -282,7 +266,7 @@ class _Held(OutputArea):
 
 
 def _comparable(items: list[_Item]) -> list[Any]:
-    """What was shown, however it was cut up on the way; display ids are each worker's own."""
+    """Return the items in comparable form: adjacent texts joined, without display ids, which differ per worker."""
     seen: list[list[Any]] = []
     for kind, content in items:
         if kind in ("stdout", "stderr"):
@@ -296,34 +280,25 @@ def _comparable(items: list[_Item]) -> list[Any]:
     return seen
 
 
-def in_short(workers: Iterator[str]) -> str:
-    """Names of workers in short: `worker1-3,worker5`."""
-    runs: list[tuple[str, int, int] | str] = []
+def abbreviated(workers: Iterator[str]) -> str:
+    """Abbreviate names of workers: `worker1-3,worker5`."""
+    spans: list[list[str]] = []  # each the first name, and the number of the last one if there are several
+    following = None  # the name that would extend the last span
     for name in workers:
         found = _NUMBERED.fullmatch(name)
-        if found is None:
-            runs.append(name)
-            continue
-        stem, number = found[1], int(found[2])
-        last = runs[-1] if runs else None
-        if isinstance(last, tuple) and last[0] == stem and last[2] == number - 1:
-            runs[-1] = stem, last[1], number
+        if found and name == following:
+            spans[-1][1:] = [found[2]]
         else:
-            runs.append((stem, number, number))
-    return ",".join(run if isinstance(run, str) else _span(*run) for run in runs)
-
-
-def _span(stem: str, first: int, last: int) -> str:
-    return f"{stem}{first}" if first == last else f"{stem}{first}-{last}"
+            spans.append([name])
+        following = f"{found[1]}{int(found[2]) + 1}" if found else None
+    return ",".join("-".join(span) for span in spans)
 
 
 logger = logging.getLogger(__name__)
 
-Notice = dict[str, Any]
-
 
 class OrderedOutput:
-    """Turns notices that arrive in any order into items (kind, content) in order, pieces joined."""
+    """Turns notices that arrive in any order into items (kind, content) in order, with pieces joined."""
 
     def __init__(self) -> None:
         self._turns: ReorderBuffer[tuple[str, str]] = ReorderBuffer()
@@ -331,11 +306,11 @@ class OrderedOutput:
 
     @property
     def passed(self) -> int:
-        """How many notices have been taken in order."""
+        """The number of notices taken in order."""
         return self._turns.passed
 
     def add(self, notice: Notice) -> Iterator[tuple[str, str]]:
-        """The items that this notice makes ready: none, one, or it and those that waited for it."""
+        """Yield the items that are now complete and in order."""
         for kind, content in self._turns.add(notice["n"], (notice["kind"], notice["content"])):
             if kind == "part":
                 self._parts.append(content)
@@ -346,104 +321,98 @@ class OrderedOutput:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the cell ended there: the name of the error's class (None if there was none) and its traceback."""
+    """The end of a cell on one worker."""
 
-    error: str | None
-    traceback: list[str]
+    error: str | None  # name of the error's class; None if there was no error
+    traceback: list[str]  # rendered lines
 
 
 class OutputBuffer:
-    """The output of one cell on one worker: shown on its pane as it comes, until the end is there.
+    """The output of one cell on one worker. Its area shows the items for which `take_over(kind, content)` is False."""
 
-    `take_over(kind, content)` is asked first: what it takes is not shown.
-    """
-
-    def __init__(self, pane: OutputArea, take_over: Callable[[str, str], bool]) -> None:
-        self.pane = pane
+    def __init__(self, area: OutputArea, take_over: Callable[[str, str], bool]) -> None:
+        self.output_area = area
         self._take_over = take_over
-        self.begun = Flag()
-        self.heard = Flag()  # of an interrupt
-        self.runs = True  # False once it is known that it is over, or will never begin
-        self.over = Flag()
+        self.begun = Event()  # an item has arrived
+        self.heard = Event()  # the worker has acknowledged an interrupt
+        self.runs = True  # False once the worker has reported that the cell has ended, or will never begin
+        self.over = Event()  # all items were shown, or no more will arrive
         self.end: End | None = None
-        self.shown = 0
+        self.shown = 0  # notices to acknowledge
         self._items = OrderedOutput()
 
     def take(self, notice: Notice) -> None:
-        """Show what this notice makes ready."""
+        """Show the items that this notice completes."""
         self.begun.set()
         for kind, content in self._items.add(notice):
             if kind == "end":
                 self.end = End(**json.loads(content))
-            else:
-                self._show(kind, content)
+                continue
+            try:
+                if not self._take_over(kind, content):
+                    self.output_area.show(kind, content)
+            except Exception:
+                # For example a closed stream. The cell still runs, so its later items, and its end, must be taken.
+                logger.exception("a remote cell's %s could not be shown", kind)
         self.shown = self._items.passed
         if self.end is not None:
             self.over.set()
 
-    def _show(self, kind: str, content: str) -> None:
-        try:
-            if not self._take_over(kind, content):
-                self.pane.show(kind, content)
-        except Exception:
-            # A closed stream, say. The cell goes on, and so must its end come through.
-            logger.exception("a remote cell's %s could not be shown", kind)
-
     def lose(self) -> None:
-        """Nothing more will come."""
+        """Wake all waits: no more items will arrive."""
         self.begun.set()
         self.heard.set()
         self.over.set()
 
 
 class OutputRouter:
-    """All inboxes of one agent. Its notices come one at a time, so showing needs no lock."""
+    """Passes notices to the output buffers of one agent's cells."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._inboxes: dict[tuple[int, int], OutputBuffer] = {}
+        self._buffers: dict[tuple[int, int], OutputBuffer] = {}  # by member id of the worker and number of the cell
         agent.on_notice(OUTPUT, self._arrived)
-        agent.on_notice(HEARD, self._heard)
+        agent.on_notice(INTERRUPT_HANDLED, self._heard)
         agent.on_member(self._changed)
 
-    def open(self, worker: int, cell: int, inbox: OutputBuffer) -> None:
+    def open(self, worker: int, cell: int, output_buffer: OutputBuffer) -> None:
         with self._lock:
-            self._inboxes[worker, cell] = inbox
+            self._buffers[worker, cell] = output_buffer
 
     def close(self, worker: int, cell: int) -> None:
-        """No more is wanted, or nothing more will come."""
+        """Drop a buffer: no more items are wanted, or none will arrive."""
         with self._lock:
-            inbox = self._inboxes.pop((worker, cell), None)
-        if inbox is not None:
-            inbox.lose()
+            output_buffer = self._buffers.pop((worker, cell), None)
+        if output_buffer is not None:
+            output_buffer.lose()
 
     def _arrived(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
-        if cell == BESIDE:
+        if cell == NO_CELL:
             self._agent.part(CommProxies).take(worker, notice["content"])
             return
         with self._lock:
-            inbox = self._inboxes.get((worker, cell))
-        if inbox is None:
+            output_buffer = self._buffers.get((worker, cell))
+        if output_buffer is None:
             return
-        inbox.take(notice)
-        if inbox.over.is_set():
+        output_buffer.take(notice)  # without the lock: an agent delivers its notices one at a time
+        if output_buffer.over.is_set():
             self.close(worker, cell)
         else:
-            self._agent.notify(worker, SHOWN, {"cell": cell, "shown": inbox.shown})
+            self._agent.notify(worker, SHOWN, {"cell": cell, "shown": output_buffer.shown})
 
     def _heard(self, worker: int, notice: Notice) -> None:
         with self._lock:
-            inbox = self._inboxes.get((worker, notice["cell"]))
-        if inbox is not None:
-            inbox.runs = notice["runs"]
-            inbox.heard.set()
+            output_buffer = self._buffers.get((worker, notice["cell"]))
+        if output_buffer is not None:
+            output_buffer.runs = notice["runs"]
+            output_buffer.heard.set()
 
     def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
         if kind not in GONE:
             return
         with self._lock:
-            cells = [cell for worker, cell in self._inboxes if worker == member.id]
+            cells = [cell for worker, cell in self._buffers if worker == member.id]
         for cell in cells:
             self.close(member.id, cell)

@@ -1,28 +1,27 @@
-"""What a cell writes, on its way from the worker to the member that asked.
+"""The output of cells on a worker: gathers, numbers and sends it to the cell's client.
 
 Guarantees
-- Items of one cell are numbered 0, 1, 2, … without gaps in the order they were written; the last one is `end`.
-- Small writes are gathered for at most `GATHER_SECONDS`, then sent; what is long travels in pieces (`part`, `part`, …,
-  then the item with the rest).
-- The asker tells what it has shown. At most `WINDOW` notices are ahead of that: a flood slows its writer down instead
-  of filling memory, and a stopped cell is silent soon. An asker that says nothing holds up each notice for a second.
-- Any thread may write, also in a finalizer or while an interrupt is on its way: a write is one `SimpleQueue.put`, and
-  only the sending thread numbers and sends. What is written while no cell runs goes to the worker's log.
-- What C code and child processes write goes to the log, and with a `tail` of it to the cell, too: before what Python
-  writes after it, and all of it before `end`.
+- The items of one cell are numbered 0, 1, 2, … without gaps in the order of writing; the last one is `end`.
+- Small writes are gathered for at most `GATHER_SECONDS`. A long item travels in pieces (`part`, …, then the rest).
+- Backpressure: the client acknowledges the items that it has shown, and the worker sends at most `WINDOW` beyond these.
+  A flood slows its writer down instead of filling memory, and a stopped cell is soon silent. A client that does not
+  acknowledge delays each item by a second.
+- Any thread may write, also in a finalizer or while an interrupt is pending: a write is one `SimpleQueue.put`, and only
+  the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log.
+- Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
 
-Descriptors 1 and 2 stay those of the log, which is read back while a cell runs. So nothing that a process writes there
-can block, is lost when the worker is killed, or has to pass through Python; a child that outlives the cell, or the
-worker, goes on writing to the log. The log is open here only while there is something to read, as a worker may have no
-descriptor to spare.
+Descriptors 1 and 2 remain those of the log, which is read back while a cell runs. So a write there never blocks, passes
+through no Python code, and is not lost if the worker is killed; a child may outlive the cell or the worker.
 """
 
 from __future__ import annotations
 
+import base64
 import codecs
 import contextlib
 import io
 import itertools
+import json
 import os
 import queue
 import stat
@@ -32,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import log_of
 
@@ -40,27 +39,28 @@ T = TypeVar("T")
 
 
 class ReorderBuffer(Generic[T]):
-    """`passed`: how many items have been given out, and so the number of the next one."""
+    """Puts numbered items that arrive in any order into order."""
 
     def __init__(self) -> None:
-        self.passed = 0
+        self.passed = 0  # items given out, and so the number of the next one
         self._early: dict[int, T] = {}
 
     def add(self, number: int, item: T) -> Iterator[T]:
-        """The items that this one makes ready: none, one, or it and those that waited for it."""
+        """Yield the items that are now in order: none, this one, or it and later ones that arrived before it."""
         self._early[number] = item
         while self.passed in self._early:
             self.passed += 1
             yield self._early.pop(self.passed - 1)
 
 
-MOST = 16 << 20
-_AT_ONCE = 1 << 18
-_OUT = 1
+MOST = 16 << 20  # bytes read back at once
+_AT_ONCE = 1 << 18  # bytes of one item
+_OUT = 1  # the descriptor of stdout
+_CONTINUATION = bytes(range(0x80, 0xC0))  # all bytes of a character in UTF-8 but the first
 
 
 class LogTail:
-    """The log from where a cell began, as text. One thread reads."""
+    """The worker's log from the position where a cell began, as text. Only the output thread reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,32 +68,34 @@ class LogTail:
         self.begin(self.size())
 
     def size(self) -> int:
-        """How many bytes the log has now, or had before the world took it away at its end. From any thread."""
-        with contextlib.suppress(FileNotFoundError):
+        """Return the size of the log in bytes. From any thread."""
+        with contextlib.suppress(FileNotFoundError):  # the world removes it at its end
             self._size = self._path.stat().st_size
         return self._size
 
     def begin(self, at: int) -> None:
-        """What was written before position `at` belongs to no cell."""
+        """Skip the log up to position `at`, which belongs to no cell."""
         self.at = at
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, until: int) -> Iterator[str]:
-        """What was written up to position `until` and was not read yet. Of more than `MOST` bytes only the last."""
-        if (left_out := until - self.at - MOST) > 0:
+        """Yield the text between the last position and `until`; of more than `MOST` bytes only the last."""
+        if cut := (left_out := until - self.at - MOST) > 0:
             self.begin(until - MOST)
             yield f"\n({left_out:,} bytes of output, too many at once, are only in the worker's log.)\n"
-        with self._path.open("rb") as log:
+        with self._path.open("rb") as log:  # not kept open: a worker may have no descriptor to spare
             log.seek(self.at)
             while self.at < until and (data := log.read(min(_AT_ONCE, until - self.at))):
                 self.at += len(data)
+                if cut:  # perhaps within a character: skip its rest
+                    data, cut = data.lstrip(_CONTINUATION), False
                 if text := self._decoder.decode(data):
                     yield text
 
 
 def log_tail(worker: str, incarnation: int) -> LogTail | None:
-    """That of this worker. None where its output goes elsewhere: to torchrun, Ray, or through a connection; the file
-    is known by its name, as others than this worker might write to any other file."""
+    """Return this worker's log; None if its output goes elsewhere: to torchrun, Ray, or through a connection."""
+    # The file must have the name of this worker's log: other processes may write to any other file.
     if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, worker, incarnation):
         return None
     return LogTail(path)
@@ -108,35 +110,32 @@ def _path(descriptor: int) -> Path:
 
 
 GATHER_SECONDS = 0.01
-WINDOW = 32
-_FULL = 10_000
-_SILENCE_SECONDS = 1.0
-_LONGEST = 1 << 18
-_LOOK_SECONDS = 0.1
+WINDOW = 32  # items sent beyond the last acknowledged one
+_FULL = 10_000  # queued items from which on writers are slowed down
+_ACK_SECONDS = 1.0  # the longest wait for an acknowledgement, or for room in the queue
+_LONGEST = 1 << 18  # characters of one piece
+_LOOK_SECONDS = 0.1  # how often the log is looked at while a cell writes nothing through Python
 _TEXT = ("stdout", "stderr")
-_LOGGED = "logged"
-"""The log has grown to so many bytes."""
-_LASTING = ("comm",)
-"""What means something also when the cell is over that it came from."""
-BESIDE = -1
-"""Instead of the number of a cell: it belongs to none."""
+_LOGGED = "logged"  # the kind of an item whose content is the new size of the log
+_LASTING = ("comm",)  # kinds that are sent even if the cell that they came from has ended
+NO_CELL = -1  # the number of the cell in an item that belongs to none
 
 Notice = dict[str, Any]
 
 
 class CellKey(NamedTuple):
-    """A cell as every process knows it: the member that asked, and that member's number for it."""
+    """The identity of a cell in all processes."""
 
-    asker: int
-    number: int
+    client_id: int  # member id of the client
+    number: int  # counted by the client
 
 
 _Item = tuple[CellKey, str, str]
-"""Cell, kind, content. A plain tuple: an interrupt may come while one is made, and shows where it came."""
+"""Cell, kind, content. A plain tuple: an interrupt in a constructor would show its frame in the cell's traceback."""
 
 
 class OutputStream:
-    """Gathers, numbers and sends what cells write. `notify(member id, notice)` does the sending."""
+    """The output of this process's cells. `notify(member id, notice)` sends an item."""
 
     def __init__(
         self, notify: Callable[[int, Notice], None], logs: dict[str, TextIO], tail: LogTail | None = None
@@ -144,38 +143,38 @@ class OutputStream:
         self._notify = notify
         self._logs = logs
         self._tail = tail
-        self._logged = 0
-        self._pid = os.getpid()
+        self._logged = 0  # size of the log at the last look
+        self._pid = os.getpid()  # a forked child has no output thread
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._room = threading.Lock()
-        self._key: CellKey | None = None
-        self._asker: int | None = None
-        self._live: CellKey | None = None
-        self._count = 0
-        self._lock = threading.Lock()
-        self._shown = Changes()
-        self._shown_count = 0
-        threading.Thread(target=self._send_for_ever, name="rpcbench-outbox", daemon=True).start()
+        self._room = threading.Lock()  # taken by writers while the queue is full; the output thread releases it
+        self._key: CellKey | None = None  # the cell whose code runs: writers read it
+        self._client_id: int | None = None  # the client of the last cell
+        self._live: CellKey | None = None  # the cell whose items the output thread sends, behind `_key`
+        self._count = 0  # items of `_live` sent
+        self._lock = threading.Lock()  # guards `_live` and both counts
+        self._shown = Condition()
+        self._shown_count = 0  # items of `_live` acknowledged
+        threading.Thread(target=self._send_for_ever, name="rpcbench-output", daemon=True).start()
 
     def begin(self, key: CellKey) -> None:
-        """From here on everything written in this process belongs to this cell."""
+        """Assign all output of this process to this cell from now on."""
         self._logged = self._tail.size() if self._tail else 0
         self._put((key, "begin", str(self._logged)))
-        self._key, self._asker = key, key.asker
+        self._key, self._client_id = key, key.client_id
 
     def end(self, key: CellKey, content: str) -> None:
-        """The cell is over: `content` is its last item."""
+        """End the cell's output with `content` as its last item."""
         self._look(key)
         self._key = None
         self._put((key, "end", content))
 
     @property
     def runs(self) -> bool:
-        """Whether a cell does."""
+        """Whether a cell runs."""
         return self._key is not None
 
     def write(self, stream: str, text: str) -> None:
-        """Text for "stdout" or "stderr" of the cell that runs; for the log if none does, or in a forked child."""
+        """Write text to "stdout" or "stderr" of the running cell; to the log if none runs, or in a forked child."""
         key = self._key
         if key is None or os.getpid() != self._pid:
             self._log(stream, text)
@@ -184,7 +183,7 @@ class OutputStream:
         self._put((key, stream, text))
 
     def show(self, kind: str, content: str) -> bool:
-        """A display, a question or the like for the cell that runs. False if none does, or in a forked child."""
+        """Send a display, a question or the like of the running cell; False if none runs, or in a forked child."""
         key = self._key
         if key is None or os.getpid() != self._pid:
             return False
@@ -192,28 +191,29 @@ class OutputStream:
         return True
 
     def tell(self, kind: str, content: str) -> None:
-        """As `show`; while no cell runs it goes, beside all cells, to the member that asked for the last one."""
-        asker = self._asker
-        if asker is not None and os.getpid() == self._pid:
-            self._put((self._key or CellKey(asker, BESIDE), kind, content))
+        """Like `show`; if no cell runs, send it to the last cell's client, outside all cells."""
+        client_id = self._client_id
+        if client_id is not None and os.getpid() == self._pid:
+            self._put((self._key or CellKey(client_id, NO_CELL), kind, content))
 
-    def shown(self, asker: int, notice: Notice) -> None:
-        """The asker has shown this many notices of its cell. On a pool thread."""
+    def shown(self, client_id: int, notice: Notice) -> None:
+        """Take the client's acknowledgement of the items that it has shown. On a pool thread."""
         with self._lock:
-            if self._live == (asker, notice["cell"]):
+            if self._live == (client_id, notice["cell"]):
                 self._shown_count = notice["shown"]
-        self._shown.tell()
+        self._shown.notify_all()
 
     def _look(self, key: CellKey) -> None:
-        """Whatever the log has got meanwhile comes before what is put next."""
+        """Queue the growth of the log, so that it precedes the next item."""
         if self._tail is not None and (size := self._tail.size()) != self._logged:
             self._logged = size
             self._put((key, _LOGGED, str(size)))
 
     def _put(self, item: _Item) -> None:
         self._queue.put(item)
-        if self._queue.qsize() > _FULL and threading.current_thread().name != "rpcbench-outbox":
-            self._room.acquire(timeout=_SILENCE_SECONDS)
+        # Not an exact bound: the first acquire succeeds at once, later ones wait for the output thread to release.
+        if self._queue.qsize() > _FULL and threading.current_thread().name != "rpcbench-output":
+            self._room.acquire(timeout=_ACK_SECONDS)
 
     def _send_for_ever(self) -> None:
         while True:
@@ -223,7 +223,7 @@ class OutputStream:
                 self._room.release()
 
     def _gather(self) -> Iterator[_Item]:
-        """The next item and those that follow it closely, up to the first that is not text."""
+        """Yield the next item and those within `GATHER_SECONDS` of it, up to the first that is not text."""
         item = self._next()
         deadline = time.monotonic() + GATHER_SECONDS
         yield item
@@ -235,7 +235,7 @@ class OutputStream:
             yield item
 
     def _next(self) -> _Item:
-        """What is put next. While a cell runs that puts nothing, its log is looked at."""
+        """Return the next item. While a cell runs without one, look at the log."""
         while (live := self._live) is not None and (tail := self._tail) is not None:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LOOK_SECONDS)
@@ -244,12 +244,12 @@ class OutputStream:
         return self._queue.get()
 
     def _read_back(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """The items, with the text of the log where it is meant."""
+        """Replace items that stand for growth of the log by its text."""
         for key, kind, content in items:
             if kind != _LOGGED:
                 yield key, kind, content
             elif self._tail is not None and key == self._live:
-                with contextlib.suppress(OSError):  # it has gone, or cannot be opened now: it is read later, or lost
+                with contextlib.suppress(OSError):  # removed, or no descriptor to spare now: read later, or lost
                     yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
 
     def _send(self, key: CellKey, kind: str, content: str) -> None:
@@ -260,20 +260,17 @@ class OutputStream:
         elif key == self._live:
             self._deliver(key, kind, content)
         elif kind in _LASTING:
-            self._send_beside(key.asker, kind, content)
-        else:
+            with contextlib.suppress(RpcError):  # the client has left
+                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": content})
+        else:  # written by a thread of a cell that has ended
             self._log(kind, content)
 
     def _begin(self, key: CellKey | None) -> None:
         with self._lock:
             self._live, self._count, self._shown_count = key, 0, 0
 
-    def _send_beside(self, asker: int, kind: str, content: str) -> None:
-        with contextlib.suppress(RpcError):  # it is gone, and with it who could look
-            self._notify(asker, {"cell": BESIDE, "n": 0, "kind": kind, "content": content})
-
     def _deliver(self, key: CellKey, kind: str, content: str) -> None:
-        """Send an item, in pieces if need be."""
+        """Send an item, a long one in pieces."""
         text = content.encode("utf-8", "backslashreplace").decode()
         last = max(0, len(text) - 1) // _LONGEST * _LONGEST
         try:
@@ -281,15 +278,16 @@ class OutputStream:
                 self._number(key, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
             self._number(key, kind, text[last:])
         except RpcError as error:
-            self._log("stderr", f"rpcbench: the member that asked for cell {key.number} is gone: {error}\n")
+            self._log("stderr", f"rpcbench: the client of cell {key.number} has left: {error}\n")
             self._begin(None)
         if kind == "end":
             self._begin(None)
 
     def _number(self, key: CellKey, kind: str, content: str) -> None:
         number, self._count = self._count, self._count + 1
-        self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _SILENCE_SECONDS)
-        self._notify(key.asker, {"cell": key.number, "n": number, "kind": kind, "content": content})
+        # Bounded, so that a client which has stopped acknowledging does not stop the cell.
+        self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _ACK_SECONDS)
+        self._notify(key.client_id, {"cell": key.number, "n": number, "kind": kind, "content": content})
 
     def _log(self, kind: str, text: str) -> None:
         if kind in _TEXT:
@@ -297,8 +295,19 @@ class OutputStream:
             self._logs[kind].flush()
 
 
+def json_with_bytes(content: dict[str, Any], complaint: str) -> str:
+    """Return JSON, with bytes in base64. Raises TypeError with `complaint`, where `{}` is the type that JSON lacks."""
+
+    def encoded(value: object) -> str:
+        if isinstance(value, bytes):
+            return base64.b64encode(value).decode("ascii")
+        raise TypeError(complaint.format(type(value).__name__))
+
+    return json.dumps(content, default=encoded)
+
+
 def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Neighbouring texts of one stream of one cell as one item."""
+    """Merge adjacent texts of one stream of one cell into one item."""
     for (key, kind), group in itertools.groupby(items, key=lambda item: item[:2]):
         if kind in _TEXT:
             yield key, kind, "".join(item[2] for item in group)
@@ -307,23 +316,23 @@ def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
 
 
 class CellStream(io.TextIOBase):
-    """The worker's `sys.stdout` or `sys.stderr`: text goes to the outbox, the file descriptor is the log's."""
+    """The worker's `sys.stdout` or `sys.stderr`: writes to the output stream; its file descriptor is the log's."""
 
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, name: str, outbox: OutputStream, log: TextIO) -> None:
+    def __init__(self, name: str, output_stream: OutputStream, log: TextIO) -> None:
         super().__init__()
         self.name = f"<{name}>"
         self._stream = name
-        self._outbox = outbox
+        self._output_stream = output_stream
         self._log = log
         self._buffer = _CellBuffer(self)
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._outbox.write(self._stream, text)
+        self._output_stream.write(self._stream, text)
         return len(text)
 
     def writable(self) -> bool:
@@ -338,7 +347,7 @@ class CellStream(io.TextIOBase):
 
 
 class _CellBuffer(io.BufferedIOBase):
-    """`sys.stdout.buffer`: bytes are text in UTF-8, and come in order with what is printed."""
+    """`sys.stdout.buffer`: takes bytes as UTF-8 text, in order with printed text."""
 
     def __init__(self, stream: CellStream) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Modules of the user's, loaded anew in all processes of a cluster: the text goes along, so a worker needs no file.
+"""Reloads a user's modules in all processes of a cluster. The source text is sent, so a worker needs no file.
 
-A module that is there already is run again in its own namespace, as `importlib.reload` does it: who uses it through the
-module sees what is new, and what was taken out of it by name stays as it was. Text that Python does not accept, or a
-module that fails here, changes nothing on any worker.
+A module that is loaded already runs again in its own namespace, as in `importlib.reload`: code that accesses it through
+the module sees the new names; names that were imported from it keep their old values. A syntax error, or a module that
+fails here, changes nothing on any worker.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
-    """A module as its file says it: `text` is what stands in `file` here."""
+class ModuleSource(NamedTuple):
+    """The source of a module."""
 
     name: str
     text: str
-    file: str
+    file: str  # path on this host, for tracebacks
     package: bool
 
 
-def source_of(module: str | ModuleType) -> Source:
-    """The module of that name as it would be loaded now. ModuleNotFoundError, or ImportError where it has no text."""
+def source_of(module: str | ModuleType) -> ModuleSource:
+    """Read the source of a module from its file. Raises ModuleNotFoundError, or ImportError if it has no source."""
     name = module if isinstance(module, str) else module.__name__
     spec = None if name in ("", "__main__") else _found(name)
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {name!r} here", name=name)
     text = spec.loader.get_source(name) if isinstance(spec.loader, importlib.abc.InspectLoader) else None
     if text is None or spec.origin is None:
-        raise ImportError(f"{name} is not written in Python, or not in a file: it cannot be loaded anew", name=name)
-    return Source(name, text, spec.origin, spec.submodule_search_locations is not None)
+        raise ImportError(f"{name} is not written in Python, or not in a file: it cannot be reloaded", name=name)
+    return ModuleSource(name, text, spec.origin, spec.submodule_search_locations is not None)
 
 
 def _found(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where its file is now; a module that is loaded knows only what it was loaded from."""
-    importlib.invalidate_caches()  # it may have been written just now
+    """Find the module's file now; the spec of a loaded module has only the file that it was loaded from."""
+    importlib.invalidate_caches()  # the file may have been written just now
     package = name.rpartition(".")[0]
     path = importlib.import_module(package).__path__ if package else None
     return importlib.machinery.PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
 
 
-def execute_source(sources: Sequence[Source]) -> None:
-    """In this process: run these modules, in this order; those that are not there yet come to be."""
+def execute_source(sources: Sequence[ModuleSource]) -> None:
+    """Run these modules in this process, in this order; load those that are not loaded yet."""
     for source in sources:
         parent = importlib.import_module(source.name.rpartition(".")[0]) if "." in source.name else None
         spec = importlib.util.spec_from_loader(source.name, _Text(source), origin=source.file)
@@ -58,7 +58,7 @@ def execute_source(sources: Sequence[Source]) -> None:
         else:
             spec.loader.exec_module(module)
             module.__spec__, module.__loader__ = spec, spec.loader  # tracebacks find its text through these
-        if parent is not None:
+        if parent is not None:  # as the import system does for a submodule
             setattr(parent, source.name.rpartition(".")[2], sys.modules[source.name])
 
 
@@ -67,15 +67,15 @@ def _load(spec: importlib.machinery.ModuleSpec) -> None:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # a failed import leaves no module behind
         del sys.modules[spec.name]
         raise
 
 
 class _Text(importlib.abc.InspectLoader):
-    """Loads a module from its text."""
+    """A loader of a module from its text."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ModuleSource) -> None:
         self._source = source
 
     def get_source(self, fullname: str) -> str:

@@ -1,19 +1,40 @@
-"""Cells on a worker: taken from a queue, run one after the other on the worker's main thread.
+"""Runs cells on a worker, one after the other on its main thread.
 
-In a process worker that thread does nothing else (`serve`); in a kernel worker it is the kernel's event loop, which
+In a process worker that thread does nothing else (`serve`). In a kernel worker the kernel's event loop runs on it and
 performs one job after the other (see `kernel_worker`).
 
 Rules
-- An interrupt names its cell. It raises KeyboardInterrupt on the main thread while that very cell runs; a cell that
-  still waits is dropped; one that is over is left alone, and so is whatever runs next. A send is not cut in half.
-- Who asked is told once the main thread has heard of it, as it has not where code holds it and looks at no signal.
-- Nothing that a cell does, and no moment at which an interrupt comes, ends the loop.
-- A cell's error is raised in `run_cell`, so it travels as any error of a call does; its rendered traceback goes ahead
-  with the output.
-
-What cells say to the user besides output, and hear (questions, help, debuggers, widgets), goes through one
-`CellMessages` for each process, whatever the shell that runs its cells.
+- An interrupt names its cell. It raises KeyboardInterrupt on the main thread only while that cell runs. A queued cell
+  is dropped. A cell that has ended, and the code that runs next, are left alone. It never cuts a send in half.
+- The client is notified once the main thread has handled the signal. Code that blocks that thread and polls no signals
+  delays this.
+- Neither a cell nor an interrupt, at any moment, ends the loop.
+- `run_cell` raises the cell's error, which travels like the error of any call. The output carries its traceback ahead.
 """
+
+# Theory of operation
+#
+#     pool thread (run_cell)           main thread                              output thread
+#     ──────────────────────           ───────────                              ─────────────
+#     run: queue a Job ──────────────► jobs → perform → _attempt
+#     wait for job.reply                 _admit    sets _running
+#       (its pool slot is free)          _run      shell.run(code) ───────────► OutputStream ─► client
+#                                        _dismiss  clears _running
+#     return values, or raise ◄───────── _reply    queues "end", then resolves the reply
+#
+#     INTERRUPT from the client        signal handler, on the main thread       _pursue
+#     ─────────────────────────        ──────────────────────────────────       ───────
+#     _pursue: the cell runs ────────► no cell runs ── heard: True ───────────► stop
+#       (else add it to _given_up,     raised one < 0.2 s ago, or
+#        for _admit to refuse)           inside the runtime ── heard: False ──► send again after a backoff
+#                                      in the cell's code ── heard: True, KeyboardInterrupt
+#                                      outside it ── heard: True, `elsewhere` (a kernel cancels the task)
+#
+# `_signal` compares the cell with `_running` and sends the signal under one lock, which `_dismiss` needs to clear
+# `_running`. So the signal for a cell is pending before that cell can end, and is handled before the next one begins.
+# An interrupt that arrives just before or after the cell's own code is caught in `_attempt` and ends that cell only.
+# The last attempt of `_interrupt_until_handled` interrupts runtime code as well: a cell may be blocked there, in a call
+# that never ends.
 
 from __future__ import annotations
 
@@ -28,7 +49,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -51,65 +71,53 @@ if TYPE_CHECKING:
 
 
 class CellMessages:
-    """Listens to the notebook from the beginning on."""
+    """The messages of a process's cells besides output: questions, help pages, debuggers and widgets."""
 
-    def __init__(self, agent: Agent, outbox: OutputStream) -> None:
-        self._outbox = outbox
-        self._stdin = Stdin(outbox)
-        self._comms = WorkerComms(outbox)
-        agent.on_notice(ANSWER, self._stdin.answered)
+    def __init__(self, agent: Agent, output_stream: OutputStream) -> None:
+        self._output_stream = output_stream
+        self.stdin = Stdin(output_stream)
+        self._comms = WorkerComms(output_stream)
+        agent.on_notice(ANSWER, self.stdin.answered)
         agent.on_notice(COMM, self._comms.heard)
 
-    def in_charge(self) -> AbstractContextManager[None]:
-        """Inside, `input` and `getpass` ask the notebook."""
-        return self._stdin.installed()
-
-    def equip(self, shell: Any) -> None:
-        """Before the first cell runs in this shell. For good: a kernel takes `input` back while another client runs."""
-        self._stdin.install()
-        stdin.install_pager(shell, self._outbox)
+    def install_hooks(self, shell: Any) -> None:
+        """Install the hooks in a shell before its first cell runs, and leave them there."""
+        self.stdin.install()  # not undone: a kernel restores its own `input` while another client's code runs
+        stdin.install_pager(shell, self._output_stream)
         debugger.install_debugger()
         self._comms.install(shell)
 
-    def end(self) -> None:
-        """A cell is over."""
-        self._stdin.end()
 
-
-OUTPUT = "cell"
-SHOWN = "shown"
-INTERRUPT = "interrupt"
-HEARD = "heard"
-_RUNTIME = tuple(
+# Channels of one-way messages between a worker and its client.
+OUTPUT = "cell"  # worker → client: one numbered item of output
+SHOWN = "shown"  # client → worker: how many items are shown, for backpressure
+INTERRUPT = "interrupt"  # client → worker: stop this cell
+INTERRUPT_HANDLED = "heard"  # worker → client: the main thread has handled the interrupt
+_RUNTIME = tuple(  # folders whose code an interrupt must not cut: it may be in the middle of a send
     f"{Path(__file__).parents[1] / floor}{os.sep}"
     for floor in ("wire", "serialization", "protocol", "transport", "runtime")
 )
-_PATIENCES = [0.02 * 2**i for i in range(7)]
-_CALM_SECONDS = 0.2
-"""After a KeyboardInterrupt was raised in a cell no second one is for so long: the first must find its way out."""
+_BACKOFFS = [0.02 * 2**i for i in range(7)]  # seconds between two signals: exponential backoff, 2.5 s in all
+_MIN_INTERVAL_SECONDS = 0.2
+"""Minimum time between two KeyboardInterrupts in one cell, so that the first can leave the cell's code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What to run: `push` are variables set before, `want` names of variables to bring back after, `leave` of those
-    to bring an RRef of.
+    """Code to run on a worker, with the variables that it needs and returns."""
 
-    `value` asks for the value of the last expression under the name "", and for it not to be shown. `origin` is the
-    notebook's cell that it is.
-    """
-
-    number: int
+    number: int  # unique per client
     code: str
-    push: dict[str, Any] = field(default_factory=dict)
-    want: tuple[str, ...] = ()
-    value: bool = False
-    leave: tuple[str, ...] = ()
-    origin: Origin | None = None
+    push: dict[str, Any] = field(default_factory=dict)  # variables to set first
+    want: tuple[str, ...] = ()  # names of variables to return
+    value: bool = False  # return the last expression's value, under the name "", instead of showing it
+    leave: tuple[str, ...] = ()  # names of variables that stay on the worker; an RRef of each is returned
+    origin: Origin | None = None  # the notebook cell that it came from
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A cell that somebody waits for."""
+    """A queued cell and the future of the call that waits for it."""
 
     key: CellKey
     cell: Cell
@@ -117,46 +125,47 @@ class Job:
 
 
 class CellRunner:
-    """Runs cells on the main thread.
+    """Runs cells on the main thread."""
 
-    `shell`: where; a worker without one makes its own. `elsewhere`: called by an interrupt that finds the main thread
-    outside the cell's code, as the cell awaits something on a loop that is not its own. `interrupted_by`: the signal
-    that interrupts a cell.
-    """
-
-    shell: CellShell | None = None
+    shell: CellShell | None = None  # a process worker makes its own for the first cell
+    # Called by an interrupt that finds the main thread outside the cell's code: the cell awaits on the kernel's loop.
     elsewhere: Callable[[], object] | None = None
     interrupted_by: int = signal.SIGINT
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._logs = _logs()
-        self.outbox = OutputStream(self._notify, self._logs, log_tail(agent.name, agent.incarnation))
-        self.talk = CellMessages(agent, self.outbox)
-        self._gate = threading.Lock()
-        self._running: CellKey | None = None
-        self._open = 0  # cells that wait or run
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends `jobs`
+        assert sys.__stdout__ is not None and sys.__stderr__ is not None
+        # By stream name; output outside cells goes there. The process's own streams, not their replacements in `sys`.
+        self._logs: dict[str, TextIO] = {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
+        self.output_stream = OutputStream(
+            lambda member, item: agent.notify(member, OUTPUT, item), self._logs, log_tail(agent.name, agent.incarnation)
+        )
+        self.cell_messages = CellMessages(agent, self.output_stream)
+        self._gate = threading.Lock()  # guards the next five; the signal handler reads them without it
+        self._running: CellKey | None = None  # the cell whose code is on the main thread
+        self._open = 0  # cells that are queued or run
         self._stopping = False
-        self._given_up: deque[CellKey] = deque(maxlen=64)
-        self._raised = float("-inf")
-        self._insisting = False
-        self._heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._given_up: deque[CellKey] = deque(maxlen=64)  # not to begin; bounded, as ended cells come here, too
+        self._raised = float("-inf")  # when the last KeyboardInterrupt was raised, in monotonic seconds
+        # The queues in which calls of `_interrupt_until_handled` receive the handler's results, and whether the attempt
+        # interrupts runtime code, too. `stop` may overlap with a client's interrupt: a result goes to all calls.
+        self._attempts: dict[queue.SimpleQueue[bool], bool] = {}
         agent.part(Health).cells = lambda: self._open
         agent.on_notice(INTERRUPT, self._interrupt)
-        agent.on_notice(SHOWN, self.outbox.shown)
+        agent.on_notice(SHOWN, self.output_stream.shown)
 
     def serve(self) -> None:
         """Run cells on this thread until `stop`."""
-        with self.talk.in_charge(), self.in_charge():
+        with self.cell_messages.stdin.installed(), self.handling_signals():
             for job in self.jobs():
                 _finish(self.perform(job))
 
     @contextlib.contextmanager
-    def in_charge(self) -> Iterator[None]:
-        """The signal, `sys.stdout` and `sys.stderr` are ours meanwhile. On the main thread."""
+    def handling_signals(self) -> Iterator[None]:
+        """Take over the signal, `sys.stdout` and `sys.stderr` meanwhile. On the main thread."""
         streams, before = (sys.stdout, sys.stderr), signal.signal(self.interrupted_by, self._on_signal)
-        sys.stdout, sys.stderr = (CellStream(name, self.outbox, log) for name, log in self._logs.items())
+        sys.stdout, sys.stderr = (CellStream(name, self.output_stream, log) for name, log in self._logs.items())
         try:
             yield
         finally:
@@ -164,42 +173,41 @@ class CellRunner:
             signal.signal(self.interrupted_by, before)
 
     def jobs(self) -> Iterator[Job]:
-        """Those that come, until `stop`."""
+        """Yield queued jobs until `stop`."""
         while (job := self._jobs.get()) is not None:
             yield job
 
     async def perform(self, job: Job) -> None:
-        """Run a cell, while `in_charge`. Waits only for what the cell awaits, and if that has a loop not its own."""
+        """Run a cell, while `handling_signals`. Suspends only where the cell awaits on a loop that is not its own."""
         self._reply(job, await self._attempt(job))
 
     def stop(self) -> None:
-        """End `serve`: the cell that runs is interrupted, those that wait do not begin. From any thread; returns when
-        the cell has heard of that, or has not within two seconds."""
+        """End `serve`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""
         with self._gate:
             self._stopping, running = True, self._running
         self._jobs.put(None)
         if running is not None:
-            for _ in self._pursue(running):
+            for _ in self._interrupt_until_handled(running):
                 pass
 
     def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
-        """Queue the cell and wait for its values; its error is raised. Called on a pool thread."""
+        """Queue the cell and wait for its values, or raise its error. Called on a pool thread."""
         job = Job(key, cell)
         with self._gate:
             self._open += 1
         try:
             self._jobs.put(job)
-            with blocked():
+            with blocked():  # lets the pool start another thread: a cell may run for hours
                 return job.reply.result()
         finally:
             with self._gate:
                 self._open -= 1
 
     async def _attempt(self, job: Job) -> Outcome:
-        """The outcome of the cell, whatever happens in it and whenever an interrupt comes."""
+        """Return the outcome of the cell; never raises."""
         from rpcbench.cells.shell import Outcome
 
-        self.outbox.begin(job.key)
+        self.output_stream.begin(job.key)
         try:
             try:
                 self._admit(job.key)
@@ -207,7 +215,7 @@ class CellRunner:
                 return await self._run(job.cell)
             finally:
                 self._dismiss()
-        except BaseException as error:  # noqa: BLE001  (an interrupt that came just before or after the cell's own code)
+        except BaseException as error:  # noqa: BLE001  (an interrupt just before or after the cell's own code)
             self._dismiss()
             return Outcome(error=error, traceback=(f"{type(error).__name__}: {error}",))
 
@@ -216,15 +224,15 @@ class CellRunner:
         from rpcbench.rpc import RRef
 
         if self.shell is None:
-            self.shell = WorkerShell.start(self._agent.name, self.outbox)
-            self.talk.equip(self.shell)
+            self.shell = WorkerShell.start(self._agent.name, self.output_stream)
+            self.cell_messages.install_hooks(self.shell)
         outcome = await self.shell.run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
         return outcome
 
     def _admit(self, key: CellKey) -> None:
-        signal.signal(self.interrupted_by, self._on_signal)  # a debugger in the cell before may have left its own
+        signal.signal(self.interrupted_by, self._on_signal)  # a debugger in the previous cell may have replaced it
         with self._gate:
             given_up = self._stopping or key in self._given_up
             self._running = None if given_up else key
@@ -241,87 +249,78 @@ class CellRunner:
         error = outcome.error
         kind = None if error is None else type(error).__name__
         lines = [cut(line) for line in outcome.traceback]
-        self.outbox.end(job.key, json.dumps({"error": kind, "traceback": lines}))
-        self.talk.end()
+        # Before the reply: the client shows the traceback that this carries when the call's error arrives.
+        self.output_stream.end(job.key, json.dumps({"error": kind, "traceback": lines}))
+        self.cell_messages.stdin.end()
         if error is None:
             job.reply.set_result(outcome.values)
         elif isinstance(error, Exception):
             job.reply.set_exception(error)
-        else:
+        else:  # KeyboardInterrupt, SystemExit: no call carries these as themselves
             job.reply.set_exception(CallCancelled(f"the cell on {self._agent.name} ended by {kind}"))
 
-    def _interrupt(self, asker: int, notice: Notice) -> None:
+    def _interrupt(self, client_id: int, notice: Notice) -> None:
         number = notice["cell"]
-        for runs in self._pursue(CellKey(asker, number)):
-            self._agent.notify(asker, HEARD, {"cell": number, "runs": runs})
+        for runs in self._interrupt_until_handled(CellKey(client_id, number)):
+            self._agent.notify(client_id, INTERRUPT_HANDLED, {"cell": number, "runs": runs})
 
-    def _pursue(self, key: CellKey) -> Iterator[bool]:
-        """Interrupt the cell until it ends; yields whether it runs, each time that the main thread has heard of it."""
-        heard = self._heard = queue.SimpleQueue()
-        for patience in _PATIENCES:
-            self._insisting = patience == _PATIENCES[-1]
-            if not self._signal(key):
-                yield False
-                return
-            # A signal that comes just before the main thread begins to block does not end that wait: send another.
-            until = time.monotonic() + patience
-            with contextlib.suppress(queue.Empty):
-                while (left := until - time.monotonic()) > 0:
-                    ends = heard.get(timeout=left)
-                    yield True
-                    if ends:
-                        return
+    def _interrupt_until_handled(self, key: CellKey) -> Iterator[bool]:
+        """Signal the cell until the handler accepts it; yield whether it runs, each time the handler reports."""
+        heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        try:
+            for patience in _BACKOFFS:
+                self._attempts[heard] = patience == _BACKOFFS[-1]
+                if not self._signal(key):
+                    yield False
+                    return
+                # A signal that arrives just before the main thread begins to block does not end that wait: repeat it.
+                until = time.monotonic() + patience
+                with contextlib.suppress(queue.Empty):
+                    while (left := until - time.monotonic()) > 0:
+                        ends = heard.get(timeout=left)
+                        yield True
+                        if ends:
+                            return
+        finally:
+            del self._attempts[heard]
 
     def _signal(self, key: CellKey) -> bool:
-        """The signal for the main thread if that cell runs there; a cell that has not begun is not to begin."""
+        """Signal the main thread if that cell runs there; otherwise keep the cell from beginning."""
         with self._gate:
             if self._running == key:
-                self.rouse()
+                self.interrupt_main_thread()
                 return True
             self._given_up.append(key)
             return False
 
-    def rouse(self) -> None:
-        """Interrupt whatever runs on the main thread. From any thread."""
+    def interrupt_main_thread(self) -> None:
+        """Interrupt the main thread, with or without a cell. From any thread."""
         signal.pthread_kill(threading.main_thread().ident or 0, self.interrupted_by)
 
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
-        """On the main thread, between two of its bytecodes; takes no lock, which that thread may hold."""
+        """Handle the signal on the main thread, between two bytecodes. Takes no lock: that thread may hold it."""
         now, running = time.monotonic(), self._running is not None
-        if running and (now - self._raised < _CALM_SECONDS or (_in_runtime(frame) and not self._insisting)):
-            self._heard.put(False)  # not now, so another one comes soon
-            return
-        self._heard.put(True)
-        if running:
+        attempts = self._attempts.copy()  # other threads change it
+        in_runtime = not any(attempts.values()) and any(code.co_filename.startswith(_RUNTIME) for code in _codes(frame))
+        handled = not running or (now - self._raised >= _MIN_INTERVAL_SECONDS and not in_runtime)
+        for heard in attempts:
+            heard.put(handled)  # False: `_interrupt_until_handled` sends another signal
+        if handled and running:
             self._raised = now
-            if self.elsewhere is None or _under(frame, CellRunner._attempt.__code__):
+            if self.elsewhere is None or any(code is CellRunner._attempt.__code__ for code in _codes(frame)):
                 raise KeyboardInterrupt
             self.elsewhere()
 
-    def _notify(self, member: int, notice: Notice) -> None:
-        self._agent.notify(member, OUTPUT, notice)
 
-
-def _in_runtime(frame: FrameType | None) -> bool:
-    """Whether this is code of the runtime, or was called by it."""
+def _codes(frame: FrameType | None) -> Iterator[CodeType]:
+    """Yield the code of the frame and of all that called it."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_RUNTIME):
-            return True
+        yield frame.f_code
         frame = frame.f_back
-    return False
-
-
-def _under(frame: FrameType | None, code: CodeType) -> bool:
-    """Whether that code, or what it called, runs in this frame."""
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Run to its end what never has to wait for a loop."""
+    """Run a coroutine that never suspends to its end."""
     try:
         work.send(None)
     except StopIteration:
@@ -329,14 +328,8 @@ def _finish(work: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError("this worker has no loop on which a cell could wait")
 
 
-def _logs() -> dict[str, TextIO]:
-    """The process's own output, by name, whatever stands in for it in `sys`."""
-    assert sys.__stdout__ is not None and sys.__stderr__ is not None
-    return {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
-
-
 def run_cell(cell: Cell) -> dict[str, Any]:
-    """On a worker, through a call: run the cell on its main thread; the values asked for, or the cell's error."""
+    """Run the cell on this worker's main thread; called through RPC. Return its values by name, or raise its error."""
     agent = current()
     if not agent.has(CellRunner):
         raise RuntimeError(f"{agent.name} runs no cells: it is not a worker of a cluster")

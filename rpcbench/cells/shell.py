@@ -1,18 +1,15 @@
 """The IPython shell in which a worker runs cells: magics, `await`, rich display and tracebacks as in a notebook.
 
-`CellShell` is how a cell runs on every kind of worker, `WorkerShell` the shell of a process that has no other. Its
-namespace is the worker's `__main__`, so a function that a cell defines is the one that a call by reference finds.
-Nothing is printed on the terminal: displays and results go to the outbox as mime bundles (JSON text), the traceback
-of a failed cell comes back in its outcome.
+`CellShell` runs a cell on every kind of worker; `WorkerShell` is the shell of a process worker. Its namespace is the
+worker's `__main__`, so a call by reference finds the functions that cells define. Displays and results go to the output
+stream as mime bundles (JSON text); the traceback of a failed cell is in its outcome.
 
-Tab and Shift-Tab are answered from the shell that runs the cells of this process, on a thread of the pool: also while a
-cell runs. jedi is not used: it is not made for threads. IPython's own completer looks at the living objects. One
-question at a time; one that cannot begin soon is given up, as its asker has gone on by then.
+Completion and inspection (Tab, Shift-Tab) use the names of this shell, on a pool thread, also while a cell runs, one
+request at a time. They use IPython's completer, which looks at live objects, without jedi, which is not thread-safe.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import sys
@@ -31,48 +28,46 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
-from rpcbench.cells.output import OutputStream
+from rpcbench.cells.output import OutputStream, json_with_bytes
 from rpcbench.cells.tracebacks import of_user
 from rpcbench.runtime.current import current
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter
-    from IPython.core.interactiveshell import InteractiveShell
 
     from rpcbench.runtime.agent import Agent
 
-
-_PATIENCE = 0.5
+_PATIENCE = 0.5  # seconds that a request waits for the one before it; its client has given up by then
 _TYPES, _PARTS = "_jupyter_types_experimental", ("start", "end", "text", "type", "signature")
 
 Reply = dict[str, Any]
-"""As Jupyter's `complete_reply` and `inspect_reply`: offsets count characters of the code that was sent along."""
+"""Jupyter's `complete_reply` or `inspect_reply`. Offsets count characters of the code in the request."""
 
 
 def complete(code: str, cursor: int) -> Reply | None:
-    """On a worker, through a call: what may stand at the cursor. None where no cell has run yet."""
+    """Return completions at the cursor, or None if no cell has run yet. Called through RPC."""
     with current().part(Names).free() as names:
         return names.complete(code, cursor) if names else None
 
 
 def inspect(code: str, cursor: int, detail: int) -> Reply | None:
-    """As `complete`: what the name at the cursor is; `detail` 1 shows its source, too."""
+    """Describe the name at the cursor, with its source if `detail` is 1; None as in `complete`."""
     with current().part(Names).free() as names:
         return names.inspect(code, cursor, detail) if names else None
 
 
 class Names:
-    """The names of the shell of this process."""
+    """Completion and inspection in the shell of this process."""
 
     def __init__(self, _agent: Agent) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one request at a time: the completer keeps state
         self._made: tuple[InteractiveShell, IPCompleter] | None = None
 
     @contextlib.contextmanager
     def free(self) -> Iterator[Names | None]:
-        """Itself once nobody else asks; None where there is no shell. TimeoutError where it takes too long."""
+        """Yield self once no other request runs, or None if there is no shell. Raises TimeoutError after a while."""
         if not self._lock.acquire(timeout=_PATIENCE):
-            raise TimeoutError("this worker still looks for the answer to another question")
+            raise TimeoutError("this worker still works on another completion request")
         try:
             yield self if self._ready() else None
         finally:
@@ -80,11 +75,10 @@ class Names:
 
     def _ready(self) -> bool:
         from IPython.core.completer import IPCompleter
-        from IPython.core.interactiveshell import InteractiveShell
 
         if self._made is None and InteractiveShell.initialized():
             shell = InteractiveShell.instance()
-            # For good: two threads that leave it at once could take `get_ipython` from the one that still runs.
+            # Never left: two threads that leave it at once could remove `get_ipython` from one that still runs.
             shell.builtin_trap.__enter__()
             spaces: dict[str, Any] = {"namespace": shell.user_ns, "global_namespace": shell.user_global_ns}
             completer = cast(Any, IPCompleter)(shell=shell, **spaces, parent=shell, use_jedi=False)
@@ -120,7 +114,7 @@ class Names:
 
 
 def _without_dots(matches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Names of attributes as jedi gives them, and as front ends show them: without the dot before them."""
+    """Return attributes without the leading dot, as jedi returns them and front ends expect them."""
     if not all(match["text"].startswith(".") for match in matches):
         return matches
     return [{**match, "start": match["start"] + 1, "text": match["text"][1:]} for match in matches]
@@ -128,15 +122,15 @@ def _without_dots(matches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a cell ended: the values that were asked for, or an error with its rendered traceback (ANSI lines)."""
+    """The result of a cell: the requested values, or an error."""
 
     values: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
-    traceback: tuple[str, ...] = ()
+    traceback: tuple[str, ...] = ()  # rendered lines, with ANSI colours
 
 
 class NamedCompiler(CachingCompiler):
-    """Names cells in tracebacks after the worker: `Cell worker1[3], line 2`."""
+    """A compiler that names cells in tracebacks after the worker: `Cell worker1[3], line 2`."""
 
     worker = ""
 
@@ -146,10 +140,10 @@ class NamedCompiler(CachingCompiler):
         return "Cell", f"{self.worker}[{self._filename_map[name]}]"
 
 
-class Publisher(DisplayPublisher):
+class WorkerDisplay(DisplayPublisher):
     """`display()`, its updates and `clear_output()` on a worker."""
 
-    outbox: OutputStream
+    output_stream: OutputStream
 
     def publish(
         self,
@@ -163,17 +157,17 @@ class Publisher(DisplayPublisher):
     ) -> None:
         self._validate_data(data, metadata)  # type: ignore[no-untyped-call]
         bundle = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
-        self.outbox.show("update" if update else "display", _encoded(bundle))
+        self.output_stream.show("update" if update else "display", _encoded(bundle))
 
     def clear_output(self, wait: bool = False) -> None:
-        self.outbox.show("clear", json.dumps(bool(wait)))
+        self.output_stream.show("clear", json.dumps(bool(wait)))
 
 
 class ResultHook(DisplayHook):
-    """The value of a cell's last expression; held back when the asker wants it as a value."""
+    """The display of the value of a cell's last expression."""
 
-    outbox: OutputStream
-    held_back = False
+    output_stream: OutputStream
+    held_back = False  # the client wants the value itself instead
 
     def write_output_prompt(self) -> None:
         pass
@@ -183,22 +177,19 @@ class ResultHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         if not self.held_back:
-            self.outbox.show("result", _encoded({"data": format_dict, "metadata": md_dict or {}}))
+            self.output_stream.show("result", _encoded({"data": format_dict, "metadata": md_dict or {}}))
 
 
 class CellShell(InteractiveShell):
-    """IPython's shell while it runs a cell of the notebook. One per process, as `get_ipython()` and `__main__` are."""
+    """IPython's shell while it runs a cell of the notebook. One per process, like `get_ipython()` and `__main__`."""
 
     compile: NamedCompiler
-    display_pub: Publisher
+    display_pub: WorkerDisplay
     displayhook: ResultHook
-    _shown: tuple[BaseException, tuple[str, ...]] | None = None
+    _shown: tuple[BaseException, tuple[str, ...]] | None = None  # the last error that was rendered, and its lines
 
     async def run(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
-        """Run a cell after setting the variables in `push`; bring back those in `want`.
-
-        With `value`, the last expression is not shown but brought back, under the name "".
-        """
+        """Set the variables in `push`, run a cell, and return those in `want`; the arguments are as in `Cell`."""
         self._shown = None
         self.user_ns.update(push)
         self.displayhook.held_back = value
@@ -214,21 +205,21 @@ class CellShell(InteractiveShell):
         return Outcome({**values, "": result.result} if value else values)
 
     async def _execute(self, code: str) -> Any:
-        """IPython's result of a cell. What it awaits runs on a loop of its own."""
+        """Run a cell and return IPython's result. An `await` in it runs on a loop of its own."""
         return self.run_cell(code, store_history=True)  # type: ignore[no-untyped-call]
 
     def _rendered(self, error: BaseException) -> tuple[str, ...]:
         if isinstance(error, UsageError):
-            return ()
+            return ()  # the client's IPython shows these in its own way
         if self._shown is not None and self._shown[0] is error:
             return self._shown[1]
         return tuple(self.InteractiveTB.get_exception_only(type(error), error))  # type: ignore[no-untyped-call]
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """As IPython's, without frames of ours, and with the lines of a group handed over instead of printed."""
+        """Like IPython's, without this package's frames."""
         kind, error, frames = cast(Any, exc_tuple or sys.exc_info())
         frames = of_user(frames)
-        if isinstance(error, BaseExceptionGroup):
+        if isinstance(error, BaseExceptionGroup):  # IPython would print its lines instead of passing them on
             below = frames and frames.tb_next  # the topmost frame is IPython's
             text = "".join(traceback.format_exception(kind, error, below))
             self._showtraceback(type(error), error, text.splitlines())
@@ -236,7 +227,7 @@ class CellShell(InteractiveShell):
             super().showtraceback((kind, error, frames), *args, **kwargs)
 
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
-        """Keep the traceback of the cell's own error; print one that it asked to see, or of a callback."""
+        """Keep the traceback of the cell's own error; print one of `%tb` or of a callback."""
         running = self.displayhook.exec_result
         own = running is None or running.error_in_exec is evalue
         if own and threading.current_thread() is threading.main_thread():
@@ -245,41 +236,35 @@ class CellShell(InteractiveShell):
             InteractiveShell._showtraceback(self, etype, evalue, stb)
 
     def show_usage_error(self, exc: BaseException) -> None:
-        """The asker shows it."""
+        """Show nothing here: the client shows the error."""
 
     def enable_gui(self, gui: Any = None) -> None:
-        """A worker has no window to run an event loop for; inline figures need none."""
+        """Do nothing: a worker has no window that needs an event loop, and inline figures need none."""
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() does not end a worker: use cluster.restart(name), or %cluster stop")
 
 
 class WorkerShell(CellShell):
-    """The shell of a process worker: without a terminal."""
+    """The shell of a process worker, without a terminal."""
 
     compiler_class = Type(NamedCompiler)
-    display_pub_class = Type(Publisher)
+    display_pub_class = Type(WorkerDisplay)
     displayhook_class = Type(ResultHook)
 
     @classmethod
-    def start(cls, worker: str, outbox: OutputStream) -> WorkerShell:
-        """The shell of this process; `worker` is the name that tracebacks show."""
+    def start(cls, worker: str, output_stream: OutputStream) -> WorkerShell:
+        """Make the shell of this process; `worker` is the name that tracebacks show."""
         config = Config()
-        config.HistoryManager.enabled = False
-        warnings.filterwarnings("ignore", "To exit: use")
+        config.HistoryManager.enabled = False  # no history database: all workers would share its file
+        warnings.filterwarnings("ignore", "To exit: use")  # IPython's, when a cell raises SystemExit
         shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
         shell.compile.worker = worker
-        shell.display_pub.outbox = outbox
-        shell.displayhook.outbox = outbox
+        shell.display_pub.output_stream = output_stream
+        shell.displayhook.output_stream = output_stream
         return shell
 
 
 def _encoded(bundle: dict[str, Any]) -> str:
-    """A mime bundle as JSON; bytes become base64 as in a notebook file. TypeError if a value is not JSON's."""
-    return json.dumps(bundle, default=_base64)
-
-
-def _base64(value: object) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    raise TypeError(f"a display holds a {type(value).__name__}, which cannot be shown in a notebook")
+    """Return a mime bundle as JSON, as in a notebook file."""
+    return json_with_bytes(bundle, "a display holds a {}, which cannot be shown in a notebook")

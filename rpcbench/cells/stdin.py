@@ -1,15 +1,14 @@
-"""What cells on workers ask the user: `input()`, `getpass()`, and pages such as those of `obj?`.
+"""Input requests of cells on workers: `input()`, `getpass()`, and pages such as those of `obj?`.
 
 Guarantees
-- A question goes to the member that asked for the cell. It is shown after all that the cell has written before it.
-- It is asked there by the main thread, which waits for the cell, one question after the other: a front end takes
-  questions from no other thread. Each is answered: by the user, by the end of the input, or by the reason why nobody
-  can answer.
-- A wait ends with the answer, with an interrupt, or with the cell; a prompt ends with its worker, or the cell's time.
-- Where nobody can answer (no cell runs, the cell runs beside the notebook, a forked child) that is said, as
-  StdinNotImplementedError with what to do.
-- A page is shown in the notebook's pager, which comes with the end of the cell; so a cell beside the notebook, and one
-  that runs on several workers, shows it among its output instead.
+- A question goes to the cell's client. It is shown after all that the cell has written before it.
+- The client's main thread, which waits for the cell, asks one question after the other: a front end accepts questions
+  from no other thread. Each is answered: by the user, by the end of the input, or with the reason for a refusal.
+- A wait ends with the answer, an interrupt, or the cell; a prompt ends when its worker leaves or the deadline passes.
+- If no user can answer (no cell runs, the cell runs in the background, a forked child) the worker raises
+  StdinNotImplementedError with advice.
+- A page is shown in the notebook's pager, which opens when the cell ends. So background cells, and cells on several
+  workers, show it in their output instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.conditions import Condition, Event
 from rpcbench.cells.output import Notice, OutputStream
 from rpcbench.cells.widgets import COMM, CommProxies
 
@@ -37,24 +36,23 @@ if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
     from rpcbench.runtime.members import WorkerInfo
 
+_BEFORE_ALL_OTHERS = 10  # IPython calls hooks in ascending order; its own have 90 and more
 
-_BEFORE_ALL_OTHERS = 10
 
-
-def install_pager(shell: Any, outbox: OutputStream) -> None:
-    """On a worker: what `shell` pages while a cell runs goes to the member that asked for the cell."""
+def install_pager(shell: Any, output_stream: OutputStream) -> None:
+    """Send the pages that `shell` shows while a cell runs to the cell's client. On a worker."""
     from IPython.core.error import TryNext
 
     def show_in_pager(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
         bundle = {"data": data if isinstance(data, dict) else {"text/plain": data}, "metadata": {}}
-        if not outbox.show("page", json.dumps(bundle)):
-            raise TryNext
+        if not output_stream.show("page", json.dumps(bundle)):
+            raise TryNext  # no cell runs: IPython falls back to its own pager
 
     shell.set_hook("show_in_pager", show_in_pager, _BEFORE_ALL_OTHERS)
 
 
 def show_page(content: str) -> bool:
-    """In the notebook: show it in the pager. False where there is none."""
+    """Show a page in the notebook's pager; return False if there is none."""
     from IPython.core import page
     from IPython.core.getipython import get_ipython
 
@@ -65,21 +63,21 @@ def show_page(content: str) -> bool:
 
 
 ANSWER = "answer"
-"""The notice that brings an answer: `question` is its number, `kind` one of these, `text` the answer or the reason."""
+"""The channel of answers: `question` is a number, `kind` one of the next three, `text` the answer or the reason."""
 TEXT, END, REFUSED = "text", "end", "refused"
 
 
 class Stdin:
-    """The questions of one process."""
+    """The open questions of one worker process."""
 
-    def __init__(self, outbox: OutputStream) -> None:
-        self._outbox = outbox
+    def __init__(self, output_stream: OutputStream) -> None:
+        self._output_stream = output_stream
         self._numbers = itertools.count()
-        self._open: dict[int, queue.SimpleQueue[tuple[str, str]]] = {}
+        self._open: dict[int, queue.SimpleQueue[tuple[str, str]]] = {}  # by number of the question: (kind, text)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside, `input` and `getpass.getpass` ask the notebook."""
+        """Make `input` and `getpass.getpass` ask the notebook meanwhile."""
         before = builtins.input, getpass.getpass
         self.install()
         try:
@@ -88,25 +86,25 @@ class Stdin:
             builtins.input, getpass.getpass = before
 
     def install(self) -> None:
-        """As `installed`, for good."""
+        """Like `installed`, permanently."""
         builtins.input, getpass.getpass = self.input, self.getpass
 
     def input(self, prompt: object = "", /) -> str:
-        """As Python's: EOFError where the user ends the input."""
+        """Like Python's; raises EOFError if the user ends the input."""
         return self._ask("input()", str(prompt), False)
 
     def getpass(self, prompt: str = "Password: ", stream: object = None, **_: Any) -> str:
-        """As Python's; `stream` and the like mean something on a terminal only."""
+        """Like Python's; ignores `stream`, which is for terminals."""
         return self._ask("getpass()", prompt, True)
 
     def answered(self, _asker: int, notice: Notice) -> None:
-        """An answer has come. On a pool thread."""
+        """Pass an answer to the thread that waits for it. On a pool thread."""
         answers = self._open.get(notice["question"])
-        if answers is not None:
+        if answers is not None:  # otherwise its cell was interrupted
             answers.put((notice["kind"], notice["text"]))
 
     def end(self) -> None:
-        """The cell is over: nobody answers what its threads still ask."""
+        """End all open questions: the cell has ended, and its other threads get no answer any more."""
         for answers in list(self._open.values()):
             answers.put((END, ""))
 
@@ -114,8 +112,10 @@ class Stdin:
         number = next(self._numbers)
         answers = self._open[number] = queue.SimpleQueue()
         try:
-            if not self._outbox.show("input", json.dumps({"question": number, "prompt": prompt, "password": password})):
-                raise _not_here(f"{name} outside a cell: nobody is there to answer; pass the value as an argument")
+            if not self._output_stream.show(
+                "input", json.dumps({"question": number, "prompt": prompt, "password": password})
+            ):
+                raise _not_here(f"{name} outside a cell: no user can answer; pass the value as an argument")
             kind, text = answers.get()
         finally:
             del self._open[number]
@@ -132,156 +132,138 @@ def _not_here(words: str) -> Exception:
     return StdinNotImplementedError(words)
 
 
-BESIDE = "a cell that runs beside the notebook cannot ask; leave --async out, or send the value along with -i"
+# Reasons for a refusal, shown in the error that the worker raises.
+IN_BACKGROUND = "a background cell cannot ask for input; leave --async out, or send the value along with -i"
 _ELSEWHERE = "only a cell on the notebook's main thread can ask; send the value along with -i"
 
 
 class InputRequest(NamedTuple):
-    """`over` says that nobody waits for the answer any more."""
+    """A question of a worker."""
 
     asker: WorkerInfo
-    number: int
+    number: int  # per worker process
     prompt: str
     password: bool
-    over: Callable[[], bool]
+    over: Callable[[], bool]  # True once no thread waits for the answer
 
 
 class InputRequests:
-    """The questions of one cell; with a `refusal` each is answered by that.
-
-    `pager` says whether the notebook waits for the cell, so that it has a place for a pager, too.
-    """
+    """The questions of one cell. If there is a `refusal`, it answers each of them."""
 
     def __init__(self, agent: Agent, refusal: str = "") -> None:
         self._agent = agent
-        self.pager = not refusal
-        self._answer_all = (REFUSED, refusal) if refusal else None
-        self._waiting: collections.deque[InputRequest] = collections.deque()
-        self._open: tuple[InputRequest, _Breakable] | None = None
-        self._changes = Changes()
+        self.pager = not refusal  # pages go to the pager: the notebook waits for the cell
+        self._answer_all = (REFUSED, refusal) if refusal else None  # (kind, text) for every question
+        self._waiting: collections.deque[InputRequest] = collections.deque()  # appended to by any thread
+        self._open: tuple[InputRequest, _EndableWait] | None = None  # the prompt that is shown
+        self._changes = Condition()
 
     def take_over(self, worker: WorkerInfo, over: Callable[[], bool], kind: str, content: str) -> bool:
-        """Whether this is no output, but said to the notebook itself: then it is seen to. From any thread."""
+        """Handle an item that is no output but addressed to the notebook; return whether it was one. Thread-safe."""
         if kind == "input":
-            self.put(worker, content, over)
+            asked = json.loads(content)
+            self._waiting.append(InputRequest(worker, asked["question"], asked["prompt"], asked["password"], over))
+            self._sweep()
+            self._changes.notify_all()
             return True
         if kind == COMM:
             self._agent.part(CommProxies).take(worker.id, content)
             return True
         return kind == "page" and self.pager and show_page(content)
 
-    def put(self, asker: WorkerInfo, content: str, over: Callable[[], bool]) -> None:
-        """A worker asks. From any thread."""
-        asked = json.loads(content)
-        self._waiting.append(InputRequest(asker, asked["question"], asked["prompt"], asked["password"], over))
-        self._sweep()
-        self._changes.tell()
-
     def look(self) -> None:
-        """A worker is through, so whatever it has asked is over. From any thread."""
-        self._changes.tell()
+        """Notice that a worker is through, and end its prompt. From any thread."""
+        self._changes.notify_all()
         if (asking := self._open) is not None and asking[0].over():
             asking[1].end()
 
     def close(self) -> None:
-        """Nobody answers any more: the input has ended."""
+        """Answer all questions from now on with the end of the input."""
         self._answer_all = (END, "")
         self._sweep()
 
-    def attend(self, flag: Flag, deadline: float) -> bool:
-        """Ask whatever comes until the flag is set; False if it is not by `deadline` (monotonic seconds). Whoever sets
-        it calls `look`."""
+    def ask_until(self, flag: Event, deadline: float) -> bool:
+        """Ask questions as they arrive until the flag is set; return False if `deadline` (monotonic) passes first."""
+        # The thread that sets the flag calls `look` afterwards, which ends a prompt.
         while True:
             timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             self._changes.wait_for(lambda: flag.is_set() or bool(self._waiting), timeout)
             if flag.is_set() or deadline <= time.monotonic():
                 return flag.is_set()
-            with contextlib.suppress(IndexError):  # swept away meanwhile
+            with contextlib.suppress(IndexError):  # `_sweep` has taken it meanwhile
                 self._ask(self._waiting.popleft(), deadline)
 
     def _ask(self, question: InputRequest, deadline: float) -> None:
         if threading.current_thread() is not threading.main_thread():
             self._reply(question, REFUSED, _ELSEWHERE)
             return
-        waits = _Breakable()
+        waits = _EndableWait()
+        timer = threading.Timer(deadline - time.monotonic(), waits.end)
         self._open = question, waits
         try:
-            with _ended_at(deadline, waits):
-                if question.over():
-                    waits.end()
-                text = waits.run(functools.partial(_asked, question))
+            if deadline < math.inf:
+                timer.start()
+            if question.over():  # checked after `_open` is set: `look` may have missed it before
+                waits.end()
+            text = waits.run(functools.partial(_asked, question))
         except EOFError:
             self._reply(question, END)
-        except NotImplementedError as error:  # the front end's own refusal
+        except NotImplementedError as error:  # the front end has no stdin
             self._reply(question, REFUSED, f"{error} Send the value along with -i.")
         else:
             if text is not None:
                 self._reply(question, TEXT, text)
         finally:
             self._open = None
+            timer.cancel()
 
     def _sweep(self) -> None:
-        """Once all have the same answer, give it."""
+        """Answer all queued questions if there is one answer for all."""
         while self._answer_all is not None:
             try:
                 question = self._waiting.popleft()
-            except IndexError:
+            except IndexError:  # empty; not tested first, as another thread may sweep, too
                 return
             self._reply(question, *self._answer_all)
 
     def _reply(self, question: InputRequest, kind: str, text: str = "") -> None:
         notice = {"question": question.number, "kind": kind, "text": text}
-        # Not on this thread: Ctrl-C must not cut a send in half.
+        # On a pool thread: Ctrl-C must not cut a send in half.
         self._agent.submit(functools.partial(self._agent.notify, question.asker.id, ANSWER, notice))
 
 
 def _asked(question: InputRequest) -> str:
-    """What the user says: a kernel has put its own functions here, a terminal has Python's."""
+    """Ask the user and return the answer."""
+    # Looked up now: a kernel replaces these functions by its own; in a terminal they are Python's.
     ask = getpass.getpass if question.password else builtins.input
     return ask(f"[{question.asker.name}] {question.prompt}")
 
 
-@contextlib.contextmanager
-def _ended_at(deadline: float, waits: _Breakable) -> Iterator[None]:
-    if deadline == math.inf:
-        yield
-        return
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), waits.end)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-class _Breakable:
-    """Runs a wait of the main thread. `end`, from another thread, ends it by a signal, and nothing else.
-
-    Where `end` comes first there is no wait.
-    """
+class _EndableWait:
+    """A wait of the main thread that `end`, on another thread, ends by a signal. The signal ends nothing else."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards both flags, and the signal: it is sent only while `wait` runs
         self._running = False
-        self._ended = False
+        self._ended = False  # also before `run`, which then does not wait
 
     def run(self, wait: Callable[[], str]) -> str | None:
-        """What `wait` returns; None where it was ended. KeyboardInterrupt where the user did that."""
+        """Return the result of `wait`, or None after `end`. Raises KeyboardInterrupt for the user's own."""
         try:
             with self._lock:
                 self._running = not self._ended
             try:
                 return wait() if self._running else None
             finally:
-                with self._lock:  # who ends it has it, so the signal comes before this is over
+                with self._lock:  # `end` holds it while it sends the signal, which so arrives before this returns
                     self._running = False
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # from `end`, or the user's Ctrl-C
             if not self._ended:
                 raise
             return None
 
     def end(self) -> None:
         with self._lock:
-            first, self._ended = not self._ended, True  # before the signal, which the main thread may handle at once
+            first, self._ended = not self._ended, True  # before the signal: the main thread may handle it at once
             if self._running and first:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -1,33 +1,33 @@
-"""Which workers words mean: names, `all`, `[1:]` (a slice of the workers), and groups that were saved.
+"""Selects workers by words: names, `all`, slices such as `[1:]`, and saved groups.
 
-A group is kept as it was written and looked up when it is used, so it follows the workers that come and go: a name
-in it that is not there is left out.
+A group is stored as it was written and resolved at each use, so it follows workers that join and leave. A name in it
+that is no worker now is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 ALL = "all"
-_SLICE = re.compile(r"\[(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?\]")
+_SLICE = re.compile(r"\[(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?\]")  # [index] or [start:stop:step]
 
 
 class TargetError(ValueError):
-    """Words that no worker can be meant by."""
+    """An error for words that cannot select workers."""
 
 
 class Targets:
     """The groups of one notebook."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, tuple[str, ...]] = {}
+        self.groups: dict[str, tuple[str, ...]] = {}  # words by name of the group
 
     def save(self, name: str, words: Sequence[str], workers: Sequence[str]) -> list[str]:
-        """Keep a group; its workers as of now. TargetError for a name that means something already."""
+        """Save a group and return its present workers. Raises TargetError for a name that is taken."""
         if not name.isidentifier() or name == ALL or name in workers:
             raise TargetError(f"{name!r} cannot name a group: take another word, such as trainers")
-        if self._mention(_split(words), name):
+        if self._mention(_split(words), name):  # `find` would not end
             raise TargetError(f"{name} cannot be a part of itself")
         found = self.find(words, workers)
         self.groups[name] = tuple(_split(words))
@@ -37,7 +37,7 @@ class Targets:
         return name in words or any(self._mention(self.groups.get(word, ()), name) for word in words)
 
     def find(self, words: Sequence[str], workers: Sequence[str]) -> list[str]:
-        """Names of workers, each once. RuntimeError where none is left; what is no group and no slice is a name."""
+        """Return the selected workers, each once. Raises RuntimeError if there are none."""
         names = list(dict.fromkeys(name for word in _split(words) for name in self._meant(word, workers)))
         if not names:
             there = f"there are {', '.join(workers)}" if workers else "no worker is left; cluster.scale(2) starts two"
@@ -49,13 +49,9 @@ class Targets:
             return workers
         if word.startswith("["):
             return _sliced(word, workers)
-        if word in self.groups and word not in workers:
-            return [name for name in self._of_group(word, workers) if name in workers]
+        if word in self.groups and word not in workers:  # a worker that joined later may have the group's name
+            return [name for part in self.groups[word] for name in self._meant(part, workers) if name in workers]
         return [word]
-
-    def _of_group(self, group: str, workers: Sequence[str]) -> Iterator[str]:
-        for word in self.groups[group]:
-            yield from self._meant(word, workers)
 
 
 def _split(words: Sequence[str]) -> list[str]:

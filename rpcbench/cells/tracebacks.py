@@ -1,16 +1,16 @@
-"""How errors of remote cells look in a notebook: the lines of the remote cell, not those of the machinery here.
+"""Renders errors of remote cells in a notebook: with the lines of the remote cell, without this package's frames.
 
-An error keeps its type. IPython asks an exception for `_render_traceback_`; that is where the worker's own rendering
-goes. Elsewhere (a script, a test) the remote traceback is the error's `__cause__`.
+An error keeps its type. IPython renders an exception by its `_render_traceback_`, which returns the worker's rendering.
+Elsewhere (a script, a test) the remote traceback is the error's `__cause__`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -21,33 +21,20 @@ from rpcbench.cells.targets import TargetError
 
 E = TypeVar("E", bound=BaseException)
 _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)
-"""This package, and what stands between two frames of it where one is a context manager."""
+"""Prefixes of files whose frames are hidden: this package, and contextlib, whose frames lie between ours."""
 
 
 class Failed(NamedTuple):
-    """What went wrong on one worker. `lines`: the traceback as rendered there, empty if the cell did not raise it.
-
-    `stopped` says that the cell ended by a KeyboardInterrupt, which no call carries as itself.
-    """
+    """The failure of a cell on one worker."""
 
     worker: str
     error: Exception
-    lines: list[str]
-    stopped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """`error._render_traceback_()`, in a form that can be pickled along with the error."""
-
-    lines: list[str]
-
-    def __call__(self) -> list[str]:
-        return self.lines
+    lines: list[str]  # the traceback as rendered there; empty if the cell did not raise the error
+    stopped: bool  # the cell ended by a KeyboardInterrupt, which no call carries as itself
 
 
 def of_user(frames: TracebackType | None) -> TracebackType | None:
-    """A copy of a traceback without the frames that say nothing to a user."""
+    """Copy a traceback without the frames of `_HIDDEN` files."""
     kept = []
     while frames is not None:
         if not frames.tb_frame.f_code.co_filename.startswith(_HIDDEN):
@@ -55,36 +42,34 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
         frames = frames.tb_next
     copy = None
     for frame in reversed(kept):
-        # An interrupt may meet an instruction that belongs to no line, which neither this nor IPython could show.
+        # An interrupt may hit an instruction without a line number, which neither this copy nor IPython accepts.
         line = cast(int | None, frame.tb_lineno) or frame.tb_frame.f_code.co_firstlineno
         copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, line)
     return copy
 
 
-def shown_as(error: E, lines: list[str]) -> E:
-    """The error, to be shown as these lines; IPython has its own way for its UsageError."""
-    set_field(error, "_render_traceback_", _Rendering(lines))
+def with_rendering(error: E, lines: list[str]) -> E:
+    """Make IPython show the error as these lines, and return it. IPython ignores them for a UsageError."""
+    set_field(error, "_render_traceback_", functools.partial(list, lines))  # pickled along with the error
     return error
 
 
 def raised(failures: list[Failed], shell: Any) -> BaseException:
-    """The error to raise for a cell that failed on these workers: the first one's, shown with all their tracebacks.
-
-    `shell` is the one that will show it; None in a script.
-    """
+    """Return the first worker's error, to be shown by `shell` (None in a script) with the tracebacks of all workers."""
     first = failures[0]
     if first.stopped:
         return interrupted(failures, [])
     for other in failures[1:]:
         add_note(first.error, f"also on {other.worker}: {message(other.error)}")
-    lines = _story(failures)
+    lines = _joined_tracebacks(failures)
     if shell is not None and isinstance(first.error, SyntaxError | BaseExceptionGroup):
         _show_next(shell, first.error, lines)
-    return shown_as(first.error, lines)
+    return with_rendering(first.error, lines)
 
 
 def _show_next(shell: Any, error: BaseException, lines: list[str]) -> None:
-    """IPython asks these for no rendering: stand in for it when it next shows an error, and go."""
+    """Show an error as these lines, of a type for which IPython ignores `_render_traceback_`."""
+    # Replaces `showtraceback` for one call: the error is shown right after it is raised.
     own = shell.showtraceback
 
     def show(*args: Any, **kwargs: Any) -> None:
@@ -98,29 +83,27 @@ def _show_next(shell: Any, error: BaseException, lines: list[str]) -> None:
 
 
 def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
-    """What Ctrl-C raises: shows where the cell stood on each worker, and which of them still run it."""
+    """Return the error that Ctrl-C raises, shown with the cell's traceback on each worker and those that still run."""
     if busy:
         text = f"the cell still runs on {', '.join(busy)}; cluster.restart({busy[0]!r}) would end it"
     else:
         text = "the cell was interrupted"
-    lines = _story(failures) if failures else []
-    return shown_as(KeyboardInterrupt(text), [*lines, f"KeyboardInterrupt: {text}"] if busy or not lines else lines)
+    lines = _joined_tracebacks(failures)
+    last = [f"KeyboardInterrupt: {text}"] if busy or not lines else []
+    return with_rendering(KeyboardInterrupt(text), [*lines, *last])
 
 
 def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTimeoutError:
-    """What a cell ends in that took longer than it was given, shown where it stood and who still runs it."""
+    """Return the error of a cell that passed its deadline, shown like that of `interrupted`."""
     text = f"the cell ran for more than {seconds:g} s and was interrupted"
     if busy:
         text += f"; it still runs on {', '.join(busy)}, where cluster.restart({busy[0]!r}) would end it"
-    lines = _story(failures) if failures else []
-    return shown_as(RpcTimeoutError(text), [*lines, f"RpcTimeoutError: {text}"])
+    return with_rendering(RpcTimeoutError(text), [*_joined_tracebacks(failures), f"RpcTimeoutError: {text}"])
 
 
 def lost(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostError:
-    """The same error with what has gone with the worker, and what to do: `remedy`, where it is not restarted alone.
-
-    A cell may itself have lost another one.
-    """
+    """Add the consequences to an error, and advice: `remedy` if it is given, else to restart the worker."""
+    # The error may be that of a cell which itself lost another worker.
     if not str(error).startswith(f"{worker} "):
         return error
     again = f"cluster.restart({worker!r}) starts it again; with replay=True it runs its cells again, too"
@@ -132,22 +115,21 @@ def lost(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostErr
 
 @contextlib.contextmanager
 def short() -> Iterator[None]:
-    """Errors about workers that are raised inside are shown without a traceback: its frames are ours. Words that mean
-    no worker are a mistake in the line of a magic."""
+    """Show errors about workers that are raised inside without a traceback, which would have only our frames."""
     try:
         yield
-    except TargetError as error:
+    except TargetError as error:  # a mistake in the line of a magic
         from IPython.core.error import UsageError
 
         raise UsageError(str(error)) from None
     except (RpcError, RuntimeError) as error:
         if hasattr(error, "_render_traceback_"):
-            raise
-        raise shown_as(error, [message(error)]) from None
+            raise  # a cell's own error, already rendered
+        raise with_rendering(error, [message(error)]) from None
 
 
-def _story(failures: list[Failed]) -> list[str]:
-    """All tracebacks under the names of their workers; the same error elsewhere takes one line."""
+def _joined_tracebacks(failures: list[Failed]) -> list[str]:
+    """Join the tracebacks under the names of their workers; repeat an equal error in one line only."""
     if len(failures) == 1:
         return failures[0].lines or [message(failures[0].error)]
     lines, seen = [], set()
@@ -162,5 +144,5 @@ def _story(failures: list[Failed]) -> list[str]:
 
 
 def message(error: BaseException | None) -> str:
-    """Its class and what it says, as the last line of a traceback."""
+    """Return the error's class and text, like the last line of a traceback."""
     return f"{type(error).__name__}: {error}"

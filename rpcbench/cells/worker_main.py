@@ -1,9 +1,9 @@
-"""What runs in a worker process: it serves calls on pool threads and cells on the main thread, until the world ends.
+"""The main function of a worker process: it serves calls on pool threads and cells on the main thread.
 
-A worker that may be on another host than the notebook (`remote_main`) finds out where it is. On the notebook's host it
-meets the others in their directory, by unix sockets; elsewhere it has one of its own, and is found on the interface
-that leads to the notebook, or on RPCBENCH_BIND. It ends within seconds of its world, also while a cell runs: behind a
-cut cable nothing reaches it, or the command that has started it, for hours.
+A worker that a command starts, perhaps on another host (`remote_main`), determines its location. On the notebook's host
+it uses the world's directory and unix sockets. Elsewhere it has a directory of its own, and listens on the interface
+with a route to the notebook, or on RPCBENCH_BIND. It ends within seconds of its world, even while a cell runs: after a
+network failure no process could end it, or the command that started it, for hours.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 LEAVE = "leave"
-"""The notice that asks a worker to leave."""
+"""The notice that requests a worker to leave."""
 STOP = "stop"
-"""The notice that interrupts what its main thread runs, as SIGINT would that no process of another host can send."""
-
+"""The notice that interrupts a worker's main thread. A process of another host cannot send it a SIGINT."""
 
 SPARE_SECONDS = 1.0
-"""So much later than `stop_seconds` a worker ends itself: the cluster gives up on it first, and says so."""
+"""How long after `stop_seconds` a worker ends itself: the cluster gives up on it first, and reports that."""
 
 
-class Place(NamedTuple):
-    """Where a worker is: the identity of its host, the host's name, and its process there."""
+class WorkerLocation(NamedTuple):
+    """The location of a worker process."""
 
-    host: str
+    host: str  # identity, see `transport.hosts.host_id`
     hostname: str
     pid: int
 
 
 def main(config: WorldConfig, alone: bool = False) -> None:
-    """Join the world and work in it; returns when it ends or this worker is asked to leave. `alone`: nobody may be left
-    to end this process then, so it ends itself, with a cell that runs on."""
-    agent = start_agent(config, parts=[CellRunner, obey])
+    """Join the world and serve it until it ends or this worker is asked to leave."""
+    # `alone`: no other process may be able to end this one then, so it ends itself, even while a cell runs.
+    agent = start_agent(config, parts=[CellRunner, handle_requests])
     runner = agent.part(CellRunner)
     seconds = config.stop_seconds if alone else None
     threading.Thread(target=_end, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
@@ -55,37 +54,36 @@ def main(config: WorldConfig, alone: bool = False) -> None:
     agent.shutdown(graceful=False)
 
 
-def meet(count: int) -> Place:
-    """Called on a worker: wait until it has heard of as many members; word of some may still be on its way there."""
+def meet(count: int) -> WorkerLocation:
+    """Wait until this worker's view has `count` members, and return its location. Called through RPC."""
     current.current().wait_for(count)
-    return Place(host_id(), socket.gethostname(), os.getpid())
+    return WorkerLocation(host_id(), socket.gethostname(), os.getpid())
 
 
 def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
-    """Free the main thread once the world is over; a cell that runs on is ended with the process, by its starter or,
-    after so many seconds, here."""
+    """Free the main thread once the world has ended; end the process after `seconds` if a cell still runs."""
     agent.closing.wait()
     runner.stop()
     if seconds is not None:
-        time.sleep(seconds + SPARE_SECONDS)  # until the main thread has ended, or is given up
-        os._exit(1)
+        time.sleep(seconds + SPARE_SECONDS)  # the process ends meanwhile if the main thread does
+        os._exit(1)  # not sys.exit, which would wait for the main thread
 
 
-def obey(agent: Agent) -> None:
-    """Leave when asked to, which may be as soon as this worker is in; be interrupted when asked to."""
+def handle_requests(agent: Agent) -> None:
+    """Register the handlers of LEAVE and STOP; before the agent starts, as LEAVE may arrive at once."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
-    agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).rouse())
+    agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).interrupt_main_thread())
 
 
 def remote_main(config: WorldConfig) -> None:
-    """As `worker.main`. RpcError where no interface of this host leads to the notebook."""
+    """Like `main`, on any host. Raises RpcError if no interface of this host has a route to the notebook."""
     with settled_config(config) as here:
         main(here, alone=True)
 
 
 @contextlib.contextmanager
 def settled_config(config: WorldConfig) -> Iterator[WorldConfig]:
-    """The configuration with what only this host knows; its directory goes at the end of the block."""
+    """Complete the configuration with this host's addresses and directory; remove the directory at the end."""
     here = replace(
         config, remote=hosts.address_towards(config.leader.removeprefix("tls://")), bind=hosts.bind_address()
     )

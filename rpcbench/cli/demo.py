@@ -20,23 +20,23 @@ from tqdm.auto import tqdm
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, StepResult, split
 
-BATCH = 128
-HIDDEN = 512
+BATCH = 128  # samples per step
+HIDDEN = 512  # width of the hidden layers
 EPOCHS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What `--json` writes. `seconds`: training and test, without set-up; `idle`: mean share over all steps, 0 to 1."""
+    """The results that `--json` writes."""
 
-    accuracy: float
-    seconds: float
-    idle: float
+    accuracy: float  # on the test set, 0 to 1
+    seconds: float  # of training and test, without set-up
+    idle: float  # idle share of the workers, 0 to 1: the mean over all steps
     samples_per_second: float
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images (n, 64) scaled to 0…1 and labels (n,), for training and for test: 1437 and 360 samples."""
+    """Return images (n, 64), scaled to 0…1, and labels (n,) for training (1437 samples) and for test (360 samples)."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images / 16.0, labels, test_size=0.2, random_state=0, stratify=labels)
     x, x_test, y, y_test = (torch.tensor(part) for part in parts)
@@ -44,7 +44,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def classifier() -> nn.Sequential:
-    """64 pixels to 10 classes, in five layers."""
+    """Make a classifier of 64 pixels into 10 classes, with four linear layers."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
@@ -57,12 +57,12 @@ def accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def _batches(samples: int, order: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Indices of one pass over the samples, in batches of BATCH; what does not fill one is left out."""
+    """Return the indices of one epoch in batches of BATCH, without the rest that does not fill one."""
     return torch.randperm(samples, generator=order)[: samples - samples % BATCH].chunk(samples // BATCH)
 
 
 def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
-    """Train, print what happened, and return the figures (written to `json_file` too)."""
+    """Train, print the results, and return them (`json_file` receives them, too)."""
     console = Console()
     console.print("Starting two workers …")
     with Cluster(2) as cluster, _one_thread():
@@ -78,7 +78,8 @@ def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Threads of torch's own in this process, which drives, would look for work on cores that the workers need."""
+    """Use one thread of torch in this process meanwhile."""
+    # This process only drives: more threads of torch's would take cores from the workers.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -88,7 +89,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
-    """Train on a cluster's workers; the figures and the last step."""
+    """Train on a cluster's workers; return the figures and the result of the last step."""
     x, y, x_test, y_test = digits()
     stages = split(classifier(), workers=cluster.workers, balance="params")
     optimizer = (torch.optim.Adam, {"lr": 1e-3})

@@ -1,13 +1,16 @@
-"""`rpcbench demo | run | launch | lab | secret | bench`: reads the arguments, then imports what the subcommand needs.
+"""`rpcbench demo | run | launch | lab | secret`: parses the arguments, then imports the parts that do the work.
 
-Nothing heavy is imported before it is asked for, so `rpcbench --help` answers at once. An `RpcError` says itself what
-to do, so it is printed without a traceback; anything else is a bug and shows where it happened.
+No heavy module is imported before it is needed, so `rpcbench --help` is fast. An `RpcError` explains itself, so it is
+printed without a traceback; any other error is a bug and has one. `run` and `lab` replace this process by the program,
+with its signals, exit status and output. As a program, this module is a rank of `launch --pass-local-rank`.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import importlib.util
+import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +18,12 @@ from pathlib import Path
 import rpcbench
 from rpcbench.base.errors import RpcError
 
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
+_PASS = {"--pass-local-rank", "--pass_local_rank"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit status."""
+    """Run one subcommand and return the exit status."""
     own, passed_on = _split(list(sys.argv[1:] if arguments is None else arguments))
     options = _parser().parse_args(own)
     options.rest = passed_on
@@ -34,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our own arguments, and those that are for the program behind the subcommand, whatever they look like."""
+    """Split off the arguments for the program behind a subcommand."""
+    # Before argparse, which would take options of that program for its own.
     passes_on = arguments[:1] in (["run"], ["launch"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
     return (arguments[:1], arguments[1:]) if passes_on else (arguments, [])
 
@@ -71,27 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     secret = commands.add_parser("secret", help="make the secret that workers on several hosts share")
     secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
     secret.set_defaults(run=_secret)
-
-    bench = commands.add_parser("bench", help="time our RPC and another one on the same work, in one run")
-    bench.add_argument("--against", choices=["torch", "ray", "monarch"], default="torch", help="the other side")
-    bench.add_argument("--only", action="append", default=[], metavar="TEXT", help="only rows with this in their title")
-    bench.add_argument("--rounds", type=_positive, metavar="N", help="batches of each workload on each side")
-    bench.add_argument("--quick", action="store_true", help="only see that everything runs")
-    bench.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
-    bench.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
-    bench.add_argument("--notebook", action="store_true", help="instead: what a user of the notebook waits for")
-    bench.add_argument("--panels", action="store_true", help="instead: what it costs to look, and frames in a browser")
-    bench.add_argument("--pipeline", action="store_true", help="instead: pipelines beside torch's, and the simulator")
-    bench.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
-    bench.add_argument("--peers", nargs="*", metavar="NAME", help="instead: notebooks of other libraries beside ours")
-    bench.add_argument("--seed", type=int, help="repeat the draws of an earlier run")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
-    bench.add_argument("--svg", type=Path, metavar="FILE", help="also plot the ratios here")
-    bench.add_argument("--markdown", type=Path, metavar="FILE", help="also put the table into this file")
-    bench.add_argument(
-        "--columns", nargs="+", type=Path, metavar="JSON", help="instead: put what --json has written side by side"
-    )
-    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -109,21 +93,50 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rpcbench.cli import run
+    """Run a script, or with -m a module, on this runtime; the processes that it starts are bound, too."""
+    from rpcbench.torch_shim import environment
 
-    run.run(options.rest)
+    if not options.rest:
+        raise RpcError("name a script, or a module with -m: rpcbench run script.py [arguments]")
+    if options.rest[0] != "-m" and not Path(options.rest[0]).is_file():
+        raise RpcError(f"there is no script {options.rest[0]}")
+    sys.stdout.flush()  # exec discards Python's buffers
+    os.execve(sys.executable, [sys.executable, *options.rest], environment(os.environ))
 
 
 def _launch(options: argparse.Namespace) -> None:
-    from rpcbench.cli import launch
+    """Run torchrun in this process. It gives each rank the variables that `init_process_group()` reads."""
+    from torch.distributed import run as torchrun
 
-    launch.run(options.rest)
+    asked = torchrun.get_args_parser().parse_args([each for each in options.rest if each not in _PASS] or ["-h"])
+    in_python = not (asked.module or asked.no_python)
+    if in_python and not Path(asked.training_script).is_file():
+        raise RpcError(f"there is no script {asked.training_script}")
+    if not _PASS.isdisjoint(options.rest):
+        if not in_python:
+            raise RpcError("--pass-local-rank goes with a script in Python; any other program reads LOCAL_RANK")
+        # Each rank runs this module, which runs the script: torchrun itself no longer passes `--local_rank`.
+        asked.training_script_args = [asked.training_script, *asked.training_script_args]
+        asked.training_script, asked.module = "rpcbench.cli.main", True
+    torchrun.run(asked)  # type: ignore[no-untyped-call]
+
+
+def _run_rank() -> None:
+    """Run the script of a rank, with `--local_rank=N` ahead of its own arguments, as in torch.distributed 0.4."""
+    script, *rest = sys.argv[1:]
+    sys.argv = [script, f"--local_rank={os.environ['LOCAL_RANK']}", *rest]
+    # As the interpreter does for a script: its folder comes first.
+    sys.path[0] = str(Path(script).parent.absolute())
+    runpy.run_path(script, run_name="__main__")
 
 
 def _lab(options: argparse.Namespace) -> None:
-    from rpcbench.cli import lab
-
-    lab.run(options.rest)
+    """Open JupyterLab on ./notebooks, if it exists, unless the arguments name a path."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise SystemExit("rpcbench lab: JupyterLab is not installed here; `pip install 'rpcbench[lab]'` brings it")
+    named = any(Path(argument).exists() for argument in options.rest)
+    lessons = [] if named or not Path("notebooks").is_dir() else ["notebooks"]
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *lessons, *options.rest])
 
 
 def _secret(options: argparse.Namespace) -> None:
@@ -137,34 +150,5 @@ def _secret(options: argparse.Namespace) -> None:
     print(f"Made {path}. Copy it to every host, and set {run_dir.SECRET_VARIABLE}={path} for every worker.")
 
 
-def _bench(options: argparse.Namespace) -> None:
-    from rpcbench.bench import command, soak
-
-    if options.soak:
-        soak.without_caches()
-        command.run_soak(quick=options.quick)
-        return
-    files = command.Files(options.json, options.svg, options.markdown)
-    if options.columns:
-        command.run_columns(options.columns, files=files)
-        return
-    if options.peers is not None:
-        command.run_peers(options.peers, quick=options.quick, files=files)
-        return
-    if options.scaling:
-        command.run_scaling(quick=options.quick, files=files)
-        return
-    if options.panels:
-        command.run_panels(quick=options.quick, files=files)
-        return
-    seed = random.randrange(1 << 32) if options.seed is None else options.seed
-    if options.pipeline:
-        command.run_pipelines(quick=options.quick, seed=seed, files=files)
-        return
-    if options.notebook:
-        command.run_notebook(quick=options.quick, seed=seed, kind=options.kind, files=files)
-        return
-    command.run(
-        against=options.against, seed=seed, quick=options.quick, rounds=options.rounds, only=options.only,
-        files=files,
-    )  # fmt: skip
+if __name__ == "__main__":
+    _run_rank()

@@ -1,11 +1,11 @@
-"""What this worker does together with others: rows of the table "collectives", its own part of each of them.
+"""The table "collectives": this worker's part of each collective and transfer, for panels and traces.
 
-All members give the same key to the same collective. So whoever has the rows of all knows who has entered, who is
-missing, and who came last. Guarantees
-- What is under way is in the table whether anybody looks or not, as who comes to look wants to know what hangs; of what
-  has ended the latest `KEPT` are.
-- Each part ends once: by itself, or with the world that it is in.
-- Where nobody looks a part costs two stamps and two entries, and no words are made.
+All members give the same key to the same collective. So the rows of all members show which have entered, which are
+missing, and which came last. Guarantees
+- Running parts are in the table even without an observer, since a hang is observed only after it has begun. Of ended
+  parts the latest `KEPT` are in it.
+- Each part ends once: by itself, or with its world.
+- Without an observer a part costs two time stamps and two dictionary entries, and no text.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import threading
 import time
 from types import TracebackType
 
-from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import Row, Table
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
 
-KEPT = 1000
-_TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed")
+KEPT = 1000  # ended parts in the table
+_TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed")  # the columns
 
 
-class Part:
-    """This worker's part of a collective. `members`: names of all who are to come; `size`: bytes of its own tensors.
+class CollectivePart:
+    """This worker's part of a collective, from `CollectiveEvents.enter` until `leave` or the end of a `with` block.
 
-    `scope` is what the numbers count in, the same on all members: a group, or two ranks of one. Under way from
-    `Told.enter` until `leave`, or the end of a `with`; what ends by an error has failed.
+    `scope` is the space of the numbers, the same on all members: a group, or a direction between two of its ranks.
     """
 
     __slots__ = ("begin", "bytes", "end", "failed", "group", "members", "number", "op", "scope", "shape", "told")
@@ -36,10 +35,10 @@ class Part:
         self, scope: str, number: int, group: str, op: str, members: tuple[str, ...], shape: str = "", size: int = 0
     ) -> None:
         self.scope, self.number, self.group, self.op = scope, number, group, op
-        self.members, self.shape, self.bytes = members, shape, size
-        self.begin, self.failed = 0.0, False
-        self.end: float | None = None
-        self.told = _NOWHERE
+        self.members, self.shape, self.bytes = members, shape, size  # names of all participants; of its own tensors
+        self.begin, self.failed = 0.0, False  # monotonic seconds; whether it ended by an error
+        self.end: float | None = None  # None while it runs
+        self.told = _NOWHERE  # the table that has it
 
     @property
     def key(self) -> str:
@@ -48,15 +47,15 @@ class Part:
     def row(self) -> Row:
         return {name: getattr(self, name) for name in _TOLD}
 
-    def becomes(self, known: Part) -> None:
-        """Now it is known with whom it is done: it is that part, under way since it has been."""
+    def becomes(self, known: CollectivePart) -> None:
+        """Take the identity of `known`, now that the sender is known, and keep the time of the beginning."""
         self.told.rename(self, known)
 
     def leave(self, failed: bool = False) -> None:
-        """It is over here. Harmless where it is already."""
+        """Record the end of the part; without effect if it has ended already."""
         self.told.leave(self, failed)
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> CollectivePart:
         return self
 
     def __exit__(
@@ -66,24 +65,24 @@ class Part:
 
 
 class CollectiveEvents:
-    """One for each agent: `agent.part(Told)`. Without an agent nobody can look."""
+    """The table of one agent: `agent.part(CollectiveEvents)`."""
 
     def __init__(self, agent: Agent | None = None) -> None:
-        self._bus = EventLog() if agent is None else agent.bus
-        self._lock = threading.Lock()
-        self._open: dict[Part, None] = {}
-        self._ended: collections.deque[Part] = collections.deque()
+        self._bus = EventLog() if agent is None else agent.bus  # without an agent the table cannot be observed
+        self._lock = threading.Lock()  # a thread that waits and one that breaks the world may end the same part
+        self._open: dict[CollectivePart, None] = {}  # running, in order of entry
+        self._ended: collections.deque[CollectivePart] = collections.deque()  # oldest first
         self._bus.register("collectives", self.table)
 
-    def enter(self, part: Part) -> Part:
-        """It is under way from now on."""
+    def enter(self, part: CollectivePart) -> CollectivePart:
+        """Record a part as running from now on."""
         part.told, part.begin = self, time.monotonic()
-        self._open[part] = None
+        self._open[part] = None  # one atomic step, so without the lock
         if self._bus.listening:
             self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
         return part
 
-    def leave(self, part: Part, failed: bool) -> None:
+    def leave(self, part: CollectivePart, failed: bool) -> None:
         with self._lock:
             if part not in self._open:
                 return
@@ -96,7 +95,7 @@ class CollectiveEvents:
             if oldest is not None:
                 self._bus.note("CollectiveForgotten", "collectives", oldest.key, _nothing)
 
-    def rename(self, part: Part, known: Part) -> None:
+    def rename(self, part: CollectivePart, known: CollectivePart) -> None:
         with self._lock:
             if part not in self._open:
                 return
@@ -106,7 +105,7 @@ class CollectiveEvents:
         self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
 
     def abandon(self, world: str) -> None:
-        """What was under way in a world, the first word of its scopes, has ended with it."""
+        """Record the running parts of a world, whose token begins their scopes, as failed."""
         for part in list(self._open):
             if part.scope.startswith(f"{world}."):
                 self.leave(part, failed=True)
@@ -118,7 +117,7 @@ class CollectiveEvents:
 
 
 def _nothing() -> None:
-    """Of what is forgotten there is no row."""
+    """Return no row: the event removes it."""
 
 
-_NOWHERE = CollectiveEvents()
+_NOWHERE = CollectiveEvents()  # of parts that have not been entered yet

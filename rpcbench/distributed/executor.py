@@ -1,8 +1,8 @@
-"""Blocking work of torch's process groups, on threads of its own: who waits for it can be freed at any moment.
+"""Threads for the blocking work of torch's process groups, so that a thread that waits for it can be freed at any time.
 
 Guarantees
-- Jobs of one lane run one after the other, in the order in which they came, from any thread.
-- A lane that is closed takes no more jobs and ends after the one it is at; only who asks for it waits for its end.
+- An executor runs its jobs one after the other, in the order in which any threads submitted them.
+- A closed executor takes no more jobs and ends after the current one; only `ended` waits for that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A job on its way. `tell` is called when it has run."""
+    """A submitted job. `tell` is called when it has run."""
 
     def __init__(self, job: Callable[[], T], tell: Callable[[], None]) -> None:
         self._job, self._tell = job, tell
-        self._values: list[T] = []
+        self._values: list[T] = []  # the result, once there is one: None may be a result
         self.error: BaseException | None = None
 
     @property
@@ -31,41 +31,42 @@ class Pending(Generic[T]):
 
     def run(self) -> None:
         try:
-            with DisableTorchFunctionSubclass():  # names of dimensions were compared: now it is about memory
+            with DisableTorchFunctionSubclass():  # dimension names were compared already: torch sees plain tensors
                 self._values.append(self._job())
-        except BaseException as error:  # noqa: BLE001  (raised where somebody waits for the job)
+        except BaseException as error:  # noqa: BLE001  (raised in the thread that waits for the job)
             self.error = error
         self._tell()
 
     def result(self) -> T:
-        """What the job returned, or its error. Only once it is done."""
+        """Return the result of a job that is done, or raise its error."""
         if self.error is not None:
             raise self.error
         return self._values[0]
 
 
 class BlockingExecutor:
-    """One thread, from its first job until `close`. `tell` is called after each job."""
+    """One thread, which exists from the first job until `close`. `tell` is called after each job."""
 
     def __init__(self, name: str, tell: Callable[[], None]) -> None:
         self._name, self._tell = name, tell
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Pending[object] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Pending[object] | None] = queue.SimpleQueue()  # None: end
         self._thread: threading.Thread | None = None
-        self._last: Pending[object] | None = None
+        self._last: Pending[object] | None = None  # the job submitted last; all others end before it
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs or waits for its turn."""
+        """Return whether a job runs or is queued."""
         return self._last is not None and not self._last.done
 
     def put(self, job: Callable[[], T]) -> Pending[T]:
-        """Run a job after those before it."""
+        """Submit a job."""
         pending = Pending(job, self._tell)
-        with self._lock:  # the last one is the last in the queue; one thread serves it
+        with self._lock:  # so that `_last` is the last in the queue, and only one thread is started
             self._last = pending  # type: ignore[assignment]
             self._jobs.put(pending)  # type: ignore[arg-type]
             if self._thread is None:
+                # daemon: a job that hangs in torch must not keep Python alive; see `groups._join_threads_at_exit`.
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 self._thread.start()
         return pending
@@ -74,7 +75,7 @@ class BlockingExecutor:
         self._jobs.put(None)
 
     def ended(self, seconds: float) -> None:
-        """Wait for the end of one that is closed."""
+        """Wait for the thread's end, after `close`."""
         if self._thread is not None:
             self._thread.join(seconds)
 

@@ -1,20 +1,26 @@
-"""The world that this process has a rank in, and its groups: founded, waited in, broken, ended.
-
-torch does the work, on lanes; who waits for it here is freed by what ends it: a deadline, Ctrl-C on any rank, a rank
-that is gone, a cluster that has changed. A world in which this has happened is broken: no rank knows what others have
-done of the collective, so it refuses all more, and `init_process_group` founds the next one.
+"""The world of a process group: rendezvous of its ranks at a store, waits of its ranks, and its failure and end.
 
 Guarantees
-- The first reason is told to all ranks, through the store, and every rank raises it.
-- Nobody's end is guessed: it is known from membership, from the system on one host, or not named.
-
-How processes become the ranks of one world at a store: each founding is a round with a number. A round gets one
-verdict, by one atomic step of the store: all have come, or one gave up; so either all its ranks go on, or none does.
-- Ranks that nobody names are handed out in the order of arrival.
-- A process that was late for a round that failed comes into the next one, as the others do that try again; so does one
-  that meets only what a killed process of this host has left there.
-- Groups of different names at one store never see each other.
+- A wait for a collective ends with a deadline, Ctrl-C on any rank, the end of a rank, or a change of the cluster.
+- Each of these breaks the world, because no rank can know how far the others have come in the collective. A broken
+  world refuses all further collectives; `init_process_group` creates the next world.
+- The first reason reaches all ranks through the store, and every rank raises it.
+- The end of a rank is never guessed: it is known from membership, or from the operating system on one host.
+- Ranks without a number get one in the order of arrival. Groups of different names at one store never interact.
 """
+# The rendezvous takes place in numbered rounds, each with a prefix of its own in the store:
+#
+#     here/RANK   the process of each rank, as JSON          verdict    written once, by compare_set:
+#     came        counts them; the last one decides             complete   all have come, and all continue
+#                                                               stale      one of them has died: begin the next round
+#                                                               a text     one gave up, and all raise its reason
+#
+# As there is one verdict, either all ranks of a round continue or none does. A process that is late for a failed round
+# enters the next one, together with the ranks that try again; so does one that finds only entries of a killed process.
+# Later the ranks exchange two things through the store of their round:
+#
+#     waits/RANK  the collective in which this rank waits, for the error of a rank whose deadline passes
+#     broken      the first reason, written once, by compare_set
 
 from __future__ import annotations
 
@@ -35,11 +41,11 @@ import torch
 import torch.distributed as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError, counted
 from rpcbench.distributed.events import CollectiveEvents
 from rpcbench.distributed.executor import BlockingExecutor, Pending
-from rpcbench.distributed.stores import Place, polled, store_at
+from rpcbench.distributed.stores import InitMethod, store_at, wait_until
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import creation_site
@@ -48,7 +54,7 @@ from rpcbench.transport.hosts import host_id
 
 
 class RankWatch:
-    """One to an agent: it looks after the latest world."""
+    """The part of an agent that ends the latest world when a worker of the cluster with a rank in it is lost."""
 
     def __init__(self, agent: Agent) -> None:
         self._world: weakref.ref[World] | None = None
@@ -56,7 +62,7 @@ class RankWatch:
 
     @staticmethod
     def over(world: World) -> None:
-        """Look after a world, where this process has an agent."""
+        """Watch a world, where this process has an agent."""
         if (agent := current.find()) is not None:
             agent.part(RankWatch)._world = weakref.ref(world)
 
@@ -71,39 +77,39 @@ _COMPLETE, _STALE = b"complete", b"stale"
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """The process behind a rank."""
+class RankProcess:
+    """The process of a rank."""
 
-    name: str
-    host: str
+    name: str  # of the worker, or HOST:PID
+    host: str  # id of the host
     pid: int
 
     @staticmethod
-    def here() -> Who:
+    def here() -> RankProcess:
         agent = current.find()
-        return Who(agent.name if agent else f"{socket.gethostname()}:{os.getpid()}", host_id(), os.getpid())
+        return RankProcess(agent.name if agent else f"{socket.gethostname()}:{os.getpid()}", host_id(), os.getpid())
 
-    def is_gone(self) -> bool:
-        """Whether it has certainly ended; False of one on another host."""
+    def has_ended(self) -> bool:
+        """Return whether it has certainly ended; False for a process on another host."""
         if self.host != host_id():
             return False
-        try:
+        try:  # a zombie has ended too: its parent has not collected it yet
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """A founding that came about: the store of this round, and who has which rank."""
+class RendezvousResult:
+    """The result of a successful rendezvous."""
 
-    store: Store
-    rank: int
-    ranks: tuple[Who, ...]
+    store: Store  # of this round
+    rank: int  # of this process
+    ranks: tuple[RankProcess, ...]  # all processes, by rank
 
 
-def meet(place: Place, group_name: str, seconds: float) -> Met:
-    """Wait until all ranks have come. RpcTimeoutError after `seconds`: who has not, and who gave up."""
+def meet(place: InitMethod, group_name: str, seconds: float) -> RendezvousResult:
+    """Wait until all ranks have come. Raises RpcTimeoutError after `seconds`, with the ranks that have not."""
     shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds))
     while True:
         number, rank = _arrive(shared, place)
@@ -112,34 +118,34 @@ def meet(place: Place, group_name: str, seconds: float) -> Met:
             return met
 
 
-def _arrive(shared: Store, place: Place) -> tuple[int, int]:
-    """The round and rank of this process."""
-    if place.rank >= 0:
+def _arrive(shared: Store, place: InitMethod) -> tuple[int, int]:
+    """Return round and rank of this process."""
+    if place.rank >= 0:  # the n-th try of each rank belongs to round n
         return shared.add(f"{place.world_size}/tries/{place.rank}", 1), place.rank
     number, rank = divmod(shared.add(f"{place.world_size}/tries", 1) - 1, place.world_size)
     return number + 1, rank
 
 
-def _wait(store: Store, rank: int, place: Place, seconds: float) -> Met | None:
-    """The world, once all are there; None where one that had come is dead."""
+def _wait(store: Store, rank: int, place: InitMethod, seconds: float) -> RendezvousResult | None:
+    """Return the world once all ranks have come; None if one of them has died meanwhile."""
     size = place.world_size
-    store.set(f"here/{rank}", json.dumps(asdict(Who.here())))
+    store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here())))
     if store.add("came", 1) == size:
-        dead = any(who.is_gone() for who in _who(store, size))
+        dead = any(who.has_ended() for who in _who(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
     try:
-        polled(lambda: store.check(["verdict"]), seconds)
-    finally:
+        wait_until(lambda: store.check(["verdict"]), seconds)
+    finally:  # Ctrl-C too gives up for all ranks; a verdict that exists already stays
         verdict = store.compare_set("verdict", "", _reason(store, rank, size, seconds))
     if verdict == _STALE:
         return None
     if verdict != _COMPLETE:
         raise RpcTimeoutError(verdict.decode())
-    return Met(store, rank, _who(store, size))
+    return RendezvousResult(store, rank, _who(store, size))
 
 
-def _who(store: Store, size: int) -> tuple[Who, ...]:
-    return tuple(Who(**json.loads(store.get(f"here/{each}"))) for each in range(size))
+def _who(store: Store, size: int) -> tuple[RankProcess, ...]:
+    return tuple(RankProcess(**json.loads(store.get(f"here/{each}"))) for each in range(size))
 
 
 def _reason(store: Store, rank: int, size: int, seconds: float) -> str:
@@ -153,63 +159,64 @@ def _reason(store: Store, rank: int, size: int, seconds: float) -> str:
 
 T = TypeVar("T")
 
-_GLANCE = 0.5
-"""After so many seconds a wait is told of in the store, and looks there for what others tell."""
-_NEWS_SECONDS = 2.0
-"""How long after a broken connection word of a lost rank may take."""
-_UNUSED_TAG = 0x7E57
-_KINDS = {kind.__name__: kind for kind in (CollectiveError, RpcTimeoutError, WorkerLostError)}
-AGAIN = "Call init_process_group again, on all ranks"
+_POLL_SECONDS = 0.5
+"""Seconds between two polls of the store by a wait, and until it first writes where it waits."""
+_DETECTION_SECONDS = 2.0
+"""Seconds that the report of a lost rank may take after its connection has broken."""
+_UNUSED_TAG = 0x7E57  # of a message that no rank sends; see `_abort`
+_KINDS = {kind.__name__: kind for kind in (CollectiveError, RpcTimeoutError, WorkerLostError)}  # sent by name
+RETRY_HINT = "Call init_process_group again, on all ranks"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a rank waits in: `number` counts what its group does; `members` are those it waits for."""
+    """The collective or transfer for which a rank waits."""
 
-    what: str
-    group: str
-    number: int
-    members: tuple[int, ...]
+    what: str  # for errors
+    group: str  # key of the group
+    number: int  # counts the collectives of the group, alike on all ranks
+    members: tuple[int, ...]  # the other ranks that take part
 
 
 class World:
-    """One founding of the default group, as this rank sees it."""
+    """One instance of the default group, on this rank."""
 
-    def __init__(self, met: Met, backend: str, seconds: float) -> None:
+    def __init__(self, met: RendezvousResult, backend: str, seconds: float) -> None:
         self.store, self.rank, self.ranks = met.store, met.rank, met.ranks
-        self.backend, self.seconds = backend, seconds
-        self._changes = Changes()
-        self._broken: RpcError | None = None
-        self.outdated = False  # ranks are others now
-        self._lanes: dict[object, BlockingExecutor] = {}
+        self.backend, self.seconds = backend, seconds  # seconds: for each wait
+        self._changes = Condition()  # notified when a job ends and when the world breaks
+        self._broken: RpcError | None = None  # the reason; set once
+        self.outdated = False  # whether the cluster has changed, so that ranks belong to other workers now
+        self._executors: dict[object, BlockingExecutor] = {}  # by group, and by peer for transfers
         self.made = 0  # groups, counted alike on all ranks
-        self.kept: Store | None = None  # what torch waits in: it does not keep a store of Python's itself
+        self.kept: Store | None = None  # keeps a reference: torch holds none to a store written in Python
+        # Unique to this world and the same on all ranks, as the first one that is written wins.
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
         agent = current.find()
         self.told = CollectiveEvents() if agent is None else agent.part(CollectiveEvents)
 
     # -- naming
     def named(self, rank: int) -> str:
-        """As `rank 1 (worker2)`."""
+        """Return the name of a rank, as `rank 1 (worker2)`."""
         return f"rank {rank} ({self.ranks[rank].name})"
 
     def rank_of(self, name: str) -> int | None:
-        """The rank of a worker of our cluster."""
+        """Return the rank of a worker of our cluster."""
         return next((rank for rank, who in enumerate(self.ranks) if who.name == name), None)
 
     # -- work
-    def lane(self, key: object) -> BlockingExecutor:
-        """The lane of this key, the same for all threads; it has no thread of its own before its first job."""
-        return self._lanes.setdefault(key, BlockingExecutor(f"rpcbench-group-{key}", self._changes.tell))
+    def executor(self, key: object) -> BlockingExecutor:
+        """Return the executor of this key, the same for all threads; its first job starts its thread."""
+        return self._executors.setdefault(key, BlockingExecutor(f"rpcbench-group-{key}", self._changes.notify_all))
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way."""
-        return any(lane.busy for lane in list(self._lanes.values()))
+        """Return whether a job runs or is queued."""
+        return any(lane.busy for lane in list(self._executors.values()))
 
     def check(self) -> None:
-        """Raises why this world is broken, if it is."""
-        if self._broken is not None:
+        """Raise the reason if this world is broken."""
+        if self._broken is not None:  # a new error each time, since several threads may raise it
             raise type(self._broken)(*self._broken.args)
 
     @property
@@ -217,83 +224,83 @@ class World:
         return self._broken is not None
 
     def finish(self, pending: Pending[T], wait: Wait) -> T:
-        """The result of a job, as soon as it is there; what breaks the world meanwhile is raised instead."""
+        """Wait for a job and return its result, or raise the error that breaks the world meanwhile."""
         try:
             self._await(pending, wait)
         except KeyboardInterrupt:
-            self.breaks(CollectiveError(f"{self.named(self.rank)} was interrupted in {wait.what}. {AGAIN}"))
+            self.breaks(CollectiveError(f"{self.named(self.rank)} was interrupted in {wait.what}. {RETRY_HINT}"))
             raise
-        if not self.broken and _is_of_torch(pending.error):
-            self._blame(str(pending.error), wait)
-        if not pending.done or _is_of_torch(pending.error):
+        if not self.broken and _is_torch_error(pending.error):  # a connection may have ended with the rank behind it
+            self._fail_with_cause(str(pending.error), wait)
+        if not pending.done or _is_torch_error(pending.error):
             self.check()
         return pending.result()
 
     def _await(self, pending: Pending[T], wait: Wait) -> None:
         deadline = time.monotonic() + self.seconds
         told = False
-        while not self._changes.wait_for(lambda: pending.done or self.broken, self._nap(deadline)):
+
+        def over() -> bool:
+            return pending.done or self.broken
+
+        while not self._changes.wait_for(over, max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))):
             if not told:
-                self._post(json.dumps([wait.group, wait.number, wait.what, str(creation_site())]))
+                with self._kept("report where it waits"):
+                    words = json.dumps([wait.group, wait.number, wait.what, str(creation_site())])
+                    self.store.set(f"waits/{self.rank}", words)
                 told = True
-            self.hear()
-            if time.monotonic() >= deadline and not pending.done and not self.broken:
+            self.poll_failure()
+            if time.monotonic() >= deadline and not over():
                 self.breaks(RpcTimeoutError(self._late(wait)))
         if told and not self.broken:
-            with contextlib.suppress(RuntimeError):  # who keeps the store may have done its work, and be gone
+            with contextlib.suppress(RuntimeError):  # the store's host may have finished its work and ended
                 self.store.set(f"waits/{self.rank}", "")
 
-    @staticmethod
-    def _nap(deadline: float) -> float:
-        return max(0.0, min(_GLANCE, deadline - time.monotonic()))
-
-    # -- what ranks tell each other through the store
-    def _post(self, words: str) -> None:
-        with self._kept("tell where it waits"):
-            self.store.set(f"waits/{self.rank}", words)
-
-    def hear(self) -> None:
-        """Take over what has broken the world elsewhere."""
-        with self._kept("hear of the others"):
+    # -- exchange of reports through the store
+    def poll_failure(self) -> bool:
+        """Break this world too if another rank has broken it; return whether it is broken."""
+        with self._kept("read the reports of the others"):
             if self._broken is None and self.store.check(["broken"]):
-                self._take(self.store.get("broken"))
+                self._adopt_failure(self.store.get("broken"))
+        return self.broken
 
-    def _take(self, told: bytes) -> None:
+    def _adopt_failure(self, told: bytes) -> None:
         kind, text = json.loads(told)
         self.ends(_KINDS[kind](text))
 
     @contextlib.contextmanager
     def _kept(self, deed: str) -> Iterator[None]:
-        """Around words with the store, which end with the rank that keeps it. Word of its end may come later."""
+        """Turn failures of the store into the end of its host, where that is known."""
         try:
             yield
+        # The store ends with the rank that hosts it; the report that this rank is lost may arrive a little later.
         except (c10d.DistError, RuntimeError) as error:
-            polled(lambda: self.broken or bool(self.gone()), _NEWS_SECONDS)
-            gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store is out of reach"
+            wait_until(lambda: self.broken or bool(self.gone()), _DETECTION_SECONDS)
+            gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store cannot be reached"
             words = str(error).splitlines()[0]
-            self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {AGAIN}"))
+            self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {RETRY_HINT}"))
 
     def breaks(self, error: RpcError) -> None:
-        """Nobody goes on in this world, for this reason or an earlier one."""
+        """Break the world on all ranks, for this reason or for an earlier one."""
         if self._broken is None:
-            with self._kept("tell the others"):
+            with self._kept("report the failure to the others"):
                 kind = type(error).__name__
-                self._take(self.store.compare_set("broken", "", json.dumps([kind, error.args[0]])))
+                self._adopt_failure(self.store.compare_set("broken", "", json.dumps([kind, error.args[0]])))
 
     def ends(self, error: RpcError) -> None:
-        """As `breaks`, where the other ranks hear of it in another way, or need not."""
+        """Break the world on this rank, where the others learn the reason in another way or need not."""
         if self._broken is None:
             self.close(error)
             _abort()
 
-    # -- who is at fault
+    # -- the rank at fault
     def reached(self, store: Store, keys: list[str], ranks: Sequence[int]) -> bool:
-        """Whether all of these are in a store, where these ranks are to put them; raises what has broken the world.
+        """Return whether these keys, which these ranks write, are all in a store. Raises if the world is broken.
 
-        A rank that is gone and has not put its own there breaks it.
+        A rank that has ended without writing its key breaks the world.
         """
         self.check()
-        gone = [rank for rank in self.gone() if rank in ranks]  # first: it may have put it there, and ended then
+        gone = [rank for rank in self.gone() if rank in ranks]  # before `check`: a rank may write its key, then end
         if store.check(keys):
             return True
         if gone:
@@ -302,59 +309,54 @@ class World:
         return False
 
     def _late(self, wait: Wait) -> str:
-        """Who has not come, and where the others wait."""
+        """Return the text of a timeout: the ranks that have not come, and where the others wait."""
         lines = [f"{self.seconds:g} s have passed in {wait.what}:"]
         for rank in sorted({*wait.members, self.rank}):
             said = ""
-            with self._kept("tell who waits"):
+            with self._kept("read where the others wait"):
                 said = self.store.get(f"waits/{rank}").decode() if self.store.check([f"waits/{rank}"]) else ""
-            lines.append(f"  {self.named(rank)} {_whereabouts(said, wait)}")
-        return "\n".join([*lines, AGAIN])
+            lines.append(f"  {self.named(rank)} {_wait_text(said, wait)}")
+        return "\n".join([*lines, RETRY_HINT])
 
-    def _blame(self, words: str, wait: Wait) -> None:
-        """A connection has ended, or torch has failed: break the world, with the name of who is gone, if one is."""
-        gone: list[int] = []
-
-        def known() -> bool:
-            self.hear()
-            gone[:] = self.gone()
-            return self.broken or bool(gone)
-
-        polled(known, _NEWS_SECONDS)
-        if gone:
+    def _fail_with_cause(self, words: str, wait: Wait) -> None:
+        """Break the world after an error of torch; name the rank that has ended, if one has."""
+        wait_until(lambda: self.poll_failure() or bool(self.gone()), _DETECTION_SECONDS)
+        if gone := self.gone():
             self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
         else:
-            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {AGAIN}"))
+            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {RETRY_HINT}"))
 
     def gone(self) -> list[int]:
-        """Ranks that have ended for certain."""
-        return [rank for rank, who in enumerate(self.ranks) if who.is_gone()]
+        """Return the ranks that have certainly ended."""
+        return [rank for rank, who in enumerate(self.ranks) if who.has_ended()]
 
     def lost(self, ranks: Sequence[int], how: str) -> WorkerLostError:
-        """That these ranks are gone."""
+        """Return the error for the loss of these ranks."""
         names = ", ".join(self.named(rank) for rank in ranks)
-        return WorkerLostError(f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {AGAIN}")
+        return WorkerLostError(
+            f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {RETRY_HINT}"
+        )
 
     def close(self, error: RpcError) -> None:
-        """Free the threads, and whoever waits. What torch has finished here still reaches the others."""
+        """End the executors, and free all threads that wait. Data that torch has sent already still arrives."""
         self._broken = self._broken or error
-        self._changes.tell()
-        for lane in list(self._lanes.values()):
+        self._changes.notify_all()
+        for lane in list(self._executors.values()):
             lane.close()
         self.told.abandon(self.token)
 
     def ended(self, seconds: float) -> None:
-        """Wait for the threads of a world that is closed, so many seconds for each at most."""
-        for lane in list(self._lanes.values()):
+        """Wait for the threads of a closed world, at most this long for each."""
+        for lane in list(self._executors.values()):
             lane.ended(seconds)
 
 
-def _is_of_torch(error: BaseException | None) -> bool:
-    """Whether a job has failed half-way, and not by what all ranks agreed to raise."""
+def _is_torch_error(error: BaseException | None) -> bool:
+    """Return whether a job has failed half-way, not with a CollectiveError that all ranks raise alike."""
     return error is not None and not isinstance(error, CollectiveError)
 
 
-def _whereabouts(said: str, wait: Wait) -> str:
+def _wait_text(said: str, wait: Wait) -> str:
     if not said:
         return "has not come"
     group, number, what, where = json.loads(said)
@@ -363,10 +365,11 @@ def _whereabouts(said: str, wait: Wait) -> str:
 
 
 def _abort() -> None:
-    """End what torch has under way. gloo has no word for that; but a wait that is late ends all others of its group."""
+    """End the running operations of torch."""
+    # gloo cannot abort; but a wait that times out ends all others of its group, so this starts one with 1 ms.
     for group in list(c10d.distributed_c10d._world.pg_map):
         if isinstance(group, c10d.ProcessGroup) and group.size() > 1:
             peer = 1 if group.rank() == 0 else 0
-            with contextlib.suppress(RuntimeError):  # that it is late, or that the connection has ended before
+            with contextlib.suppress(RuntimeError):  # the timeout itself, or a connection that has ended before
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
-            group.abort()  # NCCL has one
+            group.abort()  # for NCCL; gloo ignores it

@@ -1,10 +1,10 @@
-"""What a click in a panel or the sidebar asks of a cluster: interrupt or restart a worker, have more or fewer, stop.
+"""Actions that a click in a panel or the sidebar starts: interrupt or restart a worker, scale or stop the cluster.
 
 Guarantees
-- `begin` returns at once, from any thread, also while a cell runs; the deed is done on a thread of its own.
-- The same deed is not begun again while it runs, so two people may click at once: both hear what comes of it.
-- What runs, and what failed and why, are rows of the table "actions": every panel of every browser shows the same. A
-  failure stays until the same is done well, or `LONGEST` others failed.
+- `begin` returns at once, on any thread, also while a cell runs; the action runs on a thread of its own.
+- An action is not begun again while it runs, so two people may click at once: both get the same result.
+- Running actions, and failed ones with their error, are rows of the table "actions", so all panels show the same. A
+  failure stays until the same action succeeds, or until `LONGEST` others have failed.
 """
 
 from __future__ import annotations
@@ -13,57 +13,42 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import cast
 
-from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import Row, Table
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.runtime.agent import Agent
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 8
-ALL = "all"
-
-
-@runtime_checkable
-class Workers(Protocol):
-    """What a cluster offers."""
-
-    @property
-    def workers(self) -> list[str]: ...
-
-    def interrupt(self, name: str) -> None: ...
-
-    def restart(self, name: str) -> Any: ...
-
-    def scale(self, n: int) -> None: ...
-
-    def shutdown(self) -> None: ...
+LONGEST = 8  # failures in the table
+ALL = "all"  # the target of actions on all workers
 
 
 class Actions:
-    """One for each agent: `agent.part(Actions)`; what the agent belongs to is the cluster."""
+    """The actions on the cluster that owns an agent. One for each agent: `agent.part(Actions)`."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()
-        self._rows: Table = {}
+        self._lock = threading.Lock()  # guards `_rows` and `_running`; not held while an action runs
+        self._rows: Table = {}  # the latest last
         self._running: dict[str, Future[None]] = {}
         agent.bus.register("actions", self.table)
 
     @property
     def offered(self) -> bool:
-        """Whether the agent belongs to something that has workers."""
-        return isinstance(self._agent.owner, Workers)
+        """Whether a cluster owns the agent."""
+        return isinstance(self._agent.owner, BaseCluster)
 
     def table(self) -> Table:
         with self._lock:
             return dict(self._rows)
 
     def begin(self, action: str, target: str) -> Future[None]:
-        """`begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("scale", "3")`, `begin("stop", "all")`.
+        """Begin an action, unless it runs, and return its future. Errors of the action are also in the table.
 
-        The future of the one that runs now, as it may have been begun before. ValueError for another action; whatever
-        else goes wrong is in the table, and raised by the future.
+        `begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("scale", "3")`, `begin("stop", "all")`;
+        ValueError for another action.
         """
         deed = self._deed(action, target)
         key = f"{action} {target}"
@@ -72,27 +57,27 @@ class Actions:
                 return self._running[key]
             self._running[key] = future = Future[None]()
             self._set(key, {"action": action, "target": target, "state": "runs", "error": ""})
-        # Not one of the agent's own: these end with it, and so may the deed.
+        # Not a pool thread of the agent: those end with the agent, which the action "stop" ends.
         threading.Thread(target=self._do, args=(key, deed, future), name="rpcbench-action", daemon=True).start()
         return future
 
     def _deed(self, action: str, target: str) -> Callable[[], object]:
-        workers = cast(Workers, self._agent.owner)
+        cluster = cast(BaseCluster, self._agent.owner)
         match action:
             case "interrupt":
-                return lambda: interrupt(workers, workers.workers if target == ALL else [target])
+                return lambda: [cluster.interrupt(name) for name in (cluster.workers if target == ALL else [target])]
             case "restart":
-                return lambda: workers.restart(target)
+                return lambda: cluster.restart(target)
             case "scale":
-                return lambda: workers.scale(int(target))
+                return lambda: cluster.scale(int(target))
             case "stop":
-                return workers.shutdown
-        raise ValueError(f"no action is called {action!r}: there are interrupt, restart, scale, stop")
+                return cluster.shutdown
+        raise ValueError(f"unknown action {action!r}: use interrupt, restart, scale or stop")
 
     def _do(self, key: str, deed: Callable[[], object], future: Future[None]) -> None:
         try:
             deed()
-        except Exception as error:  # whatever it is, who clicked is told
+        except Exception as error:  # any error is shown in the panel
             logger.info("%s failed", key, exc_info=error)
             self._over(key, f"{type(error).__name__}: {error}")
             future.set_exception(error)
@@ -109,12 +94,7 @@ class Actions:
                 self._set(old, None)
 
     def _set(self, key: str, row: Row | None) -> None:
-        self._rows.pop(key, None)  # the latest stands last
+        self._rows.pop(key, None)  # so that it is inserted as the last
         if row is not None:
             self._rows[key] = row
         self._agent.bus.note("ActionChanged", "actions", key, lambda: row)
-
-
-def interrupt(workers: Workers, names: list[str]) -> None:
-    for name in names:
-        workers.interrupt(name)

@@ -1,22 +1,17 @@
-"""What every way of starting workers offers: a `Launcher` starts workers and hands out one `Handle` for each.
+"""The interface of launchers: a `Launcher` starts workers and returns a `Handle` for each; `stopped` ends workers.
 
 Rules
 - An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker; or
-  UNKNOWN, where nobody can tell.
-- A launcher knows processes and nothing of RPC: it says that a worker's process ended, others say what that means.
+  UNKNOWN, if it cannot be found out.
+- A launcher manages processes and has no part in RPC: it reports that a worker's process ended, not the consequences.
 - All methods may be called from any thread.
-
-A launcher is found by its name (see `registry`): a callable `(directory: RunDirectory, **options) -> Launcher`. One
-that is `far` may start workers on other hosts: the cluster listens there as well, with TLS, and each config names where
-(`leader`); the worker works out itself where it is (`cells.worker_main`). Its handles are of what launches
-workers, and no signal of this host reaches those: an interrupt, and the pid that users see, go through the agent.
-
-`ProcessHandle` is the handle of a process of this host. It is given out once its process is there; `begin`, `refuse`
-and `end` are the fork server's, on the thread that reads its replies. Only the first `end` counts.
-
-Workers that were asked to end are waited for, then terminated (SIGTERM), then killed (SIGKILL). Those that end in time
-run their `atexit` functions, finalizers and flushes of logs. Ctrl-C ends the wait, not the rest: when `stopped` returns
-or raises, every worker has ended or was killed.
+- A launcher is made by name (see `registry`), by a callable `(directory: RunDirectory, **options) -> Launcher`.
+- One that is `far` may start workers on other hosts. Then the cluster also listens, with TLS, at the address that each
+  config has as `leader`; the worker finds out its own location (`cells.worker_main`). The handles are of the local
+  processes that launch workers, and no signal of this host reaches a worker: interrupts, and the pid that users see,
+  go through the agent.
+- A worker that ends within its grace runs its `atexit` functions, finalizers and flushes of logs. When `stopped`
+  returns or raises, also by Ctrl-C, every worker has ended or was killed.
 """
 
 from __future__ import annotations
@@ -27,16 +22,17 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Any, Protocol
 
 import psutil
 
-from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
+from rpcbench.launch.fork_server import TERM_SECONDS
 
 UNKNOWN = 256
-"""The exit status of a worker that has ended nobody knows how; no process has it."""
+"""The exit status of a worker if the real one cannot be found out; no process has this one."""
 
 
 class Handle(Protocol):
@@ -49,79 +45,75 @@ class Handle(Protocol):
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """The exit status; None while the worker runs."""
+        """Return the exit status; None while the worker runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, waited for `timeout` seconds at most (None: until it is there); then TimeoutError."""
+        """Wait for the exit status, at most `timeout` seconds (None: without limit); then TimeoutError."""
 
     def terminate(self) -> None:
-        """Send SIGTERM to the worker, and to what it started as far as that can be reached. Does not wait."""
+        """Send SIGTERM to the worker, and to its child processes within reach. Does not wait."""
 
     def kill(self) -> None:
-        """End the worker, and what it started, at once. Does not wait; harmless on a worker that has ended."""
+        """End the worker and its child processes at once. Does not wait; harmless on a worker that has ended."""
 
     def interrupt(self) -> None:
         """Send SIGINT to the worker's process alone. Harmless on a worker that has ended, or may be on another host."""
 
     def last_words(self) -> str:
-        """The last lines that the worker wrote outside any cell or call; empty if it wrote none."""
+        """Return the last lines that the worker wrote outside any cell or call; empty if it wrote none."""
 
 
 ExitCallback = Callable[[Handle, int], object]
-"""(handle, exit status): called once, after `handle.poll()` knows it, on a thread of the launcher: must be brief."""
+"""(handle, exit status): called once, after `handle.poll()` returns it, on a thread of the launcher; must be brief."""
 
 
 class Launcher(Protocol):
-    """A way of starting workers. `far`: they may be on other hosts."""
+    """A way of starting workers. It may have more attributes:
 
-    far: bool
+    - `start_all(configs, on_exit) -> handles`: starts several workers as a unit, all of them or none.
+    - `inseparable`: why no worker is started or ended alone, a string for error messages.
+    - `connection_file(name) -> path`: returns the file by which other clients connect to a Jupyter kernel.
+    """
+
+    far: bool  # workers may be on other hosts
 
     def warm(self) -> None:
-        """Begin, in the background, whatever makes the first `start` quick."""
+        """Prepare, in the background, so that the first `start` is quick."""
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> Handle:
-        """Start one worker and return when its process is there (it has not joined yet).
+        """Start one worker, and return when its process exists; it has not joined the world yet.
 
-        Errors: RpcError if it cannot be started, ShutdownError after `close`.
+        Args:
+            config: The worker's.
+            on_exit: Called when it has ended.
+
+        Raises:
+            RpcError: It cannot be started.
+            ShutdownError: The launcher is closed.
         """
 
     def close(self) -> None:
-        """End all workers, within a bounded time. May be called again."""
+        """End all workers, within a bounded time. Idempotent."""
 
 
-@runtime_checkable
-class Gang(Launcher, Protocol):
-    """One that starts several workers as one: all of them or none."""
-
-    def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> Sequence[Handle]:
-        """As `start`, for all of these."""
-
-
-@runtime_checkable
-class Inseparable(Gang, Protocol):
-    """One whose workers come and go together. `inseparable` says why none of them is started or ended alone."""
-
-    inseparable: str
-
-
-_LAST_LINES = 20
-_LAST_BYTES = 1 << 14
-_FATAL = "Fatal Python error"
+_LAST_LINES = 20  # of a log, that `tail` returns
+_LAST_BYTES = 1 << 14  # of a log, in which `tail` looks for them
+_FATAL = "Fatal Python error"  # how faulthandler begins
 
 
 class ProcessHandle:
-    """One worker process of this host. See `Handle` for the methods. `local`: its `pid` is that of a process here."""
+    """A worker process of this host; see `Handle`. The launcher calls `begin` or `refuse`, and after `begin` `end`."""
 
-    local = True
+    local = True  # `pid` is that of a process of this host
 
     def __init__(self, name: str, log: Path, send_signal: Callable[[int], None], on_exit: ExitCallback | None) -> None:
         self.name = name
         self.log = log
         self._send_signal = send_signal
         self._on_exit = on_exit
-        self._answered = Flag()
-        self._ended = Flag()
-        self._ending = threading.Lock()
+        self._answered = Event()  # set by `begin` and `refuse`
+        self._ended = Event()
+        self._ending = threading.Lock()  # taken by the first `end` and never released: later ones do nothing
         self._pid: int | None = None
         self._error: RpcError | None = None
         self._status: int | None = None
@@ -161,14 +153,14 @@ class ProcessHandle:
         return f"<worker process {self.name} {self._pid}: {state}>"
 
     def started(self, timeout: float) -> bool:
-        """Whether the process is there within `timeout` seconds; raises why it cannot be."""
+        """Return whether the process exists within `timeout` seconds. Raises the error of a start that failed."""
         answered = self._answered.wait(timeout)
         if self._error is not None:
             raise self._error
         return answered
 
     def abandon(self) -> None:
-        """Nobody will hold this handle: end the process, whether it is there yet or not, and tell nobody."""
+        """End the process, whether it exists yet or not, without the exit callback: no caller gets this handle."""
         self._on_exit = None
         self.kill()
 
@@ -189,23 +181,28 @@ class ProcessHandle:
             return
         try:
             self._on_exit(self, status)
-        except Exception:
+        except Exception:  # of a user's callback: the thread has more handles to end
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
 
 
 def check_name(name: str) -> None:
-    """ValueError for a worker's name that no file can have."""
+    """Raise ValueError for a worker's name that is no file name."""
     if not name or "/" in name or "\0" in name:
         raise ValueError(f"a worker cannot be called {name!r}: its log file takes that name")
 
 
 def log_of(directory: Path, worker: str, incarnation: int) -> Path:
-    """The log of a worker: each incarnation has its own."""
+    """Return the path of a worker's log; each incarnation has its own."""
     return directory / f"{worker}.{incarnation}.log"
 
 
+def open_private(path: Path, mode: str = "ab") -> IO[Any]:
+    """Open a file that only this user can read: by default a log, to append to."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 def has_ended(handle: Handle) -> bool:
-    """Whether its process has, of those that this host can tell of; also if its parent has not looked yet."""
+    """Return whether a process of this host has ended, even if its parent has not reaped it; False for others."""
     if not isinstance(handle, ProcessHandle) or not handle.local or not handle.has_begun:
         return False
     try:
@@ -215,7 +212,7 @@ def has_ended(handle: Handle) -> bool:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log; empty if there is none."""
+    """Return the last lines of a log, or its fatal error; empty if there is no such file."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -227,18 +224,32 @@ def tail(log: Path) -> str:
 
 
 def _fatal(text: str) -> str:
-    """Of what Python says when a signal such as SIGSEGV ends it: the signal, and the stack of the guilty thread."""
+    """Return the parts of a faulthandler report that matter: the signal, and the stack of the thread that caused it."""
     first, *blocks = text.split("\n\n")
     return "\n".join([first, *(block for block in blocks if block.startswith("Current thread"))])
 
 
-_TERM_SECONDS = 0.5
-_KILL_SECONDS = 5.0
+def ending(status: int) -> str:
+    """Return the text for an exit status."""
+    if status == UNKNOWN:
+        return "exit status unknown"
+    if status >= 0:
+        return f"exit code {status}"
+    named = -status in {*signal.Signals}  # most real-time signals have no name
+    return f"killed by {signal.Signals(-status).name if named else f'signal {-status}'}"
 
 
-def stopped(running: Callable[[], Sequence[Handle]], changes: Changes, grace: float) -> list[str]:
-    """Wait until none of the workers `running` is left, `grace` seconds at most; then end those that are. Returns the
-    names of these. `changes` tells of each end."""
+def from_shell(status: int) -> int:
+    """Return the exit status for that of a shell, or of a supervisor: 128 plus the number of a signal."""
+    return 128 - status if status - 128 in {*signal.Signals} else status
+
+
+KILL_SECONDS = 5.0  # how long to wait after SIGKILL
+
+
+def stopped(running: Callable[[], Sequence[Handle]], changes: Condition, grace: float) -> list[str]:
+    """Wait up to `grace` seconds until no worker in `running()` is left; then terminate (SIGTERM) those that are, and
+    kill them. Return the names of these. `changes` is notified of each end."""
 
     def all_ended() -> bool:
         return not running()
@@ -246,21 +257,21 @@ def stopped(running: Callable[[], Sequence[Handle]], changes: Changes, grace: fl
     late: list[str] = []
     try:
         changes.wait_for(all_ended, grace)
-    finally:
+    finally:  # also at Ctrl-C, which ends only the wait
         late = [handle.name for handle in running()]
         try:
             for handle in running():
                 handle.terminate()
-            changes.wait_for(all_ended, _TERM_SECONDS)
+            changes.wait_for(all_ended, TERM_SECONDS)
         finally:  # also at a second Ctrl-C
             for handle in running():
                 handle.kill()
-            changes.wait_for(all_ended, _KILL_SECONDS)
+            changes.wait_for(all_ended, KILL_SECONDS)
     return late
 
 
 def late_warning(late: Sequence[str], grace: float) -> str:
-    """The warning that names workers which had to be terminated."""
+    """Return the text of the warning that names workers which had to be terminated."""
     names, were = ", ".join(late), "was" if len(late) == 1 else "were"
     return (
         f"{names} had not ended {grace:g} s after being asked to, and {were} terminated: "

@@ -1,11 +1,12 @@
-"""What is done with the workers of a world from one of its members, the notebook, however they came to be.
+"""The base class of clusters: the methods by which a notebook uses the workers of its world.
 
-`Cluster` has started them; `Joined` has found them running. Cells, calls, groups and the tables of both are alike.
+`Cluster` starts workers; `AttachedCluster` joins running ones. Cells, calls, groups and status are the same for both.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import ModuleType, TracebackType
@@ -17,7 +18,7 @@ from rpcbench.cells import client
 from rpcbench.cells.client import Rerun
 from rpcbench.cells.reload import execute_source, source_of
 from rpcbench.launch import ranks
-from rpcbench.launch.status import ClusterStatus, Looks, Watched
+from rpcbench.launch.status import ClusterStatus, ProcessSampler, WorkerRecord
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
@@ -26,34 +27,33 @@ from rpcbench.runtime.agent import Agent
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup
 
-
-START_SECONDS = 60.0
+START_SECONDS = 60.0  # for a worker to join
 
 
 class BaseCluster(ABC):
-    """Leave by `shutdown()`, or use it in a `with` block. `kind` says in a word what the workers are."""
+    """The workers of a world, seen from its notebook. End it with `shutdown()`, or use it in a `with` block."""
 
     agent: Agent
-    kind: str
-    farewell = "The cluster is stopped."
+    kind: str  # the kind of workers in a word, for display
+    farewell = "The cluster is stopped."  # shown by `%cluster stop`
 
     def __init__(self) -> None:
-        self._looks = Looks()
-        self._using: ExitStack | None = None
+        self._sampler = ProcessSampler()
+        self._using: ExitStack | None = None  # a `with` block makes this cluster the current one
 
     def prefer(self) -> None:
-        """Make this one the current cluster, of several that run."""
+        """Make this cluster the current one."""
         current.prefer(self.agent)
 
     # -- members
     @property
     def inseparable(self) -> str:
-        """Why none of its workers is started again alone, and what to do instead; empty where each can be."""
+        """Why no worker can be restarted alone, and the alternative; empty if each can be."""
         return ""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended without being asked to: nobody can serve in it any more."""
+        """Whether the world has ended by itself: no worker can serve in it any more."""
         return False
 
     @property
@@ -64,23 +64,35 @@ class BaseCluster(ABC):
     @property
     @abstractmethod
     def lost(self) -> list[str]:
-        """Names of those that ended without being asked to, and have not been started again."""
+        """Names of workers that ended without being asked to, and have not been started again."""
 
     @abstractmethod
-    def watched(self) -> list[Watched]:
-        """What is known here of each worker, lost ones as well, without a look at its process."""
+    def watched(self) -> list[WorkerRecord]:
+        """Return the data of each worker, lost ones as well, that is known without a look at its process."""
 
     @abstractmethod
     def log(self, name: str) -> str:
-        """The last lines that a worker, lost or not, has written outside any cell or call; empty if it wrote none."""
+        """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
+
+    def _calls(self) -> Counter[int]:
+        """Return how many calls of this process wait for a reply, by the id of the worker."""
+        return Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
 
     def status(self) -> ClusterStatus:
-        """How each worker is, lost ones as well; drawn as a table. Nothing is asked of the workers themselves."""
-        return self._looks.at(self.watched())
+        """Return the status of each worker, lost ones as well, as a table. No request goes to the workers."""
+        return self._sampler.at(self.watched())
 
     def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
-        """Wait until `n` workers serve, also such as others start. RpcError after `timeout` s: who came, who not."""
-        self.agent.wait_for(n + 1, timeout)
+        """Wait until `n` workers serve, including workers that others start.
+
+        Args:
+            n: The number of workers.
+            timeout: Seconds.
+
+        Raises:
+            RpcError: Fewer serve after `timeout`; the text names those that came and those that did not.
+        """
+        self.agent.wait_for(n + 1, timeout)  # and the notebook itself
 
     # -- changes
     @abstractmethod
@@ -89,32 +101,32 @@ class BaseCluster(ABC):
 
     @abstractmethod
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
-        """End a worker, if it still runs, and start it again under its name; what it held is lost."""
+        """End a worker, if it still runs, and start it again under its name, without its former state."""
 
     @abstractmethod
     def interrupt(self, name: str) -> None:
-        """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
+        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
 
     @abstractmethod
     def kill(self, name: str) -> None:
-        """End a worker at once, as a crash would (SIGKILL), and wait until it is known to be lost."""
+        """End a worker at once, as a crash would (SIGKILL), and wait until it counts as lost."""
 
     @abstractmethod
     def shutdown(self) -> None:
         """End this process's part in the world. Idempotent."""
 
     def stop(self) -> None:
-        """As `shutdown`."""
+        """Do the same as `shutdown`."""
         self.shutdown()
 
     def reload(self, *modules: str | ModuleType) -> None:
-        """Load modules anew, in this order, here and then on all workers: as their files are here and now.
+        """Reload modules in this order, here and then on all workers, from the source files of this host: workers need
+        no such files. An error on a worker is raised with its own type.
 
-        A worker needs no such file. What fails here is raised, and no worker changes; what fails on a worker is raised
-        with its own type. ModuleNotFoundError, or ImportError for what is not written in Python.
+        Raises ModuleNotFoundError, or ImportError for a module that is not written in Python.
         """
         sources = [source_of(module) for module in modules]
-        execute_source(sources)
+        execute_source(sources)  # here first: if that fails, no worker changes
         wait_all([self.agent.call(name, execute_source, (sources,), own=True) for name in self.workers])
 
     # -- cells and calls
@@ -122,12 +134,23 @@ class BaseCluster(ABC):
         self, workers: str | Sequence[str], code: str, *, push: Mapping[str, Any] | None = None,
         want: str | Sequence[str] = (), timeout: float | None = None,
     ) -> Any:  # fmt: skip
-        """Run a cell, as `%%remote` does: its output appears here as it comes, its error is raised here with its type.
+        """Run a cell, as `%%remote` does: its output appears here at once, its error is raised here with its type.
 
-        workers: a name; or several: names, "all", "[1:]". push: variables to set there first. want: names of variables
-        to bring back, as a dict; with none, the value of the last expression is. From several workers each value is a
-        dict by worker. timeout: seconds; then the cell is interrupted and RpcTimeoutError raised. Ctrl-C interrupts it
-        as well. ValueError for a slice that is none, UnknownWorkerError.
+        Args:
+            workers: The name of a worker; or several: names, "all", "[1:]".
+            code: The text of the cell.
+            push: Variables to set there first.
+            want: Names of variables to return.
+            timeout: Seconds until the cell is interrupted. Ctrl-C interrupts it as well.
+
+        Returns:
+            A dict of the variables `want`; without `want` the value of the last expression. From several workers each
+            value is a dict by worker.
+
+        Raises:
+            ValueError: `workers` is a malformed slice.
+            UnknownWorkerError: There is no such worker.
+            RpcTimeoutError: The cell ran longer than `timeout`.
 
         >>> cluster.run("worker1", "y = x + 1", push={"x": 6}, want=["y"])
         {'y': 7}
@@ -139,28 +162,26 @@ class BaseCluster(ABC):
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
-        """As `rpcbench.rpc.rpc_sync`, in this cluster."""
+        """Call a function as `rpcbench.rpc.rpc_sync` does, in this cluster."""
         return self.agent.ask(to, func, *arguments_of(args, kwargs), timeout)
 
     def rpc_async(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Future[Any]:
-        """As `rpcbench.rpc.rpc_async`, in this cluster."""
+        """Call a function as `rpcbench.rpc.rpc_async` does, in this cluster."""
         return self.agent.call(to, func, *arguments_of(args, kwargs), timeout)
 
     def remote(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> RRef[Any]:
-        """As `rpcbench.rpc.remote`, in this cluster."""
+        """Create a remote value as `rpcbench.rpc.remote` does, in this cluster."""
         rref = self.agent.create(to, func, *arguments_of(args, kwargs), timeout)
         assert isinstance(rref, RRef)
         return rref
 
     def group(self, *workers: str) -> NamedGroup:
-        """A process group of these workers, once `init_process_group` has been called on all: a handle for `group=`.
-
-        It may travel to the workers as any value. CollectiveError where a worker is in no world, UnknownWorkerError.
-        """
+        """Make a process group of these workers, and return a handle for `group=`, which can be sent to the workers.
+        UnknownWorkerError; CollectiveError if a worker has not called `init_process_group`."""
         return ranks.group(self.agent, self.workers, workers)
 
     def __enter__(self) -> Self:
@@ -175,7 +196,7 @@ class BaseCluster(ABC):
 
 
 def cluster() -> BaseCluster:
-    """The current cluster: the innermost `with`, else the latest started. RuntimeError where there is none."""
+    """Return the current cluster: the innermost `with`, else the latest one. RuntimeError if there is none."""
     agent = current.find()
     if agent is None or not isinstance(agent.owner, BaseCluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")

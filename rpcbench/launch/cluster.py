@@ -1,10 +1,10 @@
-"""A cluster: this process as member 0, "notebook", and workers on this host, started and ended together.
+"""A cluster: this process as member 0, "notebook", and workers that a launcher starts, here or on other hosts.
 
 Guarantees
-- When the constructor returns all workers serve and know each other; if one cannot start, all are ended and the error
-  has its last words.
-- Workers, sockets and files go with `shutdown()`, at the end of a `with` block, and however this process ends.
-- A worker that dies is told of with its exit status or signal; its name can be started again, as a new incarnation.
+- When the constructor returns, all workers serve and have connections to each other. If one cannot start, all are
+  ended, and the error contains the last lines that it wrote.
+- Workers, sockets and files end with `shutdown()`, with a `with` block, and with this process, in any way it ends.
+- The loss of a worker is reported with its exit status or signal; its name can be started again, as a new incarnation.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import signal
 import socket
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.client import CellClient, Rerun
-from rpcbench.cells.worker_main import LEAVE, STOP, Place, meet
+from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
-from rpcbench.launch.base import UNKNOWN, Gang, Handle, Inseparable, Launcher, has_ended, late_warning, stopped
+from rpcbench.launch.base import Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
-from rpcbench.launch.status import Launched, Started, Watched, check_descriptors, oom_kills
+from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -42,33 +41,43 @@ from rpcbench.transport.hosts import bind_address, host_id, outbound_address
 from rpcbench.transport.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from rpcbench.launch.join import Joined
+    from rpcbench.launch.join import AttachedCluster
 
 __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
-_KILL_SECONDS = 10.0
-_LONGEST_GRACE = 86_400.0
-_OBITUARY_SECONDS = 5.0
-_LAST_LINES = 12
+_KILL_SECONDS = 10.0  # for a killed worker to end, and to leave the world
+_LONGEST_GRACE = 86_400.0  # seconds: a day
+_OBITUARY_SECONDS = 5.0  # for the launcher to report the exit of a worker after its connection has ended
+_LAST_LINES = 12  # of a worker's log, in the error that reports its loss
 
 Progress = Callable[[int, int], object]
 
 
 class Cluster(BaseCluster):
-    """`n` workers, named worker1 … workern. Leave by `shutdown()`, or use it in a `with` block.
+    """`n` workers, named worker1 … workern. End it with `shutdown()`, or use it in a `with` block.
 
-    kind: "process", or "kernel" for workers that are Jupyter kernels, of the kernel spec `kernel`: other clients see
-    what their cells have made (`connection_file`). start, of processes: "fork" (from one that has torch loaded; default
-    on Linux) or "spawn". launcher: what starts them, by name, and its `options`: "local" and "kernel" are those two;
-    "command" takes them to other hosts (docs/past-one-machine.md). address: where workers on other hosts dial this
-    process, "host", "host:port" or ":port"; by default on the interface that leads outward, or on RPCBENCH_BIND, at a
-    free port. grace: seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit`
-    functions and finalizers run; then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
-    rpc_timeout: seconds a call may take that names no timeout, 0 for none. device_maps: for calls of each
-    worker, by whichever member, the device here and the device there; same_modes: calls of all members take grad mode
-    and autocast along (for both see `TensorPipeRpcBackendOptions`). progress: called, while they start, with how many
-    serve and of how many. RpcError where a worker cannot start, ValueError where kind, start, launcher or an
-    option is unknown, or the device maps do not fit.
+    Args:
+        n: The number of workers.
+        kind: "process", or "kernel" for workers that are Jupyter kernels: other clients can connect to these, and see
+            the variables of their cells (`connection_file`).
+        kernel: The kernel spec of such workers.
+        start: For processes: "fork", from a process that has torch loaded (default on Linux), or "spawn".
+        launcher: The name of the launcher that starts the workers: "local" and "kernel" are the two kinds above;
+            "command" starts workers on other hosts (docs/past-one-machine.md).
+        options: Options of the launcher.
+        address: At which workers on other hosts connect to this process, "host", "host:port" or ":port"; by default a
+            free port on the interface that leads outward, or on RPCBENCH_BIND.
+        grace: Seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit` functions
+            and finalizers run. Then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
+        rpc_timeout: Seconds a call may take that names no timeout; 0 for no limit.
+        device_maps: For calls of each worker, by any member: the device here and the device there (see
+            `TensorPipeRpcBackendOptions`).
+        same_modes: Calls of all members transfer grad mode and autocast (see there).
+        progress: Called while workers start, with the number that serve and the number to start.
+
+    Raises:
+        RpcError: A worker cannot start.
+        ValueError: `kind`, `start`, `launcher` or an option is unknown, or the device maps do not fit.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -114,21 +123,21 @@ class Cluster(BaseCluster):
             self._config = replace(config, directory=str(directory.path), host=host_id(), stop_seconds=grace)
             self.agent = start_agent(self._config)
             undo.pop_all()
-        self._handles: dict[str, Handle] = {}
-        self._places: dict[str, Place] = {}  # of those that serve, and those that did
+        self._handles: dict[str, Handle] = {}  # by name, lost workers as well
+        self._places: dict[str, WorkerLocation] = {}  # of workers that serve or have served
         self._incarnations: dict[str, int] = {}
-        self._oom_kills: dict[str, int] = {}  # when each worker was started
-        self._given_up: dict[str, str] = {}  # why, of those elsewhere whose end nobody has told of
-        self._moving = threading.Lock()  # `scale` or `restart` is at work; a click may ask beside a cell
-        self._changes = Changes()
-        self._ending = threading.Lock()
+        self._oom_kills: dict[str, int] = {}  # the host's count when each worker was started
+        self._abandoned: dict[str, str] = {}  # why, of lost workers on other hosts without an exit report
+        self._scaling = threading.Lock()  # held during `scale` and `restart`: a click in a panel may run beside a cell
+        self._changes = Condition()  # notified when a worker joins, leaves or exits
+        self._ending = threading.Lock()  # guards `_ended`
         self._ended = False
-        self._maker = os.getpid()
+        self._maker = os.getpid()  # a fork of this process must not wait for workers
         self.agent.owner = self
-        self.agent.roster.explain = self._obituary
-        self.agent.roster.expected = lambda: list(self._handles)
+        self.agent.member_table.explain = self._loss_reason
+        self.agent.member_table.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
-        Launched(self.agent, self._started)
+        LaunchedTable(self.agent, self.watched, self.log)
         atexit.register(self.shutdown)
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
@@ -143,70 +152,81 @@ class Cluster(BaseCluster):
         return [name for name in list(self._handles) if self._lost(name)]
 
     @staticmethod
-    def join(url: str, **options: Any) -> Joined:
-        """The workers that others have started, as by `torchrun … -m rpcbench.worker`, at the address that these show.
+    def join(url: str, **options: Any) -> AttachedCluster:
+        """Join workers that others have started, as by `torchrun … -m rpcbench.worker`.
 
-        For the options, and what cannot be done with such workers, see `rpcbench.launch.join.Joined`.
+        Args:
+            url: The address that these workers print, "tcp://HOST:PORT".
+            options: See `rpcbench.launch.join.AttachedCluster`, also for the methods that such workers lack.
         """
-        from rpcbench.launch.join import Joined
+        from rpcbench.launch.join import AttachedCluster
 
-        return Joined(url, **options)
+        return AttachedCluster(url, **options)
 
     def pid(self, name: str) -> int:
-        """Process id of a worker, on its host."""
+        """Return the process id of a worker, on its host."""
         self._handle(name)
         return self._place(name).pid
 
-    def watched(self) -> list[Watched]:
-        """What is known here of each worker, lost ones as well, without a look at its process."""
-        calls = Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
-        there = {info.name: info.id for info in self.agent.members()}
+    def watched(self) -> list[WorkerRecord]:
+        """Return the data of each worker, lost ones as well, that is known without a look at its process."""
+        calls = self._calls()
         return [
-            Watched(name, self._incarnations[name], self._place(name), self._lost(name), calls[there.get(name, -1)])
+            WorkerRecord(
+                _id(name), name, self._incarnations[name], self._place(name), self._lost(name), calls[_id(name)]
+            )
             for name in list(self._handles)
         ]
 
     def log(self, name: str) -> str:
-        """The last lines that a worker, lost or not, has written outside any cell or call; empty if it wrote none."""
+        """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
         return self._handle(name).last_words()
 
     def connection_file(self, name: str) -> str:
-        """By what clients find a kernel worker: `jupyter console --existing FILE`. RuntimeError if it is none."""
+        """Return the file for `jupyter console --existing FILE`. RuntimeError if the worker is not a kernel."""
         self._handle(name)
-        return registry.connection_file(self._launcher, name)
+        find = getattr(self._launcher, "connection_file", None)
+        if find is None:
+            raise RuntimeError(f"{name} is not a kernel; Cluster(2, kind='kernel') starts kernels")
+        return str(find(name))
 
     def scale(self, n: int) -> None:
-        """Start more workers, or end the last ones, until there are `n`. Names of lost workers are started again."""
+        """Start workers, or end the last ones, until there are `n`. Lost workers are started again."""
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
         wanted = [f"worker{i}" for i in range(1, n + 1)]
-        with self._moving:
+        with self._scaling:
             if self.workers and wanted != self.workers:
                 self._check_parting()
-            self._leave(leaving := [name for name in self.workers if name not in wanted])
+            leaving = [name for name in self.workers if name not in wanted]
+            self._part([self._handles.pop(name) for name in leaving])
             if missing := [name for name in wanted if name not in self.workers]:
                 self._start(missing)
             elif leaving:
                 ranks.settled(self._settle(f"{', '.join(leaving)} left"))
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
-        """End a worker, if it still runs, and start it again under its name; what it held is lost. A worker that could
-        not be started is lost.
+        """End a worker, if it still runs, and start it again under its name, without its former state.
 
-        replay: then run the cells again that it had run without an error, in order, and with the variables that were
-        sent along. Returns those cells, each with the error that it failed with this time, or None.
+        Args:
+            name: Of the worker. If it cannot be started, it is lost.
+            replay: Then run again, in order, the cells that it had run without an error, with the variables that were
+                sent along.
+
+        Returns:
+            The cells that ran again, each with the error that it raised this time, or None.
         """
-        with self._moving:
+        with self._scaling:
             self._handle(name)
             self._check_parting()
             self._part([self._handles[name]])
             past = self.agent.part(CellClient).history.take(name)
-            ranks.settled(self._settle(f"{name} was restarted"))  # whoever waits for it in a process group is told
+            ranks.settled(self._settle(f"{name} was restarted"))  # ends waits for it in process groups
             self._start([name])
         return client.rerun_script_cells(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
-        """Interrupt the cell that runs on a worker, from outside: KeyboardInterrupt there. Harmless when it is idle."""
+        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
         handle = self._handle(name)
         if not self._launcher.far:
             handle.interrupt()
@@ -214,14 +234,14 @@ class Cluster(BaseCluster):
             self.agent.notify(self.agent.member(name).id, STOP, None)
 
     def kill(self, name: str) -> None:
-        """End a worker at once, as a crash would (SIGKILL), and wait until it is known to be lost. See `restart`."""
+        """End a worker at once, as a crash would (SIGKILL), and wait until it counts as lost. See `restart`."""
         handle = self._handle(name)
         handle.kill()
         handle.wait(_KILL_SECONDS)
         self._await(lambda: name not in self.workers, [], f"the end of {name}")
 
     def shutdown(self) -> None:
-        """End all workers, which have their grace for that, and remove all files. Idempotent."""
+        """End all workers, within their grace, and remove all files. Idempotent."""
         self._shut(self._config.stop_seconds)
 
     def _shut(self, grace: float) -> None:
@@ -237,7 +257,7 @@ class Cluster(BaseCluster):
                 late = stopped(lambda: self._running(self._handles.values()), self._changes, grace)
         finally:
             self._launcher.close()
-        if grace:  # else no start was complete
+        if grace:  # 0 after a failed start: the caller gets that error
             self._tell(late)
 
     def __repr__(self) -> str:
@@ -248,7 +268,7 @@ class Cluster(BaseCluster):
 
     # -- starting and ending
     def _start(self, names: list[str], progress: Progress | None = None) -> None:
-        """Start workers side by side and wait until all serve."""
+        """Start workers concurrently, and wait until all serve."""
 
         def joined() -> bool:
             serve = len(set(names) & set(self.workers))
@@ -257,7 +277,7 @@ class Cluster(BaseCluster):
             return serve == len(names)
 
         self._check_open()  # `shutdown` does not wait for a start on another thread
-        check_descriptors(len(names))
+        check_descriptors(len(names))  # now: later, a connection in the midst of the start would fail
         before = self._handles.copy()
         try:
             handles = self._launch([self._new(name) for name in names])
@@ -272,7 +292,7 @@ class Cluster(BaseCluster):
             raise
 
     def _undo(self, names: list[str], before: Mapping[str, Handle]) -> None:
-        """Of workers that could not all be started none is left half-started; those that were lost before still are."""
+        """End all workers of a start that failed, and forget them; workers that were lost before are still lost."""
         handles = [self._handles[name] for name in names if name in self._handles]
         for handle in handles:
             handle.kill()
@@ -285,60 +305,55 @@ class Cluster(BaseCluster):
                     self._handles.pop(name, None)
 
     def _new(self, name: str) -> WorldConfig:
-        """What a worker is to know that starts now."""
-        self.agent.part(CellClient).history.take(name)  # it has run nothing
+        """Return the configuration of a worker's next incarnation."""
+        self.agent.part(CellClient).history.take(name)  # discarded: a new worker has run no cell
         self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
         self._oom_kills[name] = oom_kills()
         self._places.pop(name, None)
-        self._given_up.pop(name, None)
+        self._abandoned.pop(name, None)
         leader = self.agent.machine.ask(lambda node: node.members.me.remote)
         ours = replace(self._config, leader=leader, remote="", bind="", devices=())
         return replace(ours, name=name, id=_id(name), incarnation=incarnation)
 
     def _launch(self, configs: list[WorldConfig]) -> list[Handle]:
-        if isinstance(self._launcher, Gang):
-            handles = self._launcher.start_all(configs, self._exited)
-            self._handles.update((handle.name, handle) for handle in handles)
-            return list(handles)
-        for config in configs:
-            self._handles[config.name] = self._launcher.start(config, self._exited)
+        if hasattr(self._launcher, "start_all"):
+            self._handles.update((handle.name, handle) for handle in self._launcher.start_all(configs, self._exited))
+        else:
+            for config in configs:  # each is kept at once: if a later one fails, `_undo` ends it
+                self._handles[config.name] = self._launcher.start(config, self._exited)
         return [self._handles[config.name] for config in configs]
 
     @property
     def inseparable(self) -> str:
-        if not isinstance(self._launcher, Inseparable):
-            return ""
+        why = getattr(self._launcher, "inseparable", "")
         every = f"cluster.scale({len(self._handles)}) starts all that were lost"
-        return f"{self._launcher.inseparable}: none comes or goes alone; {every}"
+        return f"{why}: none can start or end alone; {every}" if why else ""
 
     def _check_parting(self) -> None:
         if self.inseparable:
             raise RpcError(self.inseparable)
 
     def _settle(self, why: str) -> list[Future[None]]:
-        """Tell the workers that serve which ranks they are now."""
+        """Assign ranks to the workers that serve, and return the futures; `why` is the reason."""
         return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why)
 
-    def _leave(self, names: list[str]) -> None:
-        self._part([self._handles.pop(name) for name in names])
-
     def _part(self, handles: Sequence[Handle]) -> None:
-        """Ask workers to end, and see them to their end; those that are lost are killed, as they may hang."""
+        """Ask workers to end, and wait for their end."""
         names = [handle.name for handle in handles]
         for handle in handles:
             if handle.name in self.workers:
                 self.agent.notify(self.agent.member(handle.name).id, LEAVE, None)
             else:
-                handle.kill()
+                handle.kill()  # it is lost, and may hang
         late = stopped(lambda: self._running(handles), self._changes, self._config.stop_seconds)
         for handle in handles:
-            handle.kill()  # its children, too; and a starter that hangs is noticed by this
+            handle.kill()  # also kills its children, and detects a fork server that hangs
             handle.wait(_KILL_SECONDS)
         self._await(lambda: not set(names) & set(self.workers), [], f"the end of {', '.join(names)}")
         self._tell(late)
 
     def _running(self, handles: Iterable[Handle]) -> list[Handle]:
-        """A worker that has ended does not run, even if its starter hangs and tells nobody."""
+        # `has_ended` looks at the process itself: a fork server that hangs reports no exit.
         return [handle for handle in list(handles) if handle.poll() is None and not has_ended(handle)]
 
     def _tell(self, late: Sequence[str]) -> None:
@@ -352,65 +367,58 @@ class Cluster(BaseCluster):
             self._check_open()
             for handle in handles:
                 if (status := handle.poll()) is not None:
-                    told = f":\n{words}" if (words := handle.last_words()) else ", and has said nothing"
-                    raise RpcError(f"{handle.name} ended ({_ending(status)}) before it could serve{told}")
+                    told = f":\n{words}" if (words := handle.last_words()) else ", and wrote no output"
+                    raise RpcError(f"{handle.name} ended ({ending(status)}) before it could serve{told}")
             return False
 
         if not self._changes.wait_for(reached, START_SECONDS):
-            raise RpcError(f"waited {START_SECONDS:g} s in vain for {what}")
+            raise RpcError(f"timed out after {START_SECONDS:g} s waiting for {what}")
 
     def _check_open(self) -> None:
         if self._ended:
             raise ShutdownError("this cluster is shut down; make a new one")
 
     def _exited(self, handle: Handle, status: int) -> None:
-        self._changes.tell()
+        self._changes.notify_all()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "lost" and self._launcher.far:
             self._give_up(who.name, reason)
-        self._changes.tell()
+        self._changes.notify_all()
 
     def _give_up(self, name: str, reason: str) -> None:
-        """End what has launched a worker that is lost: it may wait for it for long. Not that of one started since."""
-        handle = self._handles.get(name)
+        """Kill the local end of a lost worker on another host, for example ssh, which might wait for it for long."""
+        handle = self._handles.get(name)  # one that was started again since is spared: it has no place yet
         if handle is not None and handle.poll() is None and name in self._places and name not in self.workers:
-            self._given_up[name] = reason
+            self._abandoned[name] = reason
             handle.kill()
 
-    def _obituary(self, name: str, reason: str) -> str:
-        """Why a worker's connection ended, as far as its process knows."""
+    def _loss_reason(self, name: str, reason: str) -> str:
+        """Return why a worker was lost: the end of its process if that is known, else `reason`."""
         handle = self._handles.get(name)
-        if handle is None or reason.startswith(SILENT):  # nor is anything heard of its process
+        if handle is None or reason.startswith(SILENT):  # its host does not answer: nor will the launcher there
             return reason
         try:
             status = handle.wait(_OBITUARY_SECONDS)
         except TimeoutError:
             return reason
         starved = status == -signal.SIGKILL and oom_kills() > self._oom_kills[name]
-        ended = f"its process ended ({_ending(status)}{', likely out of memory' if starved else ''})"
+        ended = f"its process ended ({ending(status)}{', likely out of memory' if starved else ''})"
         last = handle.last_words().splitlines()[:_LAST_LINES] if status else []
-        return "\n  ".join([f"{ended}; its last words:", *last]) if last else ended
-
-    def _started(self) -> list[Started]:
-        """Those that are there, and those that are lost."""
-        return [
-            Started(_id(name), name, self._place(name), self._incarnations[name], self._lost(name), handle.last_words())
-            for name, handle in self._handles.copy().items()
-        ]
+        return "\n  ".join([f"{ended}; its last output:", *last]) if last else ended
 
     def _lost(self, name: str) -> str:
-        """How its process has ended, or why it is given up; empty while it runs."""
+        """Return how a worker's process ended, or why it was given up; empty while it runs."""
         status = self._handles[name].poll()
-        if status is None:  # calls may fail before the launcher has heard of the end
+        if status is None:  # its connection may end, and calls fail, before the launcher reports the exit
             gone = self.agent.machine.ask(lambda node: node.gone.find(name))
             if gone is not None and gone.lost and gone.member.incarnation == self._incarnations[name]:
                 return gone.reason
-        return self._given_up.get(name) or ("" if status is None else _ending(status))
+        return self._abandoned.get(name) or ("" if status is None else ending(status))
 
-    def _place(self, name: str) -> Place:
-        """Where a worker is; until it has said so, where what launches it is."""
-        return self._places.get(name) or Place(host_id(), socket.gethostname(), self._handles[name].pid)
+    def _place(self, name: str) -> WorkerLocation:
+        # Until a worker has reported its place, that of the process that launches it.
+        return self._places.get(name) or WorkerLocation(host_id(), socket.gethostname(), self._handles[name].pid)
 
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)
@@ -421,12 +429,3 @@ class Cluster(BaseCluster):
 
 def _id(name: str) -> int:
     return int(name.removeprefix("worker"))
-
-
-def _ending(status: int | None) -> str:
-    """An exit status in words."""
-    if status == UNKNOWN:
-        return "nobody knows how"
-    if status is None or status >= 0:
-        return f"exit code {status}"
-    return f"killed by {signal.Signals(-status).name}"

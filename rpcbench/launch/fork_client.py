@@ -1,15 +1,13 @@
-"""The notebook's end of a fork server: it sends requests, turns replies into handles, and keeps one server warm.
+"""The client of a fork server: it sends requests, completes handles from the replies, and keeps one server warm.
 
 Guarantees
-- A server that dies, at any moment, ends every wait here; the error holds what it wrote.
-- A request that Ctrl-C or a deadline gave up leaves no worker behind.
-- Requests are written by one thread, so that Ctrl-C never cuts one in two; replies are read by another, which also
-  runs the exit callbacks.
-- A launcher has one server for as long as that lives. Launchers share it as long as a new one would be no different:
-  same mode and entry, same variables that count when torch is loaded, no change of a file that it has loaded. So a
-  cluster that comes later finds torch loaded.
-- At most one server serves nobody. All end with this process at the latest, however that ends. A fork of this process
-  has none of them.
+- A fork server that ends, at any moment, ends every wait here; the error contains the last lines of its log.
+- A request abandoned because of Ctrl-C or a deadline leaves no worker behind.
+- One thread writes the requests, so Ctrl-C never cuts one in two; another reads the replies and runs exit callbacks.
+- A launcher keeps its server until that ends. Launchers share a server while a new one would be equal: same mode and
+  entry, same environment variables that matter when torch is loaded, and no loaded file changed. So a later cluster
+  starts with torch loaded.
+- At most one server is idle. All end with this process, in any way it ends; a fork of this process has none.
 """
 
 from __future__ import annotations
@@ -28,65 +26,63 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError
-from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended, log_of, tail
+from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended, log_of, open_private, tail
 from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.run_dir import RunDirectory
 
-_START_SECONDS = 60.0
+_START_SECONDS = 60.0  # for a worker's process to exist; the first one waits until torch is loaded
 _CLOSE_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
-_HANG_SECONDS = 3.0
+_HANG_SECONDS = 3.0  # without an exit report for a killed worker, after which the fork server counts as hung
 _FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
-class Kind(NamedTuple):
-    """What makes one starter as good as another: mode, entry, and variables that count when torch is loaded."""
+class ForkServerKey(NamedTuple):
+    """The properties by which one fork server can replace another."""
 
-    mode: str
-    entry: str
-    environ: frozenset[tuple[str, str]]
+    mode: str  # "fork" or "spawn"
+    entry: str  # "module:function" that a worker runs
+    environ: frozenset[tuple[str, str]]  # variables that matter when torch is loaded
 
 
 class ForkServerClient:
-    """One starter process, and the workers it started, each on behalf of the run directory that has its log."""
+    """One fork server, and the workers that it started, each for the run directory that has its log."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ForkServerKey) -> None:
         self.kind = kind
-        self._maker = os.getpid()
+        self._maker = os.getpid()  # a fork of this process must not signal workers
         self._home = RunDirectory()
-        self._log = self._home.path / "starter.err"
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._changes = Changes()
-        self._handles: dict[int, ProcessHandle] = {}
-        self._loaded: dict[str, int] = {}
-        self._lost = ""
-        self.hangs = False
+        self._log = self._home.path / "fork_server.err"
+        self._numbers = itertools.count()  # of start requests
+        self._lock = threading.Lock()  # guards `_handles` and `_lost`
+        self._changes = Condition()  # notified when a handle is removed
+        self._handles: dict[int, ProcessHandle] = {}  # by number: requested and not ended
+        self._loaded: dict[str, int] = {}  # by file that the server loaded: when it was last changed
+        self._lost = ""  # why the server ended; empty while it runs
+        self.is_hung = False  # its process exists, but reports nothing
         self._stopping = False
-        self._requests: SimpleQueue[dict[str, Any] | Flag | None] = SimpleQueue()
+        # Requests; a Flag is set once all before it are written; None ends the writer.
+        self._requests: SimpleQueue[dict[str, Any] | Event | None] = SimpleQueue()
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._process = self._open(theirs)
-        self._reader = threading.Thread(target=self._read, name="rpcbench-starter-replies", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="rpcbench-starter-requests", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="rpcbench-fork-server-replies", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="rpcbench-fork-server-requests", daemon=True)
         self._writer.start()
         self._reader.start()
         self._send(prepare=kind.mode, entry=kind.entry, sys_path=import_path(), notebook=os.getpid())
 
     def _open(self, channel: socket.socket) -> subprocess.Popen[bytes]:
-        # Numpy's own thread pool would make the starter a process with threads; workers inherit the number.
-        environ = {"OPENBLAS_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **os.environ}
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            arguments = [sys.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
+        # The thread pool of numpy would make the fork server a process with threads; workers inherit the number.
+        environ = default_environment()
+        arguments = [sys.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
+        with open_private(self._log) as log:
             return subprocess.Popen(
                 arguments, stdin=channel.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
             )
-        finally:
-            os.close(log)
 
     @property
     def pid(self) -> int:
@@ -94,66 +90,67 @@ class ForkServerClient:
 
     @property
     def lost(self) -> bool:
-        """Whether its process has ended, also if nothing else was told of that yet."""
-        try:
+        """Whether its process has ended, even if the reader has not noticed that yet."""
+        try:  # WNOWAIT: the status stays for `Popen.wait`
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
+    @property
+    def works(self) -> bool:
+        return not self.lost and not self.is_hung
+
     def is_good(self) -> bool:
-        """Whether it works, and one made now would have loaded the same."""
-        works = not self.lost and not self.hangs
-        return works and all(_changed_at(path) == time for path, time in self._loaded.items())
+        """Return whether the server works, and a new one would load the same files."""
+        return self.works and all(_changed_at(path) == time for path, time in self._loaded.items())
 
     def enter(self, directory: Path) -> None:
-        """Remove `directory`, too, if this process ends without `leave`."""
+        """Have the server remove `directory` if this process ends without `leave`."""
         self._send(enter=str(directory))
 
     def guard(self, pid: int, grace: float) -> None:
-        """End this process, too, if the notebook ends, from when this returns, and it does not end by itself in `grace`
-        seconds; and its children when it ends (Linux)."""
+        """Guard a process from now on: it ends with the notebook, within `grace` seconds, and its children (Linux)."""
         self._send(guard=pid, grace=grace)
-        sent = Flag()
+        sent = Event()
         self._requests.put(sent)
-        while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # it ends with the starter
+        while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # a writer that has ended sets no flag
             pass
 
     def start(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
-        """Start a worker; returns when its process is there. Errors: RpcError, ShutdownError."""
-        if threading.current_thread() is self._reader:
+        """Start a worker, and return once its process exists. Raises RpcError and ShutdownError."""
+        if threading.current_thread() is self._reader:  # it would wait for a reply that only it can read
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         number, handle = self._enter(config, directory, on_exit)
         try:
-            asked = {"config": config.to_json(), "grace": config.stop_seconds, "log": str(handle.log)}
-            self._send(start=number, **asked, **self._surroundings(config.name))
+            self._send(start=number, grace=config.stop_seconds, **worker_request(config, self.kind.entry, handle.log))
             if not handle.started(_START_SECONDS):
-                raise self._overdue()
-        except BaseException:
+                late = f"the fork server {self.pid} did not answer in {_START_SECONDS:g} s"
+                raise RpcError(f"{late}\n{tail(self._log)}")
+        except BaseException:  # Ctrl-C, too
             handle.abandon()
             raise
         return handle
 
     def leave(self, directory: Path) -> None:
-        """End the workers of `directory`; returns when they are gone, which takes 5 s at the very most. A starter that
-        hangs is killed, unless it has other workers: they would go with it."""
+        """End the workers of `directory`, and return once they have ended, after 5 s at most."""
         self._send(leave=str(directory))
-        if threading.current_thread() is self._reader:
+        if threading.current_thread() is self._reader:  # in an exit callback: no reply would be read meanwhile
             return
         left = self._changes.wait_for(lambda: not self._working_for(directory), _CLOSE_SECONDS)
         if not left and self._end_those_of(directory):
             return
-        if not left:
+        if not left:  # the server hangs and has no other workers, which would end with it
             self._process.kill()
         if not left or self._lost:
             self._reader.join(_CLOSE_SECONDS)
 
     def _end_those_of(self, directory: Path) -> bool:
-        """Kill them without the starter; whether others are left, which keep it alive."""
+        """Kill the workers of `directory` without the server, if it has others. Return whether it has."""
         with self._lock:
             numbers = {number: handle for number, handle in self._handles.items() if handle.log.parent == directory}
             others = len(self._handles) > len(numbers)
         if others:
-            self.hangs = True
+            self.is_hung = True
             for number, handle in numbers.items():
                 self._signal(number, signal.SIGKILL)
                 if handle.has_begun:
@@ -174,35 +171,29 @@ class ForkServerClient:
         raise self._gone()
 
     def _signal(self, number: int, which: int) -> None:
-        """Without the starter, which may hang, where the process is there already."""
         with self._lock:
             handle = self._handles.get(number)
-        if handle is None or os.getpid() != self._maker:  # it has ended; a fork of this process ends nobody
+        if handle is None or os.getpid() != self._maker:  # it has ended, or this is a fork of its owner
             return
         if not handle.has_begun:
-            self._send(signal=which, to=number)
+            self._send(signal=which, to=number)  # only the server will have its pid
             return
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now. Not sent by the server: it may hang
             (os.kill if which == signal.SIGINT else signal_group)(handle.pid, which)
         if which == signal.SIGKILL:
-            watch = threading.Thread(target=self._miss, args=(number, handle), name="rpcbench-starter-end", daemon=True)
+            watch = threading.Thread(
+                target=self._detect_hang, args=(number, handle), name="rpcbench-fork-server-end", daemon=True
+            )
             watch.start()
 
-    def _miss(self, number: int, handle: ProcessHandle) -> None:
-        """A process was killed just now. If nobody tells of its end in time, the starter hangs."""
-        for seconds in (_HANG_SECONDS, _GLANCE_SECONDS):  # twice, as this process may have been stopped meanwhile
+    def _detect_hang(self, number: int, handle: ProcessHandle) -> None:
+        """Wait for the report that a killed process has ended; without one in time, the server hangs."""
+        for seconds in (_HANG_SECONDS, _GLANCE_SECONDS):  # twice, as this process itself may have been stopped
             with contextlib.suppress(TimeoutError):
                 handle.wait(seconds)
         if handle.poll() is None and not self._lost and has_ended(handle):
-            self.hangs = True
+            self.is_hung = True
             self._take({"exited": number, "status": -signal.SIGKILL})
-
-    def _surroundings(self, name: str) -> dict[str, Any]:
-        surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
-        return {"name": name, "entry": self.kind.entry, **surroundings}
-
-    def _overdue(self) -> RpcError:
-        return RpcError(f"the starter process {self.pid} did not answer in {_START_SECONDS:g} s\n{tail(self._log)}")
 
     def _gone(self) -> RpcError:
         return ShutdownError(self._lost) if self._stopping else RpcError(self._lost)
@@ -211,9 +202,9 @@ class ForkServerClient:
         self._requests.put(request)
 
     def _write(self) -> None:
-        gone = False  # then it is the reader who tells
+        gone = False  # the server has ended: the reader reports that, and the queue is emptied so that flags are set
         while (request := self._requests.get()) is not None:
-            if isinstance(request, Flag):
+            if isinstance(request, Event):
                 request.set()
             elif not gone:
                 try:
@@ -221,7 +212,7 @@ class ForkServerClient:
                 except OSError:
                     gone = True
         with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_WR)
+            self._channel.shutdown(socket.SHUT_WR)  # the server ends, and its replies can still be read
 
     def _read(self) -> None:
         with contextlib.suppress(ConnectionError), self._channel.makefile("rb") as lines:
@@ -240,26 +231,26 @@ class ForkServerClient:
                 handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
                 self._forget(number)
             case {"exited": number, "status": status}:
-                if (ended := self._handles.get(number)) is not None:  # else the starter hung when it was to tell
+                if ended := self._handles.get(number):  # else `_detect_hang` took a slow server for a hung one
                     ended.end(status)
                     self._forget(number)
 
     def _forget(self, number: int) -> None:
         with self._lock:
             self._handles.pop(number, None)
-        self._changes.tell()
+        self._changes.notify_all()
 
     def _end(self) -> None:
-        """The starter has gone, and its workers with it: tell all who wait."""
-        lost = self._obituary()
+        """End all handles: the server has ended, and its workers with it."""
+        lost = self._loss_reason()
         with self._lock:
             self._lost = lost
             left, self._handles = self._handles, {}
-        self._changes.tell()
+        self._changes.notify_all()
         self._requests.put(None)
         for handle in left.values():
             if handle.has_begun:
-                kill_group(handle.pid)  # and the worker, where the system did not end it with the starter
+                kill_group(handle.pid)  # its children, and the worker itself where the system did not end it (macOS)
                 handle.end(-signal.SIGKILL)
             else:
                 handle.refuse(self._gone())
@@ -267,7 +258,7 @@ class ForkServerClient:
         self._channel.close()
         self._home.remove()
 
-    def _obituary(self) -> str:
+    def _loss_reason(self) -> str:
         try:
             status = self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -275,10 +266,10 @@ class ForkServerClient:
             status = self._process.wait()
         if self._stopping:
             return "this process ended its workers"
-        return f"the starter process, which makes the workers, ended with status {status}\n{tail(self._log)}"
+        return f"the fork server, which starts the workers, ended with status {status}\n{tail(self._log)}"
 
     def stop(self) -> None:
-        """End the starter and all its workers; returns when they are gone, which takes 5 s at the very most."""
+        """End the server and all its workers, and return once they have ended, after 5 s at most."""
         self._stopping = True
         self._requests.put(None)
         try:
@@ -290,7 +281,7 @@ class ForkServerClient:
 
 
 def _changed_at(path: str) -> int | None:
-    """When a file was last changed; None if it is not there."""
+    """Return the time of a file's last change in nanoseconds; None if there is no such file."""
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
@@ -298,113 +289,97 @@ def _changed_at(path: str) -> int | None:
 
 
 def import_path() -> list[str]:
-    """What this process imports from; a worker shall, too."""
-    return [entry for entry in sys.path if isinstance(entry, str)]
+    """Return the import path of this process, which workers are to have, too."""
+    return [entry for entry in sys.path if isinstance(entry, str)]  # JSON cannot hold other entries
 
 
+def worker_request(config: WorldConfig, entry: str, log: Path) -> dict[str, Any]:
+    """Return the request for `worker_bootstrap.run`, without "parent": a worker with surroundings as here."""
+    surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
+    return {"name": config.name, "entry": entry, "config": config.to_json(), "log": str(log), **surroundings}
+
+
+def default_environment() -> dict[str, str]:
+    """Return the environment of this process, in which numpy has as many threads as torch by default: one."""
+    return {"OPENBLAS_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **os.environ}
+
+
+# Prefixes of environment variables that torch and its libraries read when they are loaded.
 _READ_WHILE_LOADING = (
     "ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH"
 )  # fmt: skip
 
 
-class _Starters:
-    def __init__(self) -> None:
-        # Held while a starter is made: whoever comes meanwhile needs that one starter and could only wait.
-        self._lock = threading.Lock()
-        self._warm: ForkServerClient | None = None
-        self._users: dict[ForkServerClient, int] = {}
+class _ServerPool:
+    """The fork servers of this process, with a reference count for each."""
 
-    def take(self, kind: Kind, users: int) -> ForkServerClient:
-        with self._lock:
-            if self._warm is None or self._warm.kind != kind or not self._warm.is_good():
-                self._warm = ForkServerClient(kind)
-            warm = self._warm
-            self._users[warm] = self._users.get(warm, 0) + users
-            idle = self._take_idle()
-        _stop(idle)
-        return warm
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all servers. Called in a fork of this process, too: they belong to its parent."""
+        # Held while a server is made: a second thread needs that same server and could only wait for it.
+        self._lock = threading.Lock()
+        self._warm: ForkServerClient | None = None  # the latest: kept while it is idle
+        self._users: dict[ForkServerClient, int] = {}  # reference counts
+
+    def warm(self, mode: str, entry: str) -> None:
+        """Begin to start a fork server, unless a suitable one runs. Returns at once."""
+        self._take(_kind(mode, entry), users=0)
+
+    def take(self, mode: str, entry: str) -> ForkServerClient:
+        """Return a fork server of this mode ("fork" or "spawn") and entry; the caller has to give it back."""
+        return self._take(_kind(mode, entry), users=1)
 
     def take_any(self) -> ForkServerClient:
-        with self._lock:
-            if self._warm is None or self._warm.lost or self._warm.hangs:
-                self._warm = ForkServerClient(Kind("spawn", "", frozenset()))
-            self._users[self._warm] = self._users.get(self._warm, 0) + 1
-            return self._warm
+        """Return a server to guard processes that others start: the warm one, or one that loads nothing. As `take`."""
+        return self._take(None, users=1)
 
-    def give_back(self, starter: ForkServerClient) -> None:
+    def _take(self, kind: ForkServerKey | None, users: int) -> ForkServerClient:
         with self._lock:
-            if starter in self._users:
-                self._users[starter] -= 1
-            idle = self._take_idle()
-        _stop(idle)
+            warm = self._warm
+            if warm is None or not (warm.kind == kind and warm.is_good() if kind else warm.works):
+                self._warm = warm = ForkServerClient(kind or ForkServerKey("spawn", "", frozenset()))
+            self._users[warm] = self._users.get(warm, 0) + users
+        self._stop_unused()
+        return warm
 
-    def cool(self) -> None:
+    def give_back(self, server: ForkServerClient) -> None:
+        """Return a server that was taken."""
+        with self._lock:
+            if server in self._users:
+                self._users[server] -= 1
+        self._stop_unused()
+
+    def stop_idle(self) -> None:
+        """Keep no server warm: idle ones end now, the others when their last user gives them back."""
         with self._lock:
             self._warm = None
-            idle = self._take_idle()
-        _stop(idle)
+        self._stop_unused()
 
     def end(self) -> None:
         with self._lock:
             self._warm = None
-            starters = list(self._users)
-            self._users.clear()
-        _stop(starters)
+            self._users = dict.fromkeys(self._users, 0)
+        self._stop_unused()
 
-    def _take_idle(self) -> list[ForkServerClient]:
-        """Those that serve nobody and will not."""
-        idle = [starter for starter, users in self._users.items() if not users and starter is not self._warm]
-        for starter in idle:
-            del self._users[starter]
-        return idle
-
-
-def _stop(starters: list[ForkServerClient]) -> None:
-    for starter in starters:
-        starter.stop()
+    def _stop_unused(self) -> None:
+        """Stop the servers that have no users and are not the warm one."""
+        with self._lock:
+            idle = [server for server, users in self._users.items() if not users and server is not self._warm]
+            for server in idle:
+                del self._users[server]
+        for server in idle:  # not under the lock: this waits for the end of processes
+            server.stop()
 
 
-_ours = _Starters()
-
-
-def warm(mode: str, entry: str) -> None:
-    """Begin to start a starter, if a fitting one is not there; returns at once."""
-    _ours.take(_kind(mode, entry), users=0)
-
-
-def take(mode: str, entry: str) -> ForkServerClient:
-    """A starter of this mode ("fork" or "spawn") and entry, to be given back."""
-    return _ours.take(_kind(mode, entry), users=1)
-
-
-def take_any() -> ForkServerClient:
-    """A starter to guard what others start, to be given back: the warm one, else one that loads nothing."""
-    return _ours.take_any()
-
-
-def give_back(starter: ForkServerClient) -> None:
-    """Whoever took it needs it no more."""
-    _ours.give_back(starter)
-
-
-def cool() -> None:
-    """Keep none warm: those that serve nobody end now, the others when they serve nobody any more."""
-    _ours.cool()
-
-
-def _kind(mode: str, entry: str) -> Kind:
+def _kind(mode: str, entry: str) -> ForkServerKey:
     counting = {name: value for name, value in os.environ.items() if name.startswith(_READ_WHILE_LOADING)}
-    return Kind(mode, entry, frozenset(counting.items()))
+    return ForkServerKey(mode, entry, frozenset(counting.items()))
 
 
-def _end() -> None:
-    _ours.end()
-
-
-def _forget() -> None:
-    global _ours
-    _ours = _Starters()
-
-
-os.register_at_fork(after_in_child=_forget)
-atexit.register(_end)
+_ours = _ServerPool()
+warm, take, take_any = _ours.warm, _ours.take, _ours.take_any
+give_back, stop_idle = _ours.give_back, _ours.stop_idle
+os.register_at_fork(after_in_child=_ours.reset)
+atexit.register(_ours.end)

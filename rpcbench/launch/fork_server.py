@@ -1,23 +1,37 @@
-"""The starter: a small process beside the notebook that starts workers, reports their exits and ends them.
-
-Run as a script by path, with its own run directory as argument, so it imports nothing of ours before it knows the
-notebook's import path. It talks in JSON lines over a socket on its standard input:
-    requests  {"prepare": mode, ...}  {"start": number, ...}  {"signal": signal, "to": number}
-              {"enter": run directory}  {"leave": run directory}  {"guard": pid, "grace": seconds}
-    replies   {"ready": {file it has loaded: when that was changed}}  {"started": number, "pid": pid}
-              {"failed": number, "error": text}  {"exited": number, "status": exit status}
+"""The fork server: a small process beside the notebook that starts workers, reports their exits and ends them.
 
 Guarantees
-- When the notebook is gone, however it went, workers and guarded processes have their grace to end by themselves; then
-  they are ended, and the run directories go. When the starter is gone, so are its workers (Linux).
-- After "leave" the workers with their log in that directory are ended: SIGTERM, SIGKILL after 0.5 s.
+- When the notebook ends, in any way, workers and guarded processes have their grace to end by themselves; then they
+  are killed, and the run directories are removed. When the fork server ends, its workers are killed (Linux).
+- After "leave" the workers with their log in that directory are ended: SIGTERM, and SIGKILL after 0.5 s.
 - Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
   parallel one has threads and locks that its forks inherit broken.
-- A worker inherits no descriptor of the starter or of its siblings; what a worker started ends with it, unless that
-  made a session of its own.
-- A process that is guarded, which others started, ends with the notebook, and what it started ends with it (Linux).
-- Nothing here polls.
+- A worker inherits no descriptor of the fork server or of its siblings. The processes that a worker started end with
+  it, unless they have a session of their own.
+- A guarded process, started by others, ends with the notebook, and its own children end with it (Linux).
+- No loop here polls, except while a directory is removed.
 """
+
+# Theory of operation
+#
+# The notebook runs this file as a script, by path: no module of ours is imported before the import path of the
+# notebook is known. Requests and replies are JSON lines over a socket, the script's standard input:
+#
+#     notebook (fork_client)                                        fork server
+#       {"prepare": mode, "entry", "sys_path", "notebook": pid} --->  imports torch (mode "fork")
+#                        <--- {"ready": {loaded file: time of its last change}}
+#       {"start": number, "log", "config", ...} ------------------->  fork, or spawn  --->  worker
+#                        <--- {"started": number, "pid"} or {"failed": number, "error"}
+#                        <--- {"exited": number, "status"}       <---  SIGCHLD
+#       {"signal", "to": number}  {"guard": pid, "grace": seconds}
+#       {"enter": run directory}  {"leave": run directory}
+#
+# One thread waits in a selector for: requests; the wake-up pipe of signals; a pidfd of the notebook; a pidfd of each
+# guarded process. There is no second thread, as a process with threads cannot be forked safely. In the child of a
+# fork, `serve` returns the worker's request to `main`, which runs the worker.
+#
+#     serving ---- SIGTERM -----------------------------> end workers (SIGTERM, SIGKILL) ----------------------> exit
+#        +-- end of file, or end of the notebook --> wait for their grace --> the same --> remove run directories -+
 
 from __future__ import annotations
 
@@ -41,42 +55,42 @@ Request = dict[str, Any]
 
 _WORKER = str(Path(__file__).with_name("worker_bootstrap.py"))
 _CAUGHT = (signal.SIGCHLD, signal.SIGTERM)
-_TERM_SECONDS = 0.5
-_KILL_SECONDS = 2.0
-_AGAIN_SECONDS = 0.05
+TERM_SECONDS = 0.5  # from SIGTERM to SIGKILL
+_KILL_SECONDS = 2.0  # how long to wait for the end of processes after SIGKILL
+_AGAIN_SECONDS = 0.05  # between attempts to remove a directory
 
 
 class _Child(NamedTuple):
-    """A worker: the number it was asked for by, the run directory that has its log, and seconds to end by itself."""
+    """A worker that was started and has not been reaped."""
 
-    number: int
-    directory: str
-    grace: float
+    number: int  # of its start request
+    directory: str  # the run directory that has its log
+    grace: float  # seconds to end by itself when the notebook has ended
 
 
 class _Guarded(NamedTuple):
-    """A process that others started, and seconds to end by itself."""
+    """A process started by others that ends with the notebook."""
 
     pid: int
-    grace: float
+    grace: float  # seconds to end by itself
 
 
 class ForkServer:
-    """Serves one notebook until that goes."""
+    """The server of one notebook; it ends with the notebook."""
 
     def __init__(self, home: str) -> None:
-        self._own = contextlib.ExitStack()
+        self._own = contextlib.ExitStack()  # descriptors that a forked worker closes
         self._channel = self._own.enter_context(socket.socket(fileno=os.dup(0)))
         self._wake, wake = (self._own.enter_context(end) for end in socket.socketpair())
         self._selector = self._own.enter_context(selectors.DefaultSelector())
-        self._heard = b""
-        self._children: dict[int, _Child] = {}
-        self._directories = {home}
-        self._overdue: dict[str, float] = {}
-        self._guarded: dict[int, _Guarded] = {}  # by the descriptor that tells of its end
-        self._mode = ""
-        self._over = False
-        self._orphaned = False
+        self._heard = b""  # an incomplete request
+        self._children: dict[int, _Child] = {}  # by pid
+        self._directories = {home}  # removed if the notebook ends without "leave"
+        self._overdue: dict[str, float] = {}  # by run directory: when its workers are killed (monotonic seconds)
+        self._guarded: dict[int, _Guarded] = {}  # by pidfd
+        self._mode = ""  # "fork" or "spawn"
+        self._over = False  # leave the loop
+        self._orphaned = False  # the notebook has ended
         _hide_input()
         self._listen(self._channel.fileno(), self._hear)
         self._catch_signals(wake)
@@ -86,15 +100,15 @@ class ForkServer:
             end.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())
         for number in _CAUGHT:
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)  # a handler must exist for the wake-up descriptor to be written
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit that, until their entry sets a handler
         self._listen(self._wake.fileno(), self._woken)
 
     def _listen(self, descriptor: int, react: Callable[[], Request | None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, react)
 
     def serve(self) -> Request | None:
-        """Serve until the notebook is gone, then None; but in each process forked for a worker, its request."""
+        """Serve until the notebook has ended, and return None; in a process forked for a worker, return its request."""
         while not self._over:
             for key, _ in self._selector.select(self._rest()):
                 request: Request | None = key.data()
@@ -108,7 +122,7 @@ class ForkServer:
         try:
             data = self._channel.recv(1 << 16)
         except ConnectionResetError:
-            data = b""
+            data = b""  # the notebook was killed with replies unread
         if not data:
             self._orphan()
         *lines, self._heard = (self._heard + data).split(b"\n")
@@ -140,11 +154,11 @@ class ForkServer:
         if self._mode == "fork":
             sys.path[:] = request["sys_path"]
             loaded = _preload(request["entry"])
-        os.chdir("/")
+        os.chdir("/")  # after the imports, which may be relative; no directory of the notebook stays in use
         self._tell({"ready": loaded})
 
     def _watch(self, notebook: int) -> None:
-        """Notice the notebook's end even if a process that it forked still holds its end of our channel."""
+        # End of file is not enough: a process that the notebook forked may hold its end of the channel.
         if not hasattr(os, "pidfd_open"):
             return
         try:
@@ -163,34 +177,34 @@ class ForkServer:
             return
         try:
             descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
+        except ProcessLookupError:  # it has ended already: only its children are left
             kill_group(process.pid)
             return
         self._guarded[descriptor] = process
         self._listen(descriptor, lambda: self._let_go(descriptor))
 
-    def _let_go(self, descriptor: int) -> None:
-        """A guarded process has ended."""
+    def _let_go(self, descriptor: int) -> None:  # when a guarded process has ended
         self._selector.unregister(descriptor)
         kill_group(self._guarded.pop(descriptor).pid)
         os.close(descriptor)
 
     def _start(self, request: Request) -> Request | None:
         number = request["start"]
-        request["starter"] = os.getpid()
+        request["parent"] = os.getpid()  # the parent that the worker ends with
         try:
             pid = self._fork() if self._mode == "fork" else _spawn(request)
         except OSError as error:
             self._tell({"failed": number, "error": f"{type(error).__name__}: {error}"})
             return None
         if pid == 0:
-            return request
+            return request  # this process is the worker: `serve` returns it
         self._children[pid] = _Child(number, str(Path(request["log"]).parent), request["grace"])
         self._tell({"started": number, "pid": pid})
         return None
 
     def _fork(self) -> int:
-        """As `os.fork`; the child has nothing of the starter's, and no signal for it falls to our handlers."""
+        """Fork as `os.fork` does; the child has no descriptor and no signal handler of the fork server."""
+        # Blocked until the child has reset its handlers: a signal before would go to the fork server's wake-up pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
         try:
             pid = os.fork()
@@ -211,7 +225,7 @@ class ForkServer:
     def _signal(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
             if child.number == number:
-                send = os.kill if which == signal.SIGINT else signal_group
+                send = os.kill if which == signal.SIGINT else signal_group  # an interrupt is for the cell alone
                 send(pid, which)
 
     def _woken(self) -> None:
@@ -220,10 +234,10 @@ class ForkServer:
         self._reap()
 
     def _reap(self) -> None:
-        for pid in list(self._children):
+        for pid in list(self._children):  # all of them: several SIGCHLD may arrive as one
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                kill_group(pid)
+                kill_group(pid)  # processes that the worker started
                 self._tell({"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, reply: dict[str, Any]) -> None:
@@ -234,7 +248,7 @@ class ForkServer:
 
     def _leave(self, directory: str) -> None:
         self._directories.discard(directory)
-        self._overdue[directory] = time.monotonic() + _TERM_SECONDS
+        self._overdue[directory] = time.monotonic() + TERM_SECONDS
         self._signal_all(directory, signal.SIGTERM)
 
     def _signal_all(self, directory: str, which: int) -> None:
@@ -243,7 +257,7 @@ class ForkServer:
                 signal_group(pid, which)
 
     def _rest(self) -> float | None:
-        """Seconds until workers that were asked to end have had their time; None while none was."""
+        """Return the seconds until the next workers have to be killed; None if none were asked to end."""
         if not self._overdue:
             return None
         return max(0.0, min(self._overdue.values()) - time.monotonic())
@@ -254,9 +268,9 @@ class ForkServer:
             del self._overdue[directory]
             self._signal_all(directory, signal.SIGKILL)
 
-    def _hear_out(self) -> None:
-        """What the notebook has said last, of the processes and directories that are to go with it."""
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # there is no more
+    def _read_last_requests(self) -> None:
+        """Read the notebook's last requests, for processes to guard and directories to remove."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # all are read; the pidfd may be ahead of them
             while data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._heard += data
         for line in self._heard.split(b"\n")[:-1]:
@@ -266,17 +280,17 @@ class ForkServer:
 
     def _end_all(self) -> None:
         if self._orphaned:
-            self._hear_out()
-        for key in list(self._selector.get_map().values()):
+            self._read_last_requests()
+        for key in list(self._selector.get_map().values()):  # from now on only signals and guarded processes matter
             if key.fileobj != self._wake.fileno() and key.fileobj not in self._guarded:
                 self._selector.unregister(key.fileobj)
-        left = set(self._directories)
+        left = set(self._directories)  # a copy: `_leave` removes those with workers
         if self._orphaned:
-            self._let_all_end()
+            self._await_graces()
             self._kill_guarded()
         for directory in {child.directory for child in self._children.values()}:
             self._leave(directory)
-        deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
+        deadline = time.monotonic() + TERM_SECONDS + _KILL_SECONDS
         while self._children and time.monotonic() < deadline:
             for key, _ in self._selector.select(self._rest()):
                 key.data()
@@ -284,8 +298,8 @@ class ForkServer:
         for directory in left if self._orphaned else ():
             _remove(directory)
 
-    def _let_all_end(self) -> None:
-        """Their world is over with the notebook, so they end by themselves: wait for that, as long as each may take."""
+    def _await_graces(self) -> None:
+        """Wait for workers and guarded processes, each for its grace: they end by themselves when their world ends."""
         begun = time.monotonic()
         while graces := [*(c.grace for c in self._children.values()), *(g.grace for g in self._guarded.values())]:
             if (rest := begun + max(graces) - time.monotonic()) <= 0:
@@ -302,29 +316,27 @@ class ForkServer:
 
 
 def _remove(directory: str) -> None:
-    """With all in it. Who is not ours to end (kernels of some provisioner) may write there while it goes itself."""
-    deadline = time.monotonic() + _TERM_SECONDS + _KILL_SECONDS
+    deadline = time.monotonic() + TERM_SECONDS + _KILL_SECONDS
     shutil.rmtree(directory, ignore_errors=True)
+    # Kernels of some provisioners are not ours to end, and may write there until they end; no event reports that.
     while os.path.lexists(directory) and time.monotonic() < deadline:
-        time.sleep(_AGAIN_SECONDS)  # nothing tells when they have gone
+        time.sleep(_AGAIN_SECONDS)
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _preload(entry: str) -> dict[str, int]:
-    """Import what every worker needs; gives the files that were loaded, and when each was changed.
-
-    All of it is laid out so that forks share it: a collection would touch every page.
-    """
-    import numpy.random  # noqa: F401  (torch does without, and every worker seeds it)
+    """Import the modules that every worker needs. Return the loaded files, each with the time of its last change."""
+    import numpy.random  # noqa: F401  (torch does not import it, and every worker seeds it)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # before any operation: a thread pool would not survive a fork
     for module in ("rpcbench.base.config", "rpcbench.launch.worker_bootstrap", entry.partition(":")[0]):
         importlib.import_module(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
     loaded = _loaded()
-    sys.stdout.flush()
+    sys.stdout.flush()  # else each fork would write the buffered text again
+    # Forks share these pages until one is written. A collection in a worker would write to all of them.
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -337,24 +349,24 @@ def _loaded() -> dict[str, int]:
 
 
 def signal_group(pid: int, which: int) -> None:
-    """Signal an unreaped worker and what it started; the worker alone if it has not made its session yet."""
+    """Signal a worker that was not reaped, and the processes that it started."""
     try:
         os.killpg(pid, which)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):  # it has no session yet, so it has started no process either
         os.kill(pid, which)
 
 
 def kill_group(pid: int) -> None:
-    """What a process that has ended, or will now, has started. Its number cannot be in use again so soon, or at all
-    while its group has members."""
+    """Kill the processes that a process started which has ended, or will end now."""
+    # Its pid cannot be in use again so soon, or at all while its group has members.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _spawn(request: Request) -> int:
-    """Start a new interpreter that reads `request` from its standard input; its process id."""
+    """Start a new interpreter that reads `request` from its standard input, and return its pid."""
     read, write = os.pipe()
-    # A worker that ends before it has read its request is reported as any other.
+    # BrokenPipeError: a worker that ends before it has read its request is reported as any other.
     with contextlib.suppress(BrokenPipeError), os.fdopen(write, "wb") as pipe:
         try:
             arguments = [sys.executable, "-P", _WORKER, request["name"]]
@@ -366,8 +378,7 @@ def _spawn(request: Request) -> int:
     return pid
 
 
-def _hide_input() -> None:
-    """What is imported here must not read requests."""
+def _hide_input() -> None:  # modules that are imported here must not read requests from standard input
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -379,7 +390,7 @@ def main() -> None:
         from rpcbench.launch import worker_bootstrap
 
         worker_bootstrap.run(request)
-    os._exit(0)
+    os._exit(0)  # without finalizers of torch, which take half a second
 
 
 if __name__ == "__main__":

@@ -1,16 +1,12 @@
-"""Workers as processes of this host, forked from a starter that has torch loaded, or spawned where fork is not safe.
+"""The launcher "local": workers as processes of this host, forked by a fork server, or spawned where fork is unsafe.
 
 Guarantees
-- Worker processes outlive neither `close` nor this process, however it ends; nor does the run directory.
-- The secret of a world goes to its worker over a pipe: no command line or environment shows it.
-- If the starter is lost, its workers are too; the next `start` makes a new one. It is shared with other launchers of
-  this process, and outlives them (see `fork_client`).
+- Worker processes outlive neither `close` nor this process, in any way it ends; nor does the run directory.
+- A worker gets the secret of its world over a pipe: no command line or environment shows it.
+- If the fork server is lost, its workers are too, and the next `start` makes a new one. One that hangs is replaced as
+  well, but keeps its workers until `close`. Launchers of this process share it, and it outlives them (`fork_client`).
 
-`ForkServerLease` is a launcher's hold on the warm fork server, on behalf of its run directory.
-- The fork server has been told of the directory, so that it goes with this process. One that is lost or hangs is
-  replaced; one that hangs keeps its workers until `end`.
-- After `shut` no request gets it any more; after `end` no worker of the directory is left, and the fork server stays
-  warm.
+`ForkServerLauncher` is the base of other launchers, too, which have the fork server guard the processes they start.
 """
 
 from __future__ import annotations
@@ -20,9 +16,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
@@ -33,122 +26,106 @@ from rpcbench.transport.run_dir import RunDirectory
 
 
 def ended() -> ShutdownError:
-    """What a launcher says that is closed."""
+    """Return the error of a launcher that is closed."""
     return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 
 
-class ForkServerLease:
-    """`take` takes a starter; `told` is called with each one that is taken."""
+OWN_SECONDS = 0.5  # for workers to end by themselves at `close`
+
+
+class ForkServerLauncher:
+    """The base of launchers that have a run directory, and use the fork server that `take` returns."""
 
     def __init__(
-        self,
-        directory: Path,
-        take: Callable[[], ForkServerClient],
-        told: Callable[[ForkServerClient], object] = lambda starter: None,
+        self, run_directory: RunDirectory, take: Callable[[], ForkServerClient] = fork_client.take_any
     ) -> None:
-        self.closed = False
-        self._directory, self._take, self._told = directory, take, told
-        self._lock = threading.Lock()
-        self._starter: ForkServerClient | None = None
-        self._hang: list[ForkServerClient] = []
+        self._directory, self._take = run_directory, take
+        self._maker = os.getpid()  # a fork of this process ends no workers
+        self._closed = False
+        self._servers_lock = threading.Lock()  # guards `_servers`
+        self._servers: list[ForkServerClient] = []  # the current one is the last; the others were lost, or hang
 
-    def starter(self) -> ForkServerClient:
-        """The starter. ShutdownError once it is shut."""
-        with self._lock:
-            if self.closed:
+    def warm(self) -> None:
+        """Begin to start the fork server. Returns at once."""
+        self._server()
+
+    def close(self) -> None:
+        """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The fork server stays warm."""
+        if os.getpid() != self._maker:
+            return
+        self._closed = True
+        try:
+            self._end_workers()
+            with self._servers_lock:
+                held, self._servers = self._servers, []
+            with contextlib.ExitStack() as every:  # runs all callbacks, the last first, even if one raises
+                for server in held:
+                    every.callback(fork_client.give_back, server)
+                    every.callback(server.leave, self._directory.path)
+        finally:
+            self._directory.remove()
+
+    def _server(self) -> ForkServerClient:
+        """Return a fork server that works. ShutdownError if the launcher is closed."""
+        with self._servers_lock:
+            if self._closed:
                 raise ended()
-            if self._starter is not None and self._starter.lost:
-                fork_client.give_back(self._starter)
-                self._starter = None
-            elif self._starter is not None and self._starter.hangs:
-                self._hang.append(self._starter)
-                self._starter = None
-            if self._starter is None:
-                self._starter = self._take()
-                self._starter.enter(self._directory)
-                self._told(self._starter)
-            return self._starter
+            if not self._servers or not self._servers[-1].works:
+                self._servers.append(self._take())
+                self._servers[-1].enter(self._directory.path)
+                self._guard_again(self._servers[-1])
+            return self._servers[-1]
 
-    def shut(self) -> None:
-        """No more workers."""
-        with self._lock:
-            self.closed = True
+    def _guard_again(self, server: ForkServerClient) -> None:
+        """Have a new fork server guard the processes that run: it replaces one that was lost."""
 
-    def end(self) -> None:
-        """End the workers (SIGTERM, SIGKILL after 0.5 s), and give the starter back. May be called again."""
-        with self._lock:
-            self.closed = True
-            held, self._starter, self._hang = [*self._hang, self._starter], None, []
-        with contextlib.ExitStack() as every:
-            for starter in filter(None, held):
-                every.callback(fork_client.give_back, starter)
-                every.callback(starter.leave, self._directory)
+    def _end_workers(self) -> None:
+        """End the workers that the fork server did not start."""
 
 
 ENTRY = "rpcbench.cells.worker_main:main"
 _MODES = ("fork", "spawn")
 
 
-class ProcessLauncher:
-    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
+class ProcessLauncher(ForkServerLauncher):
+    """A launcher of workers as processes of this host. For the methods see `Launcher`.
 
-    `start` is "fork" or "spawn"; by default what RPCBENCH_START says, else fork on Linux and spawn elsewhere.
-    `entry` names what a worker runs, "module:function", called with its WorldConfig. In mode "fork" the module is
-    imported before workers fork, and so must start no thread, open no socket and run no torch operation.
+    Args:
+        run_directory: Of the cluster's files; `close` removes it.
+        start: "fork" or "spawn"; by default the value of RPCBENCH_START, else fork on Linux and spawn elsewhere.
+        entry: The function that a worker calls with its WorldConfig, "module:function". In mode "fork" the fork server
+            imports the module, which therefore must start no thread, open no socket and run no torch operation.
     """
 
     far = False
 
     def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
         self.mode = _mode(start)
-        self._directory = run_directory
-        self._maker = os.getpid()
-        self._lease = ForkServerLease(run_directory.path, lambda: fork_client.take(self.mode, entry))
-
-    def warm(self) -> None:
-        """Begin to start the starter; returns at once."""
-        self._lease.starter()
+        super().__init__(run_directory, lambda: fork_client.take(self.mode, entry))
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
-        """Start a worker with this process's directory, environment and import path as they are now.
-
-        Errors: ValueError for a name that no file can have, RpcError with the starter's last words, ShutdownError.
-        """
+        """See `Launcher`. Workers have the current directory, environment and import path of this process; an RpcError
+        contains the last output of the fork server; ValueError for a name that is no file name."""
         check_name(config.name)
-        handle = self._lease.starter().start(config, self._directory.path, on_exit)
-        if self._lease.closed:
+        handle = self._server().start(config, self._directory.path, on_exit)
+        if self._closed:  # `close` ran meanwhile, and may have missed this worker
             handle.abandon()
             raise ended()
         return handle
 
-    def close(self) -> None:
-        """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The starter stays warm."""
-        if os.getpid() != self._maker:
-            return
-        try:
-            self._lease.end()
-        finally:
-            self._directory.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 def warm(start: str | None = None) -> None:
-    """Begin to load torch for the workers of clusters to come; returns at once. ValueError as `ProcessLauncher`."""
+    """Begin to load torch for the workers of later clusters. Returns at once. ValueError for an unknown `start`."""
     fork_client.warm(_mode(start), ENTRY)
 
 
 def default_mode() -> str:
-    """How workers are started unless a cluster says otherwise: "fork" or "spawn"."""
+    """Return how workers start by default: "fork" or "spawn"."""
     return _mode(None)
 
 
 def _mode(asked: str | None) -> str:
     mode = asked or os.environ.get("RPCBENCH_START") or ("fork" if sys.platform == "linux" else "spawn")
     if mode not in _MODES:
-        raise ValueError(f"start={mode!r} (or RPCBENCH_START) is no way to start workers; use one of {_MODES}")
+        raise ValueError(f"start={mode!r} (or RPCBENCH_START) is not a way to start workers; use one of {_MODES}")
     return mode

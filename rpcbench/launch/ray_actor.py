@@ -1,12 +1,11 @@
-"""The actor that keeps one worker on a node of a Ray cluster: it starts its supervisor, and tells how it ended.
+"""The Ray actor that keeps one worker on a node: it starts the worker's supervisor, and returns how the worker ended.
 
-The secret comes as the argument of a method, through Ray's own channel; Ray keeps arguments of constructors, not these.
 Guarantees
-- The worker ends when `end` is called, and when this actor goes, however it does (see `supervisor`).
-- What the worker writes outside cells and calls is in the actor's own log, where Ray's tools look for it.
+- The worker ends when `end` is called, and when the actor ends, in any way (see `supervisor`).
+- Output of the worker outside cells and calls goes to the actor's own log, where Ray's tools show it.
 
-The session in Ray that this process has is the user's own, or one that launchers begin, share, and end together.
-Without a session, Ray begins one with whatever is asked of it. So what may come late goes through `tell`.
+The second half of this file is about the Ray session of the notebook's process: the user's own, or one that launchers
+begin, share and end together.
 """
 
 from __future__ import annotations
@@ -27,34 +26,32 @@ from ray.exceptions import RayError
 
 from rpcbench.base.errors import RpcError
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import tail
+from rpcbench.launch.base import from_shell, tail
 from rpcbench.transport.hosts import host_id
 
-_APART = ("sh", "-c", '"$@"; exit $?', "sh")
-"""Ray kills the children of an actor that it ends. The outpost must be none: it has to end the worker first."""
-
-
+_AS_GRANDCHILD = ("sh", "-c", '"$@"; exit $?', "sh")
+"""Starts a supervisor as a grandchild: Ray kills an actor's children, but the supervisor must end the worker first."""
 HOOK = "PYTHONBREAKPOINT"
-"""What `breakpoint()` calls."""
+"""The environment variable that names the function which `breakpoint()` calls."""
 
 
 class Arrival(NamedTuple):
-    """Where an actor is: the identity of its host, its process there, and the file it writes to; "" where unknown."""
+    """The location of an actor."""
 
-    host: str
+    host: str  # host id
     pid: int
-    log: str
+    log: str  # the path of its standard error; "" if unknown
 
 
-class Ending(NamedTuple):
-    """How a worker ended: the exit status, as `subprocess` has it, and the last lines it wrote."""
+class ActorExit(NamedTuple):
+    """How a worker ended."""
 
-    status: int
-    words: str
+    status: int  # as `subprocess` has it
+    words: str  # the last lines that it wrote
 
 
-class Keeper:
-    """One actor. `keep` takes as long as the worker lives, the other methods are called beside it."""
+class WorkerActor:
+    """The actor of one worker. `keep` runs as long as the worker; the other methods run beside it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,9 +59,10 @@ class Keeper:
     def arrive(self) -> Arrival:
         return Arrival(host_id(), os.getpid(), _log())
 
-    def keep(self, name: str, request: bytes) -> Ending:
-        """Start the worker, tell its outpost what it is to do, and wait for its end."""
-        command = [*_APART, sys.executable, "-P", "-m", "rpcbench.worker", name]
+    def keep(self, name: str, request: bytes) -> ActorExit:
+        """Start the worker's supervisor, send it `request`, and wait for its end."""
+        # `request` holds the secret: Ray stores the arguments of constructors, not those of methods.
+        command = [*_AS_GRANDCHILD, sys.executable, "-P", "-m", "rpcbench.worker", name]
         environ = {key: value for key, value in os.environ.items() if key != HOOK}  # Ray sets it in each actor
         with _hearing_signals():
             self._process = process = subprocess.Popen(
@@ -72,22 +70,22 @@ class Keeper:
             )
         assert process.stdin is not None
         with process.stdin as pipe:
-            with contextlib.suppress(BrokenPipeError):  # one that has ended already tells by that
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: its status reports that
                 pipe.write(request)
             status = process.wait()
-        return Ending(_as_subprocess(status), words(_log()) if status else "")
+        return ActorExit(from_shell(status), words(_log()) if status else "")
 
     def end(self) -> None:
-        """End the worker, and what it has started, at once."""
+        """End the worker and its child processes at once."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended already
-                self._process.stdin.write(supervisor.TOLD[signal.SIGKILL])
+                self._process.stdin.write(supervisor.COMMANDS[signal.SIGKILL])
             self._process.stdin.close()
 
 
 @contextlib.contextmanager
 def _hearing_signals() -> Iterator[None]:
-    """On Ray's threads all signals are blocked, and what is started there would inherit that."""
+    """Unblock all signals: Ray's threads block them, and a process started there would inherit that."""
     before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         yield
@@ -96,40 +94,35 @@ def _hearing_signals() -> Iterator[None]:
 
 
 def words(log: str) -> str:
-    """The last lines of a log of Ray's, without its marks."""
+    """Return the last lines of a log of Ray's, without its marker lines."""
     lines = tail(Path(log)).splitlines() if log else []
     return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:")))
 
 
 def _log() -> str:
-    """The file that standard error goes to."""
+    """Return the path of the file that standard error goes to, or ""."""
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/fd/2").readlink())
     return ""
 
 
-def _as_subprocess(status: int) -> int:
-    """An outpost says as shells do by which signal the worker was ended."""
-    return 128 - status if status > 128 and status - 128 in {*signal.Signals} else status
-
-
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards the two below; launchers share the session
 _ours: str | None = None  # the name of a session that launchers have begun
-_users = 0  # launchers in that
+_users = 0  # the number of launchers that use it
 
 
 def enter(address: str | None) -> str | None:
-    """Have a session; its name where it is ours, to be left. RpcError where Ray cannot be joined or started."""
+    """Join or start Ray. Return the name of the session if it is ours, for `leave`. RpcError if that fails."""
     global _ours, _users
     with _lock:
         if not ray.is_initialized():
             try:
                 with _own_breakpoints():
                     ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            except Exception as error:  # Ray raises plain ones, too
+            except Exception as error:  # Ray raises errors of many types
                 raise RpcError(f"Ray cannot be joined or started: {error}") from error
             _ours, _users = name(), 0
-        elif _ours is None or _ours != name():
+        elif _ours is None or _ours != name():  # the user's own
             return None
         _users += 1
         return _ours
@@ -137,7 +130,7 @@ def enter(address: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _own_breakpoints() -> Iterator[None]:
-    """Ray would have `breakpoint()` be its own, here and in all that is started from here."""
+    """Keep the user's `breakpoint()`: Ray replaces it, in this process and in all that inherit its environment."""
     before = os.environ.get(HOOK)
     try:
         yield
@@ -148,7 +141,7 @@ def _own_breakpoints() -> Iterator[None]:
 
 
 def leave(ours: str | None) -> None:
-    """What `enter` has returned is needed no more. A session that the user has begun since is none of ours."""
+    """Release the session that `enter` returned, and end it with its last user."""
     global _ours, _users
     with _lock:
         if ours is None or ours != _ours:
@@ -156,13 +149,13 @@ def leave(ours: str | None) -> None:
         _users -= 1
         if not _users:
             _ours = None
-            if name() == ours:
+            if name() == ours:  # else the user has ended it, and may have begun another one
                 ray.shutdown()
 
 
 def name() -> str:
-    """That of the session, which no other one has; "" where there is none."""
-    with contextlib.suppress(RayError, RuntimeError, AttributeError):  # it ends just now
+    """Return the unique name of the Ray session; "" if there is none."""
+    with contextlib.suppress(RayError, RuntimeError, AttributeError):  # it is just ending
         if ray.is_initialized():
             here = ray.get_runtime_context()
             return f"{here.get_session_name()} {here.get_job_id()}"
@@ -170,13 +163,13 @@ def name() -> str:
 
 
 def check() -> None:
-    """RpcError where the session has been ended."""
+    """Raise RpcError if the session has ended."""
     if not ray.is_initialized():
-        raise RpcError("Ray was shut down, and with it what started these workers: make a new cluster")
+        raise RpcError("Ray was shut down, and the actors that start workers with it: make a new cluster")
 
 
 def tell(act: Callable[..., Any], *arguments: Any) -> None:
-    """Tell Ray something, unless it is gone, or the session that this was about: then all of that is over."""
+    """Send a request to Ray, if there is a session, and ignore Ray's errors. For requests that may come late."""
     if ray.is_initialized():  # else Ray would begin a session
-        with contextlib.suppress(RayError):
+        with contextlib.suppress(RayError):  # the actor or group has ended already
             act(*arguments)

@@ -1,18 +1,17 @@
-"""Workers in a Ray cluster: a placement group, and in each of its bundles an actor that does no more than keep one.
+"""The launcher "ray": workers in a Ray cluster. Each bundle of a placement group has an actor that keeps one worker.
 
 Guarantees
-- Workers that start together all get their places, or none starts.
-- The secret goes through Ray's channel to the actor, and by standard input to the worker. Who can read Ray's traffic or
-  calls its actors is trusted.
-- Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A session in Ray
-  that this process has is used and stays; where there is none, one is begun, and ended with the last launcher.
-- A group of places that Ray cannot place is told within bounded time, with what was asked for and what Ray has, and
-  taken back. A place that has become free is used again; a group is given back when its last place has become free.
+- Of workers that start together all get bundles, or none starts.
+- The secret goes through Ray's channel to the actor, and by standard input to the worker. Programs that can read
+  Ray's traffic or call its actors are trusted.
+- Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A Ray session that
+  this process has is used and kept; if there is none, one is begun, and ended with the last launcher.
+- A placement group that Ray cannot place is removed within bounded time, with an error that lists the request and Ray's
+  resources. A free bundle is used again; a group is removed when all its bundles are free.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -27,29 +26,29 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rpcbench.base.conditions import Changes, Flag
+from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import fork_client, ray_actor, supervisor
+from rpcbench.launch import ray_actor, supervisor
 from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, check_name, stopped
-from rpcbench.launch.process import ForkServerLease, ended
-from rpcbench.launch.ray_actor import Arrival, Keeper, tell, words
+from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
+from rpcbench.launch.ray_actor import Arrival, WorkerActor, tell, words
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
-_SLICE_SECONDS = 0.5  # Ray's own wait hears no Ctrl-C
+_SLICE_SECONDS = 0.5  # of a wait: Ctrl-C does not end Ray's own
 
 
 @dataclass(eq=False)
 class Group:
-    """A placement group, and which of its bundles have no worker."""
+    """A placement group."""
 
-    ray: Any
-    free: set[int] = field(default_factory=set)
+    ray: Any  # the PlacementGroup
+    free: set[int] = field(default_factory=set)  # indexes of bundles without a worker
 
 
-class Place(NamedTuple):
+class Bundle(NamedTuple):
     """One bundle of a group."""
 
     group: Group
@@ -57,18 +56,18 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Of one launcher. bundle: what each worker gets. strategy: Ray's; "": a node each, as far as there
-    are as many with room."""
+    """The bundles of one launcher. `bundle`: resources of each worker. `strategy`: Ray's; "": a node for each worker if
+    enough nodes have room, else as few nodes as possible."""
 
     def __init__(self, bundle: Mapping[str, float], strategy: str, patience: float) -> None:
         self._bundle, self._strategy, self._patience = dict(bundle), strategy, patience
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_groups` and their `free`; not held during requests to Ray
         self._groups: list[Group] = []
 
-    def take(self, count: int, who: str) -> list[Place]:
-        """Places for so many workers. RpcError where Ray has none in time."""
+    def take(self, count: int, who: str) -> list[Bundle]:
+        """Return bundles for `count` workers: free ones, then a new group's. RpcError if Ray has none in time."""
         with self._lock:
-            free = [Place(group, bundle) for group in self._groups for bundle in sorted(group.free)][:count]
+            free = [Bundle(group, bundle) for group in self._groups for bundle in sorted(group.free)][:count]
             for group, bundle in free:
                 group.free.remove(bundle)
         try:
@@ -78,8 +77,8 @@ class Places:
                 self.give_back(place)
             raise
 
-    def give_back(self, place: Place) -> None:
-        """This place has no worker any more."""
+    def give_back(self, place: Bundle) -> None:
+        """Mark a bundle as free, and remove its group if all its bundles are."""
         group = place.group
         with self._lock:
             group.free.add(place.bundle)
@@ -89,13 +88,13 @@ class Places:
         tell(remove_placement_group, group.ray)
 
     def close(self) -> None:
-        """Give all back."""
+        """Remove all groups."""
         with self._lock:
             left, self._groups = self._groups, []
         for group in left:
             tell(remove_placement_group, group.ray)
 
-    def _new(self, count: int, who: str) -> list[Place]:
+    def _new(self, count: int, who: str) -> list[Bundle]:
         if not count:
             return []
         strategy = self._strategy or ("SPREAD" if len(self._able()) >= count else "PACK")
@@ -108,10 +107,10 @@ class Places:
         group = Group(made)
         with self._lock:
             self._groups.append(group)
-        return [Place(group, bundle) for bundle in range(count)]
+        return [Bundle(group, bundle) for bundle in range(count)]
 
     def _able(self) -> list[dict[str, Any]]:
-        """Nodes that could hold a worker if nothing else ran there."""
+        """Return the nodes that have the resources for a worker, in use or not."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         return [node for node in alive if all(node["Resources"].get(of, 0) >= n for of, n in self._bundle.items())]
 
@@ -125,17 +124,17 @@ class Places:
         table = placement_group_table(made)
         nodes = [f"{node['NodeManagerHostname']} {_few(node['Resources'])}" for node in ray.nodes() if node["Alive"]]
         return (
-            f"Ray has had no place for {who} in {self._patience:g} s: the placement group is {table['state']}, "
+            f"Ray found no place for {who} in {self._patience:g} s: the placement group is {table['state']}, "
             f"{table['stats']['scheduling_state']}\n"
-            f"  asked for: {made.bundle_count} x {self._bundle}, {strategy}\n"
+            f"  requested: {made.bundle_count} x {self._bundle}, {strategy}\n"
             f"  nodes: {'; '.join(nodes)}\n"
             f"  free now, in all: {_few(ray.available_resources())}\n"
-            'Ask for less of each (options={"cpus": 0.5}), end what else runs there, or wait longer (patience=)'
+            'Request less for each (options={"cpus": 0.5}), end other programs there, or wait longer (patience=)'
         )
 
 
 def _few(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without Ray's own names of nodes and groups, and its stores."""
+    """Return resources without Ray's internal entries for nodes, groups and memory."""
     return {
         name: amount
         for name, amount in sorted(resources.items())
@@ -143,21 +142,28 @@ def _few(resources: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-_ARRIVE_SECONDS = 60.0
-_END_SECONDS = 1.0
-_OWN_SECONDS = 0.5
-_GLANCE_SECONDS = 1.0
+_ARRIVE_SECONDS = 60.0  # for an actor to run once it has a bundle
+_END_SECONDS = 1.0  # for an actor to end its worker before the actor is killed
+
+_GLANCE_SECONDS = 1.0  # between looks at whether the Ray session still exists
 
 
-class RayLauncher:
-    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Launcher` for the methods.
+class RayLauncher(ForkServerLauncher):
+    """A launcher of workers in a Ray cluster. For the methods see `Launcher`.
 
-    cpus, gpus, resources: what Ray sets aside for each worker. strategy: of the placement group, "STRICT_SPREAD",
-    "SPREAD", "PACK" or "STRICT_PACK"; by default "SPREAD" where there are as many nodes, else "PACK".
-    patience: seconds to wait for places. runtime_env: Ray's, for the actors. ray_address: of the Ray cluster to join if
-    this process is in none; by default as `ray.init()` has it, which starts one here if it finds none.
+    Args:
+        run_directory: Of the cluster's files; `close` removes it.
+        cpus, gpus, resources: The resources that Ray reserves for each worker.
+        strategy: Of the placement group, "STRICT_SPREAD", "SPREAD", "PACK" or "STRICT_PACK"; by default "SPREAD" if
+            there are as many nodes as workers, else "PACK".
+        patience: Seconds to wait for bundles.
+        runtime_env: Ray's, for the actors.
+        ray_address: Of the Ray cluster to join if this process has joined none; by default as `ray.init()`, which
+            starts one here if it finds none.
 
-    ValueError for a strategy that is none, RpcError where that Ray cannot be joined.
+    Raises:
+        ValueError: The strategy is unknown, or no resource is requested.
+        RpcError: Ray cannot be joined or started.
     """
 
     far = True
@@ -175,37 +181,28 @@ class RayLauncher:
         ray_address: str | None = None,
     ) -> None:
         if strategy and strategy not in STRATEGIES:
-            raise ValueError(f"strategy={strategy!r} is none of Ray's; use one of {STRATEGIES}")
+            raise ValueError(f"strategy={strategy!r} is not one of Ray's; use one of {STRATEGIES}")
         each = {"CPU": float(cpus), "GPU": float(gpus), **(resources or {})}
         self._bundle = {name: amount for name, amount in each.items() if amount}
         if not self._bundle:
-            raise ValueError("a place for a worker needs something: cpus=0.1, or one of resources=")
+            raise ValueError("a worker has to request a resource from Ray: cpus=0.1, or one of resources=")
+        super().__init__(run_directory)
         self._runtime_env = dict(runtime_env or {})
-        self._directory = run_directory
-        self._maker = os.getpid()
-        self._lease = ForkServerLease(run_directory.path, fork_client.take_any)
-        self._running: set[_Kept] = set()
-        self._changes = Changes()
+        self._running: set[_RayWorker] = set()
+        self._changes = Condition()
         self._places = Places(self._bundle, strategy, float(patience))
         self._ours = ray_actor.enter(ray_address)
 
-    def warm(self) -> None:
-        """Have the starter that removes the directory if this process dies."""
-        self._lease.starter()
-
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
-        """As `start_all`, for one."""
+        """Start one worker. See `start_all`."""
         return self.start_all([config], on_exit)[0]
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> list[ProcessHandle]:
-        """Start these workers with the notebook's directory and import path, where their nodes have those.
-
-        Errors: ValueError for a name that no file can have, RpcError where Ray has no places in time, or with Ray's own
-        words where an actor cannot be started, ShutdownError.
-        """
+        """See `Launcher`. Workers have the notebook's directory and import path as far as their nodes have these.
+        RpcError if Ray has no bundles in time, ValueError for a name that is no file name."""
         for config in configs:
             check_name(config.name)
-        self._lease.starter()
+        self._server()
         ray_actor.check()
         names = [config.name for config in configs]
         places = self._places.take(len(configs), ", ".join(names))
@@ -215,16 +212,16 @@ class RayLauncher:
                 undo.callback(self._places.give_back, place)
                 actors.append(self._hire(place))
                 undo.callback(tell, ray.kill, actors[-1])
-            arrivals = _arrivals(actors, names)
-            kept = [_Kept(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
+            arrivals = _await_actors(actors, names)
+            kept = [_RayWorker(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
             undo.pop_all()
         return self._begin(kept)
 
-    def _hire(self, place: Place) -> Any:
-        """A new actor in that place."""
+    def _hire(self, place: Bundle) -> Any:
+        """Start an actor in a bundle."""
         group, bundle = place
         return (
-            ray.remote(Keeper)
+            ray.remote(WorkerActor)
             .options(
                 num_cpus=self._bundle.get("CPU", 0),
                 num_gpus=self._bundle.get("GPU", 0),
@@ -233,62 +230,54 @@ class RayLauncher:
                     placement_group=group.ray, placement_group_bundle_index=bundle
                 ),
                 runtime_env=self._runtime_env,
-                max_concurrency=3,
+                max_concurrency=3,  # `end` and `arrive` run beside `keep`
             )
             .remote()
         )
 
-    def _begin(self, kept: list[_Kept]) -> list[ProcessHandle]:
+    def _begin(self, kept: list[_RayWorker]) -> list[ProcessHandle]:
         for each in kept:
             self._running.add(each)
             name = f"rpcbench-{each.handle.name}"
-            threading.Thread(target=self._see_to, args=(each,), name=name, daemon=True).start()
-        if self._lease.closed:
+            threading.Thread(target=self._run_to_end, args=(each,), name=name, daemon=True).start()
+        if self._closed:  # `close` ran meanwhile, and may have missed these workers
             for each in kept:
                 each.handle.abandon()
             raise ended()
         return [each.handle for each in kept]
 
-    def _see_to(self, kept: _Kept) -> None:
+    def _run_to_end(self, kept: _RayWorker) -> None:
         status = kept.wait()
         self._places.give_back(kept.place)
         kept.handle.end(status)
         self._running.discard(kept)
-        self._changes.tell()
+        self._changes.notify_all()
 
-    def close(self) -> None:
-        """End the workers, which have half a second to do so by themselves, their actors, and the placement groups."""
-        if os.getpid() != self._maker:
-            return
-        self._lease.shut()
+    def _end_workers(self) -> None:
         try:
-            stopped(lambda: [kept.handle for kept in list(self._running)], self._changes, _OWN_SECONDS)
+            stopped(lambda: [kept.handle for kept in list(self._running)], self._changes, OWN_SECONDS)
             self._places.close()
-            self._lease.end()
         finally:
             ours, self._ours = self._ours, None
             ray_actor.leave(ours)
-            self._directory.remove()
 
 
 class RayHandle(ProcessHandle):
     """A worker in a Ray cluster; `pid` is its actor's, on its node."""
 
     local = False
-    told = ""
-    """How it ended: its last lines, or what Ray knows of the end of its actor."""
-    readable = ""
-    """The log, if it lies on this host."""
+    told = ""  # how it ended: its last lines, or Ray's reason for the end of its actor
+    readable = ""  # the path of the log if it is on this host
 
     def last_words(self) -> str:
         return self.told or words(self.readable)
 
 
-class _Kept:
-    """A worker, the actor that keeps it, and its place."""
+class _RayWorker:
+    """A worker, the actor that keeps it, and its bundle."""
 
     def __init__(
-        self, config: WorldConfig, actor: Any, arrival: Arrival, place: Place, on_exit: ExitCallback | None
+        self, config: WorldConfig, actor: Any, arrival: Arrival, place: Bundle, on_exit: ExitCallback | None
     ) -> None:
         self.place = place
         self._actor, self._killed = actor, False
@@ -296,15 +285,15 @@ class _Kept:
         self.handle.readable = arrival.log if arrival.host == host_id() else ""
         self.handle.begin(arrival.pid)
         self._session = ray_actor.name()
-        self._over = Flag()
+        self._over = Event()  # set when the call of `keep` has ended
         self._done = actor.keep.remote(config.name, supervisor.request(config)).future()
         self._done.add_done_callback(lambda _: self._over.set())
 
     def wait(self) -> int:
-        """Its exit status, once it has ended; its actor is over then."""
+        """Wait for the worker's end, end its actor, and return the exit status."""
         while not self._over.wait(_GLANCE_SECONDS):
-            if ray_actor.name() != self._session:  # of which Ray tells nobody who waits
-                self.handle.told = "its session in Ray was ended"
+            if ray_actor.name() != self._session:  # the future of `keep` never completes then
+                self.handle.told = "its Ray session has ended"
                 return UNKNOWN
         status = self._status()
         tell(ray.kill, self._actor)
@@ -320,22 +309,23 @@ class _Kept:
         return int(status)
 
     def _signal(self, which: int) -> None:
-        """The actor ends it, with what it has started; an actor that does not is ended itself."""
+        """For SIGKILL, have the actor end the worker and its child processes. Other signals cannot be sent."""
         if which != signal.SIGKILL or self.handle.poll() is not None:
             return
         self._killed = True
         tell(self._actor.end.remote)
+        # An actor that does not answer is killed, and the worker with it.
         later = threading.Timer(_END_SECONDS, tell, (ray.kill, self._actor))
         later.daemon = True
         later.start()
 
 
-def _arrivals(actors: Sequence[Any], names: Sequence[str]) -> list[Arrival]:
-    """Where they are, once all are there. RpcError with Ray's words where one cannot be."""
+def _await_actors(actors: Sequence[Any], names: Sequence[str]) -> list[Arrival]:
+    """Wait until all actors run, and return where. RpcError, with Ray's own message, if one cannot."""
     who = ", ".join(names)
     try:
         return list(ray.get([actor.arrive.remote() for actor in actors], timeout=_ARRIVE_SECONDS))
     except GetTimeoutError as error:
-        raise RpcError(f"the actors of {who} have places, but were not there in {_ARRIVE_SECONDS:g} s") from error
+        raise RpcError(f"the actors of {who} have places, but did not start in {_ARRIVE_SECONDS:g} s") from error
     except RayError as error:
         raise RpcError(f"Ray could not start the actors of {who}:\n{error}") from error

@@ -1,23 +1,19 @@
-"""Launchers by name: our own, and those that other packages bring under the entry points "rpcbench.launchers".
+"""The registry of launchers by name: our own, and those of other packages' entry points "rpcbench.launchers".
 
-Each is a callable `(directory: RunDirectory, **options) -> Launcher`, one file each; what only one of them needs is
-imported where it is asked for. A name of ours is ours, whatever else is installed.
+Each is a callable `(directory: RunDirectory, **options) -> Launcher`. Modules that only one launcher needs are imported
+when it is made. Our names take precedence over those of other packages.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import Launcher
-
-if TYPE_CHECKING:
-    from rpcbench.transport.run_dir import RunDirectory
-
+from rpcbench.transport.run_dir import RunDirectory
 
 GROUP = "rpcbench.launchers"
 OWN = {
@@ -27,25 +23,23 @@ OWN = {
     "torchrun": "rpcbench.launch.torchrun:TorchrunLauncher",
     "ray": "rpcbench.launch.ray_launcher:RayLauncher",
 }
-"""As in pyproject.toml; the table is for where the metadata of an older version is installed."""
+"""As in pyproject.toml; the table is needed if the installed metadata is of an older version."""
 KINDS = {"process": "local", "kernel": "kernel"}
-"""Short names of workers: the launcher of each."""
+"""The launcher for each `kind` of `Cluster`."""
 _PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "'rpcbench[ray]'"}
-"""What pip installs for those of ours that need more."""
+"""Arguments of `pip install` for launchers with more requirements."""
 
 Make = Callable[..., Launcher]
 
 
 def launcher_names() -> list[str]:
-    """Of all launchers there are."""
+    """Return the names of all launchers."""
     return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
 
 
 def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> Launcher:
-    """The launcher of that name, with these options.
-
-    ValueError where there is none, or it takes no such option; RpcError, with its own words, where it cannot be loaded.
-    """
+    """Make the launcher of that name, with these options. ValueError if there is none, or if it has no such option;
+    RpcError, with the error's text, if it cannot be loaded."""
     try:
         make = _found(name)
         _check(name, make, directory, options)
@@ -56,52 +50,35 @@ def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]
 
 
 def chosen_launcher(name: str | None, kind: str, kernel: str, start: str | None) -> tuple[str, dict[str, Any]]:
-    """The name and options of the launcher that arguments of `Cluster` mean. ValueError where two contradict."""
+    """Return name and options of the launcher for these arguments of `Cluster`. ValueError if two contradict."""
     if kind not in KINDS:
-        raise ValueError(f"kind={kind!r} is no kind of worker; use one of {tuple(KINDS)}")
+        raise ValueError(f"kind={kind!r} is not a kind of worker; use one of {tuple(KINDS)}")
     if name is not None and kind != "process" and KINDS[kind] != name:
         raise ValueError(f"kind={kind!r} means the launcher {KINDS[kind]!r}, not {name!r}: leave one out")
     name = name or KINDS[kind]
     if start is not None and name != "local":
-        raise ValueError(f"start={start!r} is for workers of kind 'process'; launcher {name!r} has ways of its own")
+        raise ValueError(f"start={start!r} is for workers of kind 'process'; launcher {name!r} does not take it")
     return name, {"kernel": kernel} if name == "kernel" else {"start": start} if start is not None else {}
 
 
 def _found(name: str) -> Make:
-    if name in OWN:
-        return _load(OWN[name])
-    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    points = [EntryPoint(name, OWN[name], GROUP)] if name in OWN else [*entry_points(group=GROUP, name=name)]
     if not points:
         raise ValueError(f"there is no launcher {name!r}; there are {', '.join(launcher_names())}")
     try:
         make: Make = points[0].load()
     except ModuleNotFoundError:
-        raise
-    except Exception as error:
+        raise  # `make_launcher` names the package to install
+    except Exception as error:  # of any type
         told = f"{type(error).__name__}: {error}"
         raise RpcError(f"the launcher {name!r} ({points[0].value}) cannot be loaded: {told}") from error
     return make
 
 
 def _check(name: str, make: Make, directory: RunDirectory, options: Mapping[str, Any]) -> None:
-    takes = inspect.signature(make)
+    takes = inspect.signature(make)  # before the call: its own TypeErrors may have other causes
     try:
         takes.bind(directory, **options)
     except TypeError as error:
         known = ", ".join(list(takes.parameters)[1:]) or "none"
         raise ValueError(f"launcher {name!r}: {error}; its options: {known}") from None
-
-
-def _load(place: str) -> Make:
-    module, _, name = place.partition(":")
-    make: Make = getattr(importlib.import_module(module), name)
-    return make
-
-
-def connection_file(of: Launcher, name: str) -> str:
-    """Where a kernel worker is found. RuntimeError where workers are none."""
-    from rpcbench.launch.kernel import KernelLauncher
-
-    if not isinstance(of, KernelLauncher):
-        raise RuntimeError(f"{name} is no kernel; those are started by Cluster(2, kind='kernel')")
-    return str(of.connection_file(name))

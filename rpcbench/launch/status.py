@@ -1,10 +1,10 @@
-"""How the workers of a cluster are: what the system and their logs say, and how many calls of ours wait for them.
+"""The status of a cluster's workers, from the operating system, their logs, and the calls that wait for them.
 
-Nothing is asked of a worker, so a busy or stopped one is seen like any other. The processes that a cluster has started
-are the table "launched" of the member that did; it is looked at when `Health` is, never of itself. Whether the kernel
-has killed for want of memory is the only sign by which a SIGKILL can be told for its own. Whether this machine has room
-for so many workers is said before they start, as afterwards all is merely slow; the memory that a worker needs is a
-rough figure, that of one which has run a few small cells.
+Rules
+- No request goes to a worker, so a busy or stopped one is shown like any other.
+- The processes that a cluster started are the table "launched" of the member that started them; it is updated when
+  `Health` is, never by itself.
+- Warnings that a host has too few cores or too little memory come before workers start: later, all is merely slow.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import NamedTuple
 import psutil
 
 from rpcbench.base.errors import RpcError, counted
-from rpcbench.base.events import Row, Table
-from rpcbench.cells.worker_main import Place
+from rpcbench.base.ids import Row, Table
+from rpcbench.cells.worker_main import WorkerLocation
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.publisher import Health
 from rpcbench.transport.hosts import host_id
@@ -32,7 +32,8 @@ _COUNTS = Path("/proc/vmstat")
 
 
 def oom_kills() -> int:
-    """How many processes of this host were killed for want of memory since it started; 0 where that is not known."""
+    """Return how many processes of this host the system killed for lack of memory since boot; 0 if unknown."""
+    # A change of this count is the only sign that a SIGKILL came from the system.
     with contextlib.suppress(OSError):
         for line in _COUNTS.read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -42,21 +43,21 @@ def oom_kills() -> int:
 
 
 DESCRIPTORS = 6
-"""Files that this process opens for each worker, about: sockets, shared memory, bells."""
-EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}
+"""Files that this process opens for each worker, about: sockets, shared memory, event descriptors."""
+EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}  # bytes, roughly: after a few small cells
 _GB = 1 << 30
 
 
 def cores() -> int:
-    """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def check_descriptors(n: int) -> None:
-    """RpcError where this process may not open as many files as the connections to `n` more workers need."""
-    if not hasattr(psutil, "RLIMIT_NOFILE"):  # Windows knows no such limit, and macOS does not tell
+    """Raise RpcError if this process may not open enough files for the connections to `n` more workers."""
+    if not hasattr(psutil, "RLIMIT_NOFILE"):  # Windows has no such limit, and psutil cannot read it on macOS
         return
     process = psutil.Process()
     left = process.rlimit(psutil.RLIMIT_NOFILE)[0] - process.num_fds()
@@ -68,9 +69,9 @@ def check_descriptors(n: int) -> None:
 
 
 def resource_warnings(n: int, mode: str) -> Iterator[str]:
-    """A sentence for each thing that `n` workers, started by "fork" or "spawn" or as a "kernel", have too little of;
-    none of workers started in another way, which may be elsewhere."""
-    if mode not in EACH:
+    """Yield a sentence if `n` workers, started by "fork" or "spawn" or as a "kernel", have too few cores, and one if
+    they have too little memory."""
+    if mode not in EACH:  # such workers may be on other hosts
         return
     there = cores()
     if n > there:
@@ -86,23 +87,21 @@ _MB = 1 << 20
 
 
 class WorkerStatus(NamedTuple):
-    """One worker. uptime in seconds, memory in bytes that no other process shares (None where the system does not
-    tell), cpu as a share of one core since the last look (the first one: since its start); calls of this process that
-    wait for an answer. On another host uptime, memory and cpu are None: the system here does not know them."""
+    """The status of one worker. `uptime`, `memory` and `cpu` are None for a worker on another host."""
 
     name: str
     pid: int
-    state: str
+    state: str  # "serves", "stopped", or how it ended
     incarnation: int
     host: str
-    uptime: float | None
-    memory: int | None
-    cpu: float | None
-    calls: int
+    uptime: float | None  # seconds
+    memory: int | None  # bytes that no other process shares; None if the system does not report them
+    cpu: float | None  # the share of one core since the last look, at first since the start
+    calls: int  # of this process that wait for a reply
 
 
 class ClusterStatus(tuple[WorkerStatus, ...]):
-    """A row for each worker, drawn as a table."""
+    """The status of all workers, displayed as a table."""
 
     __slots__ = ()
 
@@ -136,50 +135,46 @@ def _span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-class Watched(NamedTuple):
-    """What the cluster knows of a worker. `lost`: how it ended; empty while it serves."""
+class WorkerRecord(NamedTuple):
+    """The data of a worker that its cluster has without a look at the process."""
 
+    id: int
     name: str
     incarnation: int
-    place: Place
-    lost: str
-    calls: int
+    place: WorkerLocation
+    lost: str  # how it ended; empty while it serves
+    calls: int  # that wait for a reply
 
 
-class Looks:
-    """Remembers the last look at each process. `memory=False` leaves that out, which takes longest to read."""
+class ProcessSampler:
+    """A sampler of processes, which keeps their last CPU times."""
 
     def __init__(self, memory: bool = True) -> None:
-        self._memory = memory
-        self._before: dict[int, tuple[float, float]] = {}  # by process: when, and the seconds it had computed
+        self._memory = memory  # False: skip it, as it takes longest to read
+        self._before: dict[int, tuple[float, float]] = {}  # by pid: time of the last look, CPU seconds until then
 
-    def at(self, workers: Iterable[Watched]) -> ClusterStatus:
+    def at(self, workers: Iterable[WorkerRecord]) -> ClusterStatus:
         return ClusterStatus([self._at(worker) for worker in workers])
 
-    def _at(self, worker: Watched) -> WorkerStatus:
-        if worker.place.host == host_id():
-            return self._near(worker)
-        seen = (0.0, None, 0.0) if worker.lost else (None, None, None)
-        return _status(worker, worker.lost or "serves", *seen)
+    def _at(self, worker: WorkerRecord) -> WorkerStatus:
+        place, state = worker.place, worker.lost or _state(worker.place)
+        figures: tuple[float | None, int | None, float | None] = 0.0, None, 0.0  # of a process that has ended
+        if not worker.lost and state != "has ended":
+            figures = self._figures(place.pid) if place.host == host_id() else (None, None, None)
+        return WorkerStatus(worker.name, place.pid, state, worker.incarnation, place.hostname, *figures, worker.calls)
 
-    def _near(self, worker: Watched) -> WorkerStatus:
-        uptime, memory, cpu, state = 0.0, None, 0.0, worker.lost
-        try:
-            process = psutil.Process(worker.place.pid)
+    def _figures(self, pid: int) -> tuple[float, int | None, float]:
+        """Return uptime, memory and CPU share of a process of this host."""
+        uptime, memory, cpu = 0.0, None, 0.0
+        with contextlib.suppress(psutil.Error):  # it has ended, or must not be read: the values read before stay
+            process = psutil.Process(pid)
             with process.oneshot():
-                state = state or ("stopped" if process.status() == psutil.STATUS_STOPPED else "serves")
                 uptime, cpu = self._times(process)
             memory = int(process.memory_full_info().uss) if self._memory else None
-        except psutil.NoSuchProcess:
-            state = state or "has ended"
-        except psutil.AccessDenied:
-            pass
-        lost = worker.lost or state == "has ended"
-        seen = (0.0, None, 0.0) if lost else (uptime, memory, cpu)
-        return _status(worker, state, *seen)
+        return uptime, memory, cpu
 
     def _times(self, process: psutil.Process) -> tuple[float, float]:
-        """Seconds since its start, and the share of a core that it has used since the last look."""
+        """Return the seconds since the start, and the share of a core that was used since the last look."""
         now, began, times = time.time(), process.create_time(), process.cpu_times()
         used = times.user + times.system
         at, before = self._before.get(process.pid, (began, 0.0))
@@ -187,35 +182,17 @@ class Looks:
         return max(0.0, now - began), max(0.0, used - before) / max(now - at, 1e-3)
 
 
-def _status(worker: Watched, state: str, up: float | None, memory: int | None, cpu: float | None) -> WorkerStatus:
-    place = worker.place
-    return WorkerStatus(
-        worker.name, place.pid, state, worker.incarnation, place.hostname, up, memory, cpu, worker.calls
-    )
+LINES = 8  # of a log, in the table
+_WIDEST = 300  # characters of a line
 
 
-LINES = 8
-_WIDEST = 300
+class LaunchedTable:
+    """The table "launched": the workers that `started()` returns, each with the last lines of `log(name)`."""
 
-
-class Started(NamedTuple):
-    """One of them. `ending` says how it ended, empty while it runs; `log` is what it wrote outside cells and calls."""
-
-    id: int
-    name: str
-    place: Place
-    incarnation: int
-    ending: str
-    log: str
-
-
-class Launched:
-    """`started` tells of all that belong to the cluster now."""
-
-    def __init__(self, agent: Agent, started: Callable[[], Iterable[Started]]) -> None:
+    def __init__(self, agent: Agent, started: Callable[[], Iterable[WorkerRecord]], log: Callable[[str], str]) -> None:
         self._bus = agent.bus
-        self._started = started
-        self._lock = threading.Lock()
+        self._started, self._log = started, log
+        self._lock = threading.Lock()  # guards `_rows`: panels read them on other threads
         self._rows: Table = {}
         agent.bus.register("launched", self.table)
         agent.part(Health).others.append(self.look)
@@ -225,8 +202,8 @@ class Launched:
             return dict(self._rows)
 
     def look(self) -> None:
-        """Bring the table up to date."""
-        now = {str(one.id): _row(one) for one in self._started()}
+        """Update the table."""
+        now = {str(one.id): _row(one, self._log(one.name)) for one in self._started()}
         with self._lock:
             before, self._rows = self._rows, now
         for key in before.keys() - now.keys():
@@ -236,16 +213,16 @@ class Launched:
                 self._bus.note("ProcessChanged", "launched", key, partial(now.get, key))
 
 
-def _row(one: Started) -> Row:
-    lines = [line[:_WIDEST] for line in one.log.splitlines()[-LINES:]]
-    state = one.ending or _state(one.place)
+def _row(one: WorkerRecord, log: str) -> Row:
+    lines = [line[:_WIDEST] for line in log.splitlines()[-LINES:]]
+    state = one.lost or _state(one.place)
     who = {"name": one.name, "pid": one.place.pid, "incarnation": one.incarnation}
     return {**who, "state": state, "log": "\n".join(lines)}
 
 
-def _state(place: Place) -> str:
-    """What the system says of a process: serves, stopped, has ended. Of one elsewhere it knows nothing."""
-    if place.host != host_id():
+def _state(place: WorkerLocation) -> str:
+    """Return the state of a process: "serves", "stopped" or "has ended"."""
+    if place.host != host_id():  # out of sight; its cluster reports its end
         return "serves"
     try:
         return "stopped" if psutil.Process(place.pid).status() == psutil.STATUS_STOPPED else "serves"

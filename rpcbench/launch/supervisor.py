@@ -1,13 +1,14 @@
-"""The process that a command starts on some host: it starts a worker beside itself, and ends it in good time.
+"""The supervisor: the process that a launch command runs on a worker's host; it starts the worker and ends it in time.
 
-It is asked by one JSON line on standard input, which holds the secret; then it watches that input. Guarantees
-- A line `terminate` or `kill` there ends the worker by that signal. When the input ends, whoever launched it is gone:
-  the worker ends by itself, with its world, or is killed after its `stop_seconds`. ssh, srun, `kubectl exec -i` and
-  `docker exec -i` all pass that on. A SIGTERM or SIGHUP goes on to the worker, which has 0.5 s then.
-- What the worker and what it started have left, processes and files, goes with it. If this process is killed, so is
-  the worker (Linux), though its directory stays.
-- Its status is the worker's, or 128 and the number of the signal that ended it, as shells have it.
-- Imports neither torch nor the wire.
+Guarantees
+- The first line of standard input is the request, JSON with the secret. A later line `terminate` or `kill` ends the
+  worker by that signal. At the end of the input the launcher has ended: the worker ends by itself, with its world, or
+  is killed after its `stop_seconds`. ssh, srun, `kubectl exec -i` and `docker exec -i` all forward that. SIGTERM and
+  SIGHUP are forwarded to the worker, which is killed after 0.5 s.
+- Processes that the worker leaves are killed, and its files removed. If the supervisor is killed, so is the worker
+  (Linux), but its directory stays.
+- Its exit status is the worker's, or 128 plus the number of the signal that ended the worker, as in shells.
+- It imports neither torch nor the wire.
 """
 
 from __future__ import annotations
@@ -25,26 +26,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
-from rpcbench.launch.fork_server import kill_group, signal_group
+from rpcbench.launch.fork_server import TERM_SECONDS, Request, kill_group, signal_group
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.cells.worker_main:remote_main"
-TOLD = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
+COMMANDS = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
 """The lines on its standard input that end the worker, by their signals."""
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-_TERM_SECONDS = 0.5
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # forwarded to the worker
 _BOOTSTRAP = str(Path(__file__).with_name("worker_bootstrap.py"))
-
-Request = dict[str, Any]
 
 
 def request(config: WorldConfig) -> bytes:
-    """What the outpost of a worker is told: the line for its standard input."""
+    """Return the request for a worker's supervisor: the line for its standard input."""
     told = {
         "config": config.to_json(),
         "versions": _versions(),
@@ -56,29 +53,29 @@ def request(config: WorldConfig) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Have the worker of this name, to its end; the exit status."""
+    """Run the worker of this name to its end, and return the exit status."""
     try:
         with _home(_heard(arguments)) as asked:
             grace = WorldConfig.from_json(asked["config"]).stop_seconds
-            return _Watch(_start(asked), grace).status()
+            return _Supervisor(_start(asked), grace).status()
     except RpcError as error:
         sys.stderr.write(f"{error}\n")
         return 1
 
 
 def _heard(arguments: Sequence[str]) -> Request:
-    """The request. RpcError where there is none, or it comes from another version."""
+    """Read and return the request. RpcError if there is none, or if it is from another version."""
     if len(arguments) != 1 or sys.stdin.isatty():
         raise RpcError(
-            "rpcbench.worker NAME is started by a launcher, which says on standard input which world to join; "
-            "that is no terminal: no `ssh -t`, no `docker exec -t`"
+            "rpcbench.worker NAME is started by a launcher, which sends on standard input which world to join; "
+            "standard input must not be a terminal: no `ssh -t`, no `docker exec -t`"
         )
     with open(0, "rb", buffering=0, closefd=False) as pipe:
-        line = pipe.readline()  # and no more: the watch reads the lines that follow
+        line = pipe.readline()  # unbuffered, so that the lines that follow stay in the pipe for `_Supervisor`
     if not line.endswith(b"\n"):
         raise RpcError(
-            f"{arguments[0]} was not told which world to join: the command must pass standard input on (srun does, "
-            "docker and kubectl need -i), and whoever launched it must still be there"
+            f"{arguments[0]} received no world to join: the command must forward standard input (srun does, "
+            "docker and kubectl need -i), and its launcher must still run"
         )
     asked: Request = json.loads(line)
     if asked["versions"] != _versions():
@@ -87,15 +84,15 @@ def _heard(arguments: Sequence[str]) -> Request:
 
 
 def _versions() -> list[str]:
-    """What must be the same before two processes talk; `transport.handshake` compares more once they do."""
+    """Return the versions that must be equal before a worker starts; `transport.handshake` compares more later."""
     return [f"protocol {PROTOCOL}", f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
 
 
 @contextlib.contextmanager
 def _home(asked: Request) -> Iterator[Request]:
-    """Inside, the worker has a directory for its sockets; on the notebook's own host that is the notebook's."""
+    """Provide a directory for the worker's sockets, and yield the request with it."""
     config = WorldConfig.from_json(asked["config"])
-    if config.host == host_id():
+    if config.host == host_id():  # the notebook's host: its directory serves
         yield asked
         return
     directory = RunDirectory()
@@ -106,46 +103,46 @@ def _home(asked: Request) -> Iterator[Request]:
 
 
 def _start(asked: Request) -> subprocess.Popen[bytes]:
-    """The worker's process: this host's Python and environment, the notebook's directories where they are here."""
+    """Start the worker, with this host's Python and environment, and the notebook's directories if they exist here."""
     threads = asked["threads"]
     environ = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
     cwd, theirs = _found(asked)
     told = {
-        "config": asked["config"], "entry": ENTRY, "log": None, "starter": os.getpid(), "environ": environ, "cwd": cwd,
+        "config": asked["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
     }  # fmt: skip
     command = [sys.executable, "-P", _BOOTSTRAP, asked["name"]]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # one that has ended already tells by that
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already: its status reports that
         pipe.write(json.dumps(told).encode())
     return child
 
 
 def _found(asked: Request) -> tuple[str, list[str]]:
-    """The notebook's directory, or else ours, and of its import path what is here; and may be used by this user."""
+    """Return the directory and import path of the worker: the notebook's, as far as this user can access them here."""
     cwd = asked["cwd"] if os.access(f"{asked['cwd']}/", os.X_OK) else str(Path.cwd())
     return cwd, [entry for entry in asked["sys_path"] if os.access(entry or cwd, os.R_OK)]
 
 
 def _installed(entry: str) -> bool:
-    """Whether it belongs to this Python, and not to the user: another host has its own."""
+    """Return whether an entry of the import path belongs to this Python: another host has its own."""
     return any(Path(entry).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix) if entry)
 
 
-class _Watch:
-    """Waits for the end of the worker, of the input, and for signals."""
+class _Supervisor:
+    """The loop that waits for the end of the worker, the end of the input, and signals."""
 
     def __init__(self, child: subprocess.Popen[bytes], grace: float) -> None:
         self._child = child
         self._grace = grace
-        self._heard = b""
-        self._due: float | None = None
-        self._selector = selectors.PollSelector()  # takes files as well
+        self._heard = b""  # an incomplete line
+        self._due: float | None = None  # when the worker is killed (monotonic seconds)
+        self._selector = selectors.PollSelector()  # epoll refuses a regular file as standard input
         self._wake, wake = socket.socketpair()
         for end in (self._wake, wake):
             end.setblocking(False)
-        self._wakes = wake  # the signals'
+        self._wakes = wake  # keeps the descriptor open that signals are written to
         signal.set_wakeup_fd(wake.fileno())
         for number in (*_ENDING, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
@@ -154,7 +151,7 @@ class _Watch:
         self._selector.register(0, selectors.EVENT_READ, self._read)
 
     def status(self) -> int:
-        """The exit status, once the worker and what it has started are gone."""
+        """Wait for the end of the worker, kill the processes that it started, and return the exit status."""
         while (status := self._child.poll()) is None:
             for key, _ in self._selector.select(None if self._due is None else max(0.0, self._due - time.monotonic())):
                 key.data()
@@ -169,16 +166,16 @@ class _Watch:
             self._selector.unregister(0)
             self._end_in(self._grace)
         *lines, self._heard = (self._heard + data).split(b"\n")
-        for which, line in TOLD.items():
+        for which, line in COMMANDS.items():
             if line.rstrip() in lines:
                 signal_group(self._child.pid, which)
 
     def _woken(self) -> None:
         if set(self._wake.recv(1 << 12)) & set(_ENDING):
-            self._end_in(_TERM_SECONDS)
+            self._end_in(TERM_SECONDS)
             signal_group(self._child.pid, signal.SIGTERM)
 
     def _end_in(self, seconds: float) -> None:
-        """Kill the worker then, if nothing has asked for that earlier."""
+        """Kill the worker in `seconds`, unless it is to be killed earlier."""
         due = time.monotonic() + seconds
         self._due = due if self._due is None else min(due, self._due)

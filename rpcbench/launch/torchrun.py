@@ -1,17 +1,17 @@
-"""Workers that torchrun starts, all at once, on this host: they live and die together, as its ranks do.
+"""The launcher "torchrun": workers as ranks of one torchrun on this host, which start and end together.
 
 Guarantees
-- torchrun runs as a process of its own, without a terminal. It ends with `close` or this process, however that ends (a
-  starter guards it), and the workers with it (Linux).
-- No command line or environment shows the secret: each rank finds its request in a file of the run directory, which it
-  takes away.
-- When a rank ends, torchrun ends the others: each handle has its own status, and says who was the first. What a rank
-  has started goes with it.
-- Nothing listens beyond this host.
-- Where torchrun fails, the error has its own words.
+- torchrun runs in a process of its own, without a terminal. It ends with `close` or with this process, in any way
+  that ends, because a fork server guards it; the workers end with it (Linux).
+- No command line or environment shows the secret: each rank reads its request from a file in the run directory, and
+  removes it.
+- When a rank ends, torchrun ends the others. Each handle has its own status, and names the rank that ended first. The
+  processes that a rank started end with it.
+- No socket listens beyond this host.
+- When torchrun fails, the error contains torchrun's own message.
 
-Ranks and torchrun's own process (`torchrun_entry`) tell by a named pipe in the run directory: each rank its pid, and
-torchrun how the ranks have ended once one has failed.
+A named pipe in the run directory carries the reports of `torchrun_entry`: of each rank its pid, and of torchrun the
+exit statuses of all ranks once one has failed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,30 @@ from typing import Any
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.launch import fork_client
-from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name, log_of, tail
-from rpcbench.launch.fork_client import ForkServerClient, import_path
-from rpcbench.launch.fork_server import kill_group
-from rpcbench.launch.process import ENTRY, ForkServerLease, ended
+from rpcbench.launch.base import (
+    KILL_SECONDS,
+    ExitCallback,
+    ProcessHandle,
+    check_name,
+    ending,
+    log_of,
+    open_private,
+    tail,
+)
+from rpcbench.launch.fork_client import ForkServerClient, import_path, worker_request
+from rpcbench.launch.fork_server import TERM_SECONDS, kill_group
+from rpcbench.launch.process import ENTRY, ForkServerLauncher, ended
 from rpcbench.transport.run_dir import RunDirectory
 
-_START_SECONDS = 60.0
-_TERM_SECONDS = 0.5
-_KILL_SECONDS = 5.0
-_INSIDE = "rpcbench.launch.torchrun_entry"
+_START_SECONDS = 60.0  # for a rank's process to exist
+
+_ENTRY_MODULE = "rpcbench.launch.torchrun_entry"
 
 
 class RankHandle(ProcessHandle):
-    """One rank. `fate` says what else there is to say of its end."""
+    """The handle of one rank."""
 
-    fate = ""
+    fate = ""  # why torchrun ended it, if another rank was the first to end
 
     def __init__(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> None:
         super().__init__(config.name, log_of(directory, config.name, config.incarnation), self._signal, on_exit)
@@ -55,23 +62,24 @@ class RankHandle(ProcessHandle):
 
     def _signal(self, which: int) -> None:
         if self.has_begun and self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended just now, and torchrun is about to tell
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now; torchrun will report that
                 os.kill(self.pid, which)
 
 
 class TorchrunGang:
-    """torchrun, started with this process's directory, environment and import path as they are now."""
+    """A running torchrun and its ranks, started with the current directory, environment and import path."""
 
     def __init__(self, directory: Path, configs: Sequence[WorldConfig], on_exit: ExitCallback | None) -> None:
         self.grace = max(config.stop_seconds for config in configs)
         self._directory = directory
         self._ranks = [RankHandle(config, directory, on_exit) for config in configs]
         pipe = directory / "torchrun.pipe"
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # of an earlier gang
             os.mkfifo(pipe, 0o600)
-        self._pipe = os.open(pipe, os.O_RDWR)  # to write, too: so it never ends, whoever comes and goes
+        self._pipe = os.open(pipe, os.O_RDWR)  # a writer, too: there is no end of file when other writers close it
         for rank, config in enumerate(configs):
-            _leave(directory / f"rank{rank}.json", _request(config, self._ranks[rank].log))
+            with open_private(directory / f"rank{rank}.json", "w") as file:  # the rank removes it
+                json.dump(worker_request(config, ENTRY, self._ranks[rank].log), file)
         self._process = self._start(len(configs))
         self._reader = threading.Thread(target=self._hear, name="rpcbench-torchrun", daemon=True)
         self._reader.start()
@@ -79,30 +87,29 @@ class TorchrunGang:
 
     @property
     def pid(self) -> int:
-        """That of torchrun itself."""
-        return self._process.pid
+        return self._process.pid  # of torchrun itself
 
     @property
     def runs(self) -> bool:
-        """Whether a rank does."""
+        """Whether any rank runs."""
         return any(handle.poll() is None for handle in self._ranks)
 
-    def started(self, starter: ForkServerClient) -> list[ProcessHandle]:
-        """The handles, once the starter guards torchrun and all ranks are there. RpcError, with torchrun's words, where
-        that fails."""
+    def started(self, server: ForkServerClient) -> list[ProcessHandle]:
+        """Return the handles, once the fork server guards torchrun and all ranks exist. RpcError if that fails."""
         try:
-            starter.guard(self.pid, self.grace)
+            server.guard(self.pid, self.grace)
             for handle in self._ranks:
                 if not handle.started(_START_SECONDS):
                     raise RpcError(f"torchrun did not start {handle.name} in {_START_SECONDS:g} s:\n{self._words()}")
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self.close()
             raise
         return [*self._ranks]
 
     def close(self) -> None:
-        """End torchrun, and with it its ranks; what both share is free then for the next one."""
-        for end, seconds in ((self._process.terminate, _TERM_SECONDS), (self._process.kill, _KILL_SECONDS)):
+        """End torchrun and its ranks. Then the files of the run directory are free for the next gang."""
+        # The reader ends with torchrun. An exit callback may call this on the reader itself, which cannot be joined.
+        for end, seconds in ((self._process.terminate, TERM_SECONDS), (self._process.kill, KILL_SECONDS)):
             if self._reader.is_alive():
                 end()
                 if threading.current_thread() is not self._reader:
@@ -110,17 +117,17 @@ class TorchrunGang:
 
     def _start(self, count: int) -> subprocess.Popen[bytes]:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path()), "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", _INSIDE, "torchrun", str(self._directory), str(count)]
+        command = [sys.executable, "-m", _ENTRY_MODULE, "torchrun", str(self._directory), str(count)]
         with (self._directory / "torchrun.log").open("wb") as log:
             return subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def _await_end(self) -> None:
-        os.write(self._pipe, _line({"over": self._process.wait()}))
+        os.write(self._pipe, json.dumps({"over": self._process.wait()}).encode() + b"\n")
 
     def _hear(self) -> None:
-        """Until torchrun has ended."""
+        """Read the reports of ranks and of torchrun, until torchrun has ended."""
         with os.fdopen(self._pipe) as lines:
             for line in lines:
                 told: dict[str, Any] = json.loads(line)
@@ -133,103 +140,67 @@ class TorchrunGang:
                     return
 
     def _failed(self, statuses: dict[int, int], first: int) -> None:
-        """A rank was the first to fail, and torchrun has ended the others."""
-        told = f"torchrun has ended it, as {self._ranks[first].name} ended ({_words(statuses[first])})"
+        """End all handles: rank `first` failed, and torchrun has ended the others."""
+        told = f"torchrun has ended it, as {self._ranks[first].name} ended ({ending(statuses[first])})"
         for rank, handle in enumerate(self._ranks):
-            status = statuses.get(rank, -signal.SIGTERM)
+            status = statuses.get(rank, -signal.SIGTERM)  # torchrun reports only ranks that failed
             handle.fate = told if rank != first and status == -signal.SIGTERM else ""
             self._end(handle, status)
 
     def _over(self, status: int) -> None:
-        """torchrun itself has ended, and so has who is left."""
+        """End the handles that are left: torchrun has ended, without a report or before some ranks existed."""
         for handle in self._ranks:
             if handle.poll() is None:
                 self._end(handle, status)
 
     def _end(self, handle: RankHandle, status: int) -> None:
         if handle.has_begun:
-            kill_group(handle.pid)  # what it has started; torchrun leaves that
+            kill_group(handle.pid)  # the processes that the rank started: torchrun does not end those
             handle.end(status)
         else:
-            handle.refuse(RpcError(f"torchrun ended before {handle.name} was there:\n{self._words()}"))
+            handle.refuse(RpcError(f"torchrun ended before {handle.name} had started:\n{self._words()}"))
 
     def _words(self) -> str:
         return tail(self._directory / "torchrun.log")
 
 
-def _request(config: WorldConfig, log: Path) -> dict[str, Any]:
-    """As for `become`."""
-    surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
-    return {"name": config.name, "entry": ENTRY, "config": config.to_json(), "log": str(log), **surroundings}
-
-
-def _leave(path: Path, request: dict[str, Any]) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(request, file)
-
-
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
-
-
-def _words(status: int) -> str:
-    return f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-
-
-class TorchrunLauncher:
-    """Starts workers of one cluster, which keeps its files in `run_directory`. See `Inseparable`."""
+class TorchrunLauncher(ForkServerLauncher):
+    """A launcher of workers as ranks of torchrun, with files in `run_directory`. For the methods see `Launcher`."""
 
     far = False
     inseparable = "torchrun starts its workers together and ends them together"
 
     def __init__(self, run_directory: RunDirectory) -> None:
-        self._directory = run_directory
-        self._maker = os.getpid()
-        self._lock = threading.Lock()
+        super().__init__(run_directory)
+        self._lock = threading.Lock()  # guards `_gang`
         self._gang: TorchrunGang | None = None
-        self._lease = ForkServerLease(run_directory.path, fork_client.take_any, self._have_guarded)
-
-    def warm(self) -> None:
-        """Have the starter that guards torchrun."""
-        self._lease.starter()
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
-        """As `start_all`, for one."""
+        """Start one worker. See `start_all`."""
         return self.start_all([config], on_exit)[0]
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> list[ProcessHandle]:
-        """Start them all with this process's directory, environment and import path as they are now.
-
-        Errors: ValueError for a name that no file can have, RpcError with torchrun's words, or while others run;
-        ShutdownError.
-        """
+        """See `Launcher`. Workers have the current directory, environment and import path of this process. RpcError,
+        with torchrun's own message, also while other workers run; ValueError for a name that is no file name."""
         for config in configs:
             check_name(config.name)
-        starter = self._lease.starter()
+        server = self._server()
         with self._lock:
-            if self._lease.closed:
+            if self._closed:
                 raise ended()
             if self._gang is not None:
                 if self._gang.runs:
-                    raise RpcError(f"{self.inseparable}; it starts no more beside them")
-                self._gang.close()
+                    raise RpcError(f"{self.inseparable}; it starts no other workers while these run")
+                self._gang.close()  # its ranks have ended; torchrun itself may still be ending
             self._gang = gang = TorchrunGang(self._directory.path, configs, on_exit)
-        return gang.started(starter)
+        return gang.started(server)
 
-    def _have_guarded(self, starter: ForkServerClient) -> None:
+    def _guard_again(self, server: ForkServerClient) -> None:
         if self._gang is not None and self._gang.runs:
-            starter.guard(self._gang.pid, self._gang.grace)
+            server.guard(self._gang.pid, self._gang.grace)
 
-    def close(self) -> None:
-        """End torchrun (SIGTERM, SIGKILL after 0.5 s), and its workers; remove the run directory."""
-        if os.getpid() != self._maker:
-            return
-        self._lease.shut()
-        try:
-            with self._lock:
-                gang = self._gang
-            if gang is not None:
-                gang.close()
-            self._lease.end()
-        finally:
-            self._directory.remove()
+    def _end_workers(self) -> None:
+        with self._lock:
+            gang = self._gang
+        if gang is not None:
+            gang.close()

@@ -1,10 +1,9 @@
-"""What a `TorchrunGang` runs: torchrun itself, which tells how its ranks end, and what each of these is.
+"""The processes that a `TorchrunGang` starts: torchrun, which also reports how its ranks ended, and each rank.
 
     python -m rpcbench.launch.torchrun_entry torchrun DIRECTORY COUNT
     python -m rpcbench.launch.torchrun_entry rank DIRECTORY
 
-A rank takes its request away when it has read it: it holds the secret. torchrun keeps its own state in a file there: as
-it does by itself, it would listen on all interfaces, and unpickle what anybody puts there.
+Both report to the launcher through a named pipe in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from uuid import uuid4
 
 
 def be_torchrun(directory: Path, count: str) -> None:
-    """Run so many ranks to their end. What torchrun raises is raised here as well."""
+    """Run torchrun with `count` ranks to their end, report their exit statuses, and raise torchrun's errors."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     ranks = ["-m", __spec__.name, "rank", str(directory)]
+    # torchrun's rendezvous is a file: by default it would listen on all interfaces, and unpickle any peer's data.
     at = [f"--rdzv-endpoint={directory / 'meeting'}", "--rdzv-conf=store_type=file", f"--rdzv-id={uuid4()}"]
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     asked = run.get_args_parser().parse_args(["--rdzv-backend=c10d", *at, "--nproc-per-node", count, *ranks])
@@ -35,15 +35,15 @@ def be_torchrun(directory: Path, count: str) -> None:
 
 
 def be_rank(directory: Path) -> None:
-    """Be the worker of this rank, to its end."""
+    """Run the worker of this rank to its end."""
     from rpcbench.launch import worker_bootstrap
 
     rank = int(os.environ["RANK"])
     path = directory / f"rank{rank}.json"
     request = json.loads(path.read_text())
-    path.unlink()
+    path.unlink()  # it holds the secret
     _tell(directory, {"rank": rank, "pid": os.getpid()})
-    worker_bootstrap.run({**request, "starter": os.getppid()})
+    worker_bootstrap.run({**request, "parent": os.getppid()})
 
 
 def _tell(directory: Path, told: dict[str, Any]) -> None:

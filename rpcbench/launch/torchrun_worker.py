@@ -1,10 +1,12 @@
-"""A worker that torchrun has started of itself, in a world that a notebook joins: `torchrun … -m rpcbench.worker`.
+"""A worker that a user started with torchrun, in a world that a notebook joins: `torchrun … -m rpcbench.worker`.
 
-The worker of rank 0 founds the world and leads it, the others come to it, and a notebook is its member 0 while that
-stays. They meet as scripts do (`rpc.init`), never in torch's store. Guarantees
-- It stays when a notebook leaves. It ends with torchrun, by its signals or (Linux) with its death, however busy its
-  main thread is, and a notebook that is there hears why; it ends with its world, too, and then with an error.
-- The variables that torchrun has set stay as they are.
+The worker of rank 0 founds the world and leads it, the others join it, and a notebook is its member 0 while it is
+attached. Their rendezvous is that of scripts (`rpc.init`), never torch's store.
+
+Guarantees
+- A worker stays when a notebook leaves. It ends with torchrun, by its signals or (Linux) when torchrun ends, even with
+  a busy main thread, and reports the reason to an attached notebook. It ends, with an error, when its world ends.
+- The environment variables that torchrun set are not changed.
 """
 
 from __future__ import annotations
@@ -20,33 +22,33 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.cells.runner import CellRunner
-from rpcbench.cells.worker_main import obey
+from rpcbench.cells.worker_main import handle_requests
 from rpcbench.launch.worker_bootstrap import end_with, settle_torch
-from rpcbench.rpc.init import join, meet_at
+from rpcbench.rpc.init import join, resolve_config
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir
-from rpcbench.wire.messages import Message, Notice
+from rpcbench.wire.messages import Notice
 
 ENDS, KILL = "torchrun ends", "kill"
-"""Notices: this worker tells a notebook why it ends; it is to end at once, as by a crash."""
+"""Notices: to the notebook, why this worker ends; from the notebook, to end at once, as in a crash."""
 _NEEDED = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _INTERRUPT = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""What interrupts a cell: SIGINT is torchrun's, and a handler cannot see who has sent it."""
-_SAYING_SECONDS = 1.0
+"""The signal that interrupts a cell: torchrun sends SIGINT to end its ranks, and a handler cannot see the sender."""
+_REASON_SECONDS = 1.0  # for the notebook to acknowledge the reason
 
 
 def is_a_rank() -> bool:
-    """Whether torchrun has started this process."""
+    """Return whether torchrun started this process."""
     return all(name in os.environ for name in _NEEDED)
 
 
 def main() -> int:
-    """Found or join the world of torchrun's ranks and work in it; the exit status. RpcError where that cannot be."""
+    """Found or join the world of torchrun's ranks, work in it, and return the exit status. RpcError if that fails."""
     if not is_a_rank():
         raise RpcError(
             "python -m rpcbench.worker is started by torchrun: torchrun --nproc-per-node 2 -m rpcbench.worker; "
@@ -55,10 +57,12 @@ def main() -> int:
     end_with(os.getppid(), signal.SIGTERM)
     settle_torch(os.environ)
     rank, url = int(os.environ["RANK"]), meeting_place()
-    config = meet_at(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
-    agent = join(config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, obey, _die_when_told])
+    config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
+    agent = join(
+        config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _die_when_told]
+    )
     runner = agent.part(CellRunner)
-    ending = Ending(agent, runner)
+    ending = TorchrunShutdown(agent, runner)
     if rank == 0:
         _invite(agent, url)
     runner.serve()
@@ -67,27 +71,25 @@ def main() -> int:
 
 
 def meeting_place() -> str:
-    """Where the ranks meet, and a notebook them. On one host that is a name only, else rank 0 listens there.
-
-    torchrun's own port is taken by its store: without RPCBENCH_MASTER_PORT it is the one after that.
-    """
+    """Return the URL of the rendezvous: a mere name on one host, else rank 0 listens there. The default port is the one
+    after MASTER_PORT, which torchrun's store occupies."""
     alone = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and run_dir.load_secret() is None
     host = "localhost" if alone else os.environ["MASTER_ADDR"]
     return f"tcp://{host}:{os.environ.get('RPCBENCH_MASTER_PORT') or int(os.environ['MASTER_PORT']) + 1}"
 
 
 def size_of_world() -> int:
-    """Called on a worker: how many torchrun has started. RuntimeError where it is none of its."""
+    """Return the number of ranks that torchrun started. Called on a worker; RuntimeError if it is not a rank."""
     if not is_a_rank():
-        raise RuntimeError("no worker that torchrun has started: `torchrun --nproc-per-node 2 -m rpcbench.worker` does")
+        raise RuntimeError("torchrun did not start this worker; use `torchrun --nproc-per-node 2 -m rpcbench.worker`")
     return int(os.environ["WORLD_SIZE"])
 
 
 def _invite(agent: Agent, url: str) -> None:
     size = int(os.environ["WORLD_SIZE"])
-    if not agent.roster.wait_until(lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS):
+    if not agent.member_table.wait_until(lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS):
         raise IncompleteWorldError(
-            f"waited {JOIN_SECONDS:g} s for {counted(size, 'rank')}, but {agent.roster.census()}"
+            f"waited {JOIN_SECONDS:g} s for {counted(size, 'rank')}, but {agent.member_table.census()}"
         )
     workers = f"{counted(size, 'worker')} wait{'s' if size == 1 else ''}"
     sys.stdout.write(f'{workers} for a notebook: %cluster join {url} (in Python: rpcbench.Cluster.join("{url}"))\n')
@@ -98,61 +100,62 @@ def _die_when_told(agent: Agent) -> None:
     agent.on_notice(KILL, lambda source, _: os.kill(os.getpid(), signal.SIGKILL))
 
 
-class Ending:
-    """Ends the process when torchrun says so, or the world is over. Made on the main thread."""
+class TorchrunShutdown:
+    """The end of this process, at a signal of torchrun or with its world. Made on the main thread."""
 
     def __init__(self, agent: Agent, runner: CellRunner) -> None:
         self._agent, self._runner = agent, runner
-        self._leaves = False
-        self.status = 1
+        self._leaves = False  # torchrun ends this process
+        self.status = 1  # unless a signal ends it
         self._signals, self._told = socket.socketpair()
         self._told.setblocking(False)
-        signal.set_wakeup_fd(self._told.fileno())  # the thread hears of it also while the main thread is in C
+        signal.set_wakeup_fd(self._told.fileno())  # written at once, even while the main thread runs C code
         before = {number: signal.signal(number, self._hear) or signal.SIG_DFL for number in _SIGNALS}
         _keep_from_forks(before)
-        signal.signal(_INTERRUPT, signal.SIG_IGN)  # before cells run, and after, it would end the process
+        signal.signal(_INTERRUPT, signal.SIG_IGN)  # while no cell runs its default action would end the process
         runner.interrupted_by = _INTERRUPT
         for wait in (self._when_told, self._when_over):
             threading.Thread(target=wait, name="rpcbench-end", daemon=True).start()
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # so it has heard enough
-            self._told.send(bytes([number]))  # again: a loop of a cell may have taken the descriptor
+        with contextlib.suppress(BlockingIOError):  # full: enough signals are waiting
+            self._told.send(bytes([number]))  # again: an event loop in a cell may have replaced the wake-up descriptor
 
     def _when_told(self) -> None:
-        """Without a goodbye: the lead is not to pass on, the world ends here."""
+        """Wait for a signal of torchrun, and end the process."""
         while (number := self._signals.recv(1)[0]) not in _SIGNALS:
             pass
         self._leaves = True
         try:
             self._say(f"torchrun has ended it ({signal.Signals(number).name})")
             self.status = 128 + number
-            self._agent.stop(patience=0.0)
+            self._agent.stop(patience=0.0)  # not a leave: no other rank is to become leader of a world that ends
             self._runner.stop()
-            time.sleep(STOP_SECONDS)  # until the main thread has ended, or is given up
+            time.sleep(STOP_SECONDS)  # the main thread ends the process, or is given up
             sys.stdout.flush()
         finally:
             os._exit(128 + number)
 
     def _say(self, why: str) -> None:
+        """Send the reason to an attached notebook, and wait until it is acknowledged."""
         if any(info.id == 0 for info in self._agent.members()):
-            said = Flag()
+            said = Event()
             self._agent.notify(0, ENDS, why)
-            self._agent.machine.feed(lambda node: node.flush(said.set, _is_notice))
-            said.wait(_SAYING_SECONDS)
+            self._agent.machine.feed(lambda node: node.flush(said.set, lambda message: isinstance(message, Notice)))
+            said.wait(_REASON_SECONDS)
 
     def _when_over(self) -> None:
         self._agent.closing.wait()
         if self._leaves:
-            return
-        sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has gone, and the world with it\n")
+            return  # the other thread ends the process
+        sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has ended, and the world with it\n")
         self._runner.stop()
-        time.sleep(STOP_SECONDS)  # until the main thread has ended, or is given up
+        time.sleep(STOP_SECONDS)  # the main thread ends the process, or is given up
         os._exit(1)
 
 
 def _keep_from_forks(handlers: Mapping[signal.Signals, Any]) -> None:
-    """What a cell forks has these handlers, from its first moment: its signals are its own, and not heard here."""
+    """Restore `handlers` in each process that a cell forks: its signals must not end this worker."""
 
     def become_free() -> None:
         signal.set_wakeup_fd(-1)
@@ -163,12 +166,9 @@ def _keep_from_forks(handlers: Mapping[signal.Signals, Any]) -> None:
     def hear_again() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
 
+    # Blocked during the fork, so that the child has its own handlers at the first signal.
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, handlers),
         after_in_parent=hear_again,
         after_in_child=become_free,
     )
-
-
-def _is_notice(message: Message) -> bool:
-    return isinstance(message, Notice)

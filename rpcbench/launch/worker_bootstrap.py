@@ -1,9 +1,9 @@
-"""How a new process becomes a worker: forked by the starter, or run as a script with its request on standard input.
+"""Turns a new process into a worker: forked by the fork server, or run as a script with its request on standard input.
 
 Guarantees
-- It has its own session and log, the caller's directory, environment and import path, and random numbers that no
-  sibling draws; SIGINT is ignored until the entry sets a handler.
-- It ends with its starter (Linux), and as soon as its entry returns: `atexit` functions run, threads are not awaited.
+- The process has its own session and log, the directory, environment and import path of the request, and its own random
+  numbers; SIGINT is ignored until the entry sets a handler.
+- It ends with its parent (Linux), and as soon as its entry returns: `atexit` functions run, threads are not awaited.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 
 Request = dict[str, Any]
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def run(request: Request) -> NoReturn:
-    """Be the worker that `request` describes, to its end."""
+    """Run the worker that `request` describes, to its end."""
     leave(_work(request))
 
 
@@ -37,15 +37,15 @@ def leave(status: int) -> NoReturn:
     """End this process: `atexit` functions run, threads are not awaited."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    # The interpreter is not tidied up: that takes half a second with torch, and would copy the pages that forks share.
+    # Without the interpreter's cleanup: it takes half a second with torch, and would copy the pages that forks share.
     os._exit(status)
 
 
 def _work(request: Request) -> int:
-    """Run the entry; the exit status."""
+    """Run the entry, and return the exit status."""
     try:
-        _separate(request)
-        _move_in(request)
+        _detach(request)
+        _adopt_environment(request)
         settle_torch(request["environ"])
         from rpcbench.base.config import WorldConfig
 
@@ -53,51 +53,52 @@ def _work(request: Request) -> int:
         getattr(importlib.import_module(module), function)(WorldConfig.from_json(request["config"]))
     except SystemExit as end:
         return _exit_code(end.code)
-    except BaseException:  # noqa: BLE001  (whatever ends a worker belongs in its log)
+    except BaseException:  # noqa: BLE001  (any error that ends a worker belongs in its log)
         traceback.print_exc()
         return 1
     return 0
 
 
-def _separate(request: Request) -> None:
-    """A session, output and death of its own."""
-    if os.getsid(0) != os.getpid():  # torchrun has given it one
+def _detach(request: Request) -> None:
+    """Give this process its own session and output, and have it end with its parent."""
+    if os.getsid(0) != os.getpid():  # else torchrun has given it a session, and `setsid` would fail
         os.setsid()
-    end_with(request["starter"], signal.SIGKILL)
+    end_with(request["parent"], signal.SIGKILL)
     _point(0, os.devnull, os.O_RDONLY)
-    if request["log"] is not None:  # else its output goes where its starter's does
+    if request["log"] is not None:  # else it shares the output of its supervisor
         _point(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(1, 2)
     faulthandler.enable()
 
 
 def end_with(parent: int, by: int) -> None:
-    """This process ends, by that signal, when its parent does (Linux)."""
+    """Have the system send signal `by` to this process when process `parent` ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it ended before `prctl`, so no signal will come
             os._exit(1)
 
 
-def _move_in(request: Request) -> None:
-    """Where the notebook is, with what the notebook has; and a `__main__` that is not this file."""
+def _adopt_environment(request: Request) -> None:
+    """Take the notebook's environment, directory and import path, and an empty `__main__`."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(request["environ"])
-    time.tzset()
+    time.tzset()  # TZ may be another one
     os.chdir(request["cwd"])
     sys.path[:] = request["sys_path"]
     sys.path_importer_cache.clear()
     sys.argv[:] = [""]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    gc.enable()
+    gc.enable()  # the fork server has disabled it
 
 
 def settle_torch(environ: Mapping[str, str]) -> None:
-    """Threads as the caller wants them, and random numbers that no sibling draws (`random` sees to itself)."""
+    """Set the number of torch's threads, and seed numpy and torch anew."""
     import numpy
     import torch
 
+    # Seeds: siblings were forked with the same state. The module `random` seeds itself after a fork.
     asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     torch.set_num_threads(max(1, int(asked)) if asked.isdecimal() else 1)
     numpy.random.seed()
@@ -107,7 +108,7 @@ def settle_torch(environ: Mapping[str, str]) -> None:
 def _exit_code(code: object) -> int:
     if code is None or isinstance(code, int):
         return (code or 0) & 0xFF
-    print(code, file=sys.stderr)  # noqa: T201  (what Python does with `sys.exit("text")`)
+    print(code, file=sys.stderr)  # noqa: T201  (as Python does for `sys.exit("text")`)
     return 1
 
 

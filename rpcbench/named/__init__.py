@@ -1,12 +1,12 @@
-"""Tensors whose dimensions have names, as torch had them until 2.12, and further: through calls, gradients and files.
+"""Tensors whose dimensions have names, as torch had them until 2.12, extended to calls, gradients and files.
 
     x = named.rand(32, 3, names=("N", "C"))
     x.sum("C")                      # a name wherever torch takes a dimension
     x + named.rand(3, names=("N",))      # NamesError: 'C' against 'N'
 
 `NamedTensor` is a torch.Tensor. Each operator follows its row in `rpcbench.named.operators`; one without a row refuses.
-torch's functions read dimensions before they ask us: `named.cat([x, y], "N")` stands for `torch.cat`, and so with each
-function that has a row.
+torch's functions parse dimensions before they dispatch to a subclass, so they do not take names: use `named.cat([x, y],
+"N")` instead of `torch.cat`, and likewise for each function that has a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """torch's function of that name, with names of dimensions for its `dim`."""
+    """Return torch's function of that name, extended to names of dimensions for its `dim`."""
     found = [] if name.startswith("__") else [getattr(home, name, None) for home in HOMES]
     listed = [each for each in found if isroutine(each) and each in FUNCTIONS]
     # torch.embedding and its like, without documentation, take other arguments than torch.nn.functional.embedding.
@@ -63,6 +63,7 @@ def __getattr__(name: str) -> Any:
     @functools.wraps(function)
     def by_name(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("input")
+        # A replacement in OWN takes a NamedTensor; a plain tensor needs none.
         if function in OWN and not isinstance(first, NamedTensor):
             return function(*args, **kwargs)
         return apply(function, args, kwargs)

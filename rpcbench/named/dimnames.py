@@ -1,7 +1,6 @@
-"""Names of dimensions as tuples: which are allowed, what two tuples make together, and what `rename`, `refine_names`,
-`align_to`, `flatten` and `unflatten` make of them.
+"""Names of dimensions as tuples: which are allowed, how two tuples unify, and how the methods of tensors change them.
 
-No tensor comes in here, so every rule about names can be read, and tried, by itself.
+Rule: no function here takes a tensor, so every rule about names can be read and tested by itself.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 from rpcbench.base.errors import NamesError as NamesError
 
 Names = tuple[str | None, ...]
-"""One for each dimension; None where it has no name."""
+"""One for each dimension; None for a dimension without a name."""
 
 
 def checked(names: Iterable[object], ndim: int) -> Names:
-    """`names` as those of a tensor with `ndim` dimensions: identifiers, none twice, one for each."""
+    """Return `names` for a tensor. NamesError unless they are `ndim` identifiers or None, no name twice."""
     given = tuple(names)
     for name in given:
         if name is not None and not (isinstance(name, str) and name.isidentifier()):
@@ -27,53 +26,45 @@ def checked(names: Iterable[object], ndim: int) -> Names:
 
 
 def unique(names: Names) -> Names:
-    """`names`, where none stands twice."""
+    """Return `names`; NamesError if one occurs twice."""
     said = [name for name in names if name is not None]
     if len(set(said)) < len(said):
         twice = next(name for name in said if said.count(name) > 1)
-        raise NamesError(f"{twice!r} would stand twice in {listed(names)}: rename one of them first")
+        raise NamesError(f"{twice!r} would occur twice in {listed(names)}: rename one of them first")
     return names
 
 
 def unify(first: Names, second: Names) -> Names:
-    """The names of two tensors that broadcast: compared from the right, a name fits itself and None.
-
-    A name that meets None must not stand elsewhere in the tensor without it: that is two tensors out of line.
-    """
+    """Return the names of two tensors that broadcast: compared from the right, a name matches itself and None. A name
+    that matches None must not occur elsewhere in the tensor without it: such tensors are misaligned."""
     if first == second:
         return first
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
-    offset = len(longer) - len(shorter)
+    offset = len(longer) - len(shorter)  # broadcasting aligns from the right
     made = list(longer)
     for place, name in enumerate(shorter, offset):
         other = longer[place]
         if name == other:
             continue
         if name is not None and other is not None:
-            raise _differ(first, second, place - len(longer))
-        if (name or other) in (longer if other is None else shorter):
-            raise _misaligned(first, second, str(name or other))
-        made[place] = name or other
+            at = place - len(longer)
+            raise NamesError(
+                f"at position {at} (from the right) the first has {first[at]!r} and the second {second[at]!r}. Bring "
+                "them in line by second.align_as(first), or rename one"
+            )
+        only = name or other  # the one that is not None
+        if only in (longer if other is None else shorter):
+            one, two = (names.index(only) - len(names) for names in (first, second))
+            raise NamesError(
+                f"{only!r} is at position {one} of the first and {two} of the second (from the right), next to a "
+                "dimension without a name. Bring them in line by second.align_as(first), once all dimensions have names"
+            )
+        made[place] = only
     return tuple(made)
 
 
-def _differ(first: Names, second: Names, position: int) -> NamesError:
-    return NamesError(
-        f"at position {position} (from the right) the first has {first[position]!r} and the second "
-        f"{second[position]!r}. Bring them in line by second.align_as(first), or rename one"
-    )
-
-
-def _misaligned(first: Names, second: Names, name: str) -> NamesError:
-    one, other = (names.index(name) - len(names) for names in (first, second))
-    return NamesError(
-        f"{name!r} stands at position {one} of the first and {other} of the second (from the right), next to a "
-        "dimension without a name. Bring them in line by second.align_as(first), once all dimensions have names"
-    )
-
-
 def position(dim: Any, names: Names) -> Any:
-    """The index of a dimension that is named, or given as an index already; lists and tuples of them likewise."""
+    """Return the index of a dimension given by name or index; lists and tuples of them likewise."""
     if isinstance(dim, str):
         if dim not in names:
             raise NamesError(f"no dimension {dim!r} in {listed(names)}")
@@ -84,17 +75,17 @@ def position(dim: Any, names: Names) -> Any:
 
 
 def listed(names: Sequence[object]) -> str:
-    """`(N, C)`; a dimension without a name is `None`."""
+    """Return `(N, C)`; a dimension without a name is `None`."""
     return f"({', '.join(map(str, names))})"
 
 
 def shown(names: Names, shape: Sequence[int]) -> str:
-    """`(N=32, C=3)`; a dimension without a name is its size alone."""
+    """Return `(N=32, C=3)`; a dimension without a name is its size alone."""
     return listed([f"{name}={size}" if name else size for name, size in zip(names, shape, strict=True)])
 
 
 def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str | None]) -> Names:
-    """New names in order, `...` for those that stay; or new ones for old ones."""
+    """Return the names after `rename`: new names in order, with `...` for unchanged ones, or new names for old ones."""
     if given and mapping:
         raise NamesError("new names come in order, or each for an old one (N='batch'), not both ways")
     if given or not mapping:
@@ -105,7 +96,7 @@ def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str |
 
 
 def refine_names(names: Names, given: Sequence[Any]) -> Names:
-    """Names for dimensions that have none; the others must stay what they are."""
+    """Return the names after `refine_names`: names for dimensions without one; the others must not change."""
     made = checked(_filled(given, names), len(names))
     for place, (old, new) in enumerate(zip(names, made, strict=True)):
         if old not in (None, new):
@@ -114,8 +105,8 @@ def refine_names(names: Names, given: Sequence[Any]) -> Names:
 
 
 def align_names(names: Names, given: Sequence[Any]) -> Names:
-    """The names of a tensor that has been aligned to `given`; `...` stands for all names that are not there."""
-    if None in names:
+    """Return the names of a tensor aligned to `given`, in which `...` means all names that are not listed."""
+    if None in names:  # such a dimension could not be found again
         raise NamesError("give all its dimensions names first, by refine_names")
     left = tuple(name for name in names if name not in given)
     dots = _dots(given)
@@ -131,33 +122,31 @@ def align_names(names: Names, given: Sequence[Any]) -> Names:
 def flatten_names(
     names: Names, start_dim: Any = 0, end_dim: Any = -1, out_dim: str | None = None, dims: Any = None
 ) -> tuple[int, int, Names]:
-    """First and last of the dimensions that become one, and the names then.
-
-    Called as `("C", "W", "features")`, with indices or names, or as `(["C", "H", "W"], "features")`.
-    """
+    """Return first and last of the dimensions that become one, and the names afterwards. Called as `("C", "W",
+    "features")`, with indices or names, or as `(["C", "H", "W"], "features")`."""
     chosen = start_dim if dims is None else dims
     if not isinstance(chosen, list | tuple):
         first, last = _places(names, (start_dim, end_dim))
         return first, last, _merged(names, first, last, out_dim)
-    out_dim = out_dim if dims is not None or out_dim is not None else end_dim
+    out_dim = out_dim if dims is not None or out_dim is not None else end_dim  # (dims, out_dim), by position
     order = _places(names, chosen)
     if not order or order != [*range(order[0], order[0] + len(order))]:
-        raise NamesError(f"{listed(chosen)} do not stand side by side in this order: align_to first")
+        raise NamesError(f"{listed(chosen)} are not adjacent in this order: call align_to first")
     return order[0], order[-1], _merged(names, order[0], order[-1], out_dim)
 
 
 def _merged(names: Names, first: int, last: int, name: str | None) -> Names:
     if first > last:
-        raise NamesError(f"dimension {first} does not stand before {last}")
+        raise NamesError(f"dimension {first} is not before {last}")
     return checked((*names[:first], name, *names[last + 1 :]), max(len(names) - last + first, 1))
 
 
 def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int], Names]:
-    """Which dimension becomes several, their sizes, and the names then."""
+    """Return the dimension that becomes several, their sizes, and the names afterwards."""
     parts = [*(sizes.items() if isinstance(sizes, Mapping) else sizes)]
     if not parts:
-        raise NamesError("into no dimensions at all")
-    pairs = [part if isinstance(part, tuple | list) else (None, part) for part in parts]
+        raise NamesError("give at least one name and size")
+    pairs = [part if isinstance(part, tuple | list) else (None, part) for part in parts]  # (name, size), or a size
     (place,) = _places(names, (dim,))
     new = unique(tuple(name for name, _ in pairs))
     made = checked((*names[:place], *new, *names[place + 1 :]), len(names) - 1 + len(new))
@@ -165,6 +154,7 @@ def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int],
 
 
 def _places(names: Names, dims: Sequence[Any]) -> list[int]:
+    """Return indices from 0; negative ones count from the right."""
     return [position(dim, names) % max(len(names), 1) for dim in dims]
 
 
@@ -176,7 +166,7 @@ def _dots(given: Sequence[Any]) -> int | None:
 
 
 def _filled(given: Sequence[Any], names: Names) -> tuple[Any, ...]:
-    """`given` with those of `names` in place of its `...` that stand at the same positions."""
+    """Return `given` with its `...` replaced by those of `names` at the same positions."""
     dots = _dots(given)
     if dots is None:
         return tuple(given)

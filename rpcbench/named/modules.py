@@ -1,8 +1,8 @@
-"""Layers with named parameters, products of tensors by the names of their dimensions, and named tensors in files.
+"""Layers with named parameters, products of tensors by names of dimensions, and named tensors in files.
 
-A layer of torch's whose parameters have names checks what goes in, and names what comes out: see `rules`. Copies,
-pickles and saved files of named tensors keep their names, and need this package to be read again.
-`torch.load(weights_only=True)`, its default, takes them once `rpcbench.named` has been imported.
+Rules: a torch layer whose parameters have names checks its input and names its output, see `rules`. Copies, pickles and
+saved files of named tensors keep their names, and need this package to be read. `torch.load(weights_only=True)`, its
+default, accepts them once `rpcbench.named` has been imported.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from rpcbench.named.dimnames import Names, NamesError, checked
-from rpcbench.named.named_tensor import OWN, NamedTensor, bare, dress, named
+from rpcbench.named.named_tensor import NO_DISPATCH, OWN, NamedTensor, attach_names, bare, named
 from rpcbench.named.rules import names_of, show
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def name_parameters(module: Layer, **names: Iterable[str | None]) -> Layer:
-    """Give names to parameters of a module, and return it.
+    """Give names to the dimensions of a module's parameters.
 
     `name_parameters(nn.Linear(3, 8), weight=("H", "C"), bias=("H",))` takes (…, C) and gives (…, H).
-    Each becomes a new nn.Parameter in the same memory, so do it before an optimizer is made.
-    NamesError where the module has no such parameter, or the names do not fit it.
+
+    Args:
+        module: the module. Each parameter becomes a new nn.Parameter in the same memory, so call this before an
+            optimizer is made.
+        names: the names of each parameter's dimensions.
+
+    Returns:
+        The module.
+
+    Raises:
+        NamesError: where the module has no such parameter, or the names do not fit it.
     """
     for key, each in names.items():
         parameter = module._parameters.get(key)
@@ -37,14 +46,20 @@ def name_parameters(module: Layer, **names: Iterable[str | None]) -> Layer:
 
 
 def contract(*tensors: Tensor, to: Iterable[str]) -> NamedTensor:
-    """The product of tensors whose dimensions all have names, summed over those that are not in `to`, in its order.
+    """Multiply tensors whose dimensions all have names, and sum over the names that are not in `to`.
 
     `contract(query, key, to=("N", "T", "S"))` of (N, T, E) and (N, S, E) sums over E.
-    NamesError where a dimension has no name, or a name of `to` is in none of them.
+
+    Args:
+        tensors: the factors, named in every dimension.
+        to: the names of the result, in its order.
+
+    Raises:
+        NamesError: where a dimension has no name, or no tensor has a name of `to`.
     """
     order = tuple(to)
     wanted = checked(order, len(order))
-    letters: dict[str, int] = {}
+    letters: dict[str, int] = {}  # name -> einsum's number for it
     operands: list[object] = []
     for tensor in tensors:
         if None in names_of(tensor):
@@ -53,15 +68,15 @@ def contract(*tensors: Tensor, to: Iterable[str]) -> NamedTensor:
     if missing := [name for name in wanted if name not in letters]:
         raise NamesError(f"contract of {' and '.join(map(show, tensors))}: none of them has {missing[0]!r}")
     made = torch.einsum(*operands, [letters[str(name)] for name in wanted])
-    return cast(NamedTensor, dress(made, wanted))
+    return cast(NamedTensor, attach_names(made, wanted))
 
 
 _Parts = tuple[Tensor, Names, bool, dict[str, Any]]
 
 
 def rebuild(plain: Tensor, names: Names, requires_grad: bool, state: dict[str, Any]) -> NamedTensor:
-    """What was copied, pickled or saved; it takes over the plain tensor."""
-    made = cast(NamedTensor, dress(plain, tuple(names)))
+    """Return a named tensor from its parts, after a copy, an unpickling or a load; it reuses the plain tensor."""
+    made = cast(NamedTensor, attach_names(plain, tuple(names)))
     vars(made).update(state)
     made.requires_grad_(requires_grad)
     return made
@@ -69,12 +84,8 @@ def rebuild(plain: Tensor, names: Names, requires_grad: bool, state: dict[str, A
 
 def _parts(tensor: NamedTensor) -> _Parts:
     state = {key: value for key, value in vars(tensor).items() if key != "_dim_names"}
-    with torch._C.DisableTorchFunctionSubclass():
+    with NO_DISPATCH():
         return tensor.detach().as_subclass(Tensor), tensor.names, tensor.requires_grad, state
-
-
-def _reduce(tensor: NamedTensor, protocol: object) -> tuple[Any, _Parts]:
-    return rebuild, _parts(tensor)
 
 
 def _deepcopy(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
@@ -89,6 +100,6 @@ def _deepcopy(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
     return cast(NamedTensor, memo[id(tensor)])
 
 
-OWN[Tensor.__reduce_ex__] = _reduce
+OWN[Tensor.__reduce_ex__] = lambda tensor, protocol: (rebuild, _parts(tensor))
 OWN[Tensor.__deepcopy__] = _deepcopy
-torch.serialization.add_safe_globals([rebuild])
+torch.serialization.add_safe_globals([rebuild])  # for weights_only=True

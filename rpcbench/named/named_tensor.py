@@ -1,12 +1,12 @@
-"""A tensor whose dimensions have names, and what only such a tensor can do.
+"""A tensor whose dimensions have names: its dispatch, its methods, and the functions that create one.
 
 Guarantees
-- It is an ordinary tensor besides: same memory, same graph; what names cost, only named tensors pay.
-- Views and what operators make have the names that the rules give them. Gradients have those of their tensor.
-- Only `rename(None)`, and what gives no tensor, leads out of names.
-- A call of one of torch's operators goes by its rule first, then the operator runs, then what comes out gets names.
-  What does not fit is told before anything is computed or changed, by an error that shows all tensors of the call.
-- An operator without a row in the table refuses tensors that have names; none loses them in silence.
+- Apart from names it is an ordinary tensor: same memory, same graph. Only named tensors pay the cost of names.
+- Views and results of operators have the names that the rules give them. Gradients have those of their tensor.
+- Names are lost only by `rename(None)`, and by operators whose result is not a tensor.
+- A call of a torch operator first applies its rule, then runs the operator, then names the result. A mismatch is
+  reported before anything is computed or changed, by an error that shows all tensors of the call.
+- An operator without a row in the table refuses tensors that have names; none drops them silently.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from rpcbench.named.dimnames import (
     unflatten_names,
     unify,
 )
-from rpcbench.named.operators import ROWS, Row
-from rpcbench.named.rules import Call, names_of, show
+from rpcbench.named.operators import ROWS
+from rpcbench.named.rules import OperatorCall, Row, names_of, show
 from rpcbench.runtime.handles import describe
 
 Function = Callable[..., Any]
 HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
-"""Where torch offers functions that have a row."""
-_NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
+"""The modules in which torch offers functions that have a row."""
+NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
 
 
 def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Names | None]:
-    """What `function` gives, and the names it is to have; None where it is to be left as it is."""
+    """Return the result of `function`, and the names that it is to have; None if it is to be left unchanged."""
     row = FUNCTIONS.get(function)
-    with _NO_DISPATCH():
+    with NO_DISPATCH():  # else each call below would come back here
         if row is None:
             return _unlisted(function, args, kwargs), None
         infer = row.infer
         if infer is None and not row.dims:
             return function(*args, **kwargs), None
-        call = Call(row, args, kwargs)
+        call = OperatorCall(row, args, kwargs)
         try:
             if row.dims:
                 call.resolve()
+            # Before the operator runs, so that a mismatch changes nothing.
             names = infer(call) if infer is not None else None
             if names is not None and (row.inplace or "out" in kwargs):
                 _fits(row, call, names)
@@ -63,30 +64,31 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
         result = function(*call.args, **call.kwargs)
         if names is not None and not row.inplace and any(result is each for each in call.args):
-            # torch gives back what it was given where there is nothing to do, as in to().
+            # torch returns the argument itself if there is nothing to do, as in to(). It must not be renamed: alias it.
             return (result, None) if names == names_of(result) else (result.as_subclass(Tensor), names)
         return result, names
 
 
-def _fits(row: Row, call: Call, names: Names) -> None:
-    """What is written to may have no names, and gets them then, or must have these."""
+def _fits(row: Row, call: OperatorCall, names: Names) -> None:
+    """Raise NamesError if a tensor that is written to has other names than the result, and cannot get these."""
     target = call.kwargs.get("out", call.args[0])
     for each in target if isinstance(target, tuple | list) else (target,):
         own = names_of(each)
-        strict = "out" in call.kwargs or row.name == "copy_"
+        strict = "out" in call.kwargs or row.name == "copy_"  # an operator in place has unified names already
         if strict and any(own) and own != names:
             raise NamesError(f"the result is {listed(names)}, and out is {listed(own)}: rename that first")
+        # Another subclass, as a Parameter, cannot become a NamedTensor in place.
         if type(each) is not Tensor and not hasattr(each, "_dim_names") and own != names:
             raise NamesError(f"a {type(each).__name__} without names would become {listed(names)}: name it before")
 
 
 def _unlisted(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Tensors that have no names are taken by any operator."""
+    """Run a function that has no row; NamesError if a tensor in its arguments has names."""
     tensors = [each for each in _inside((args, kwargs)) if any(names_of(each))]
     if tensors:
         raise NamesError(
             f"{_label(function)} has no rule for names, so it cannot take {' and '.join(map(show, tensors))}. "
-            "Go on without them, by tensor.rename(None), and name what comes out: named(result, 'N', 'C')"
+            "Remove them with tensor.rename(None), and name the result: named(result, 'N', 'C')"
         )
     return function(*args, **kwargs)
 
@@ -102,13 +104,14 @@ def _inside(value: Any) -> Iterator[Tensor]:
 
 
 def _label(function: Function) -> str:
+    """Return the name of a function, or of a property's getter, for errors."""
     owner = getattr(function, "__self__", None)
     name: str = getattr(function, "__name__", repr(function))
     return f"tensor.{owner.__name__}" if name in ("__get__", "__set__") and owner is not None else name
 
 
 def functions(row: Row) -> Iterator[Function]:
-    """All by which torch offers an operator."""
+    """Yield all functions by which torch offers an operator: its method, or property, and those of HOMES."""
     method = getattr(Tensor, row.name, None)
     if callable(method):
         yield method
@@ -118,23 +121,22 @@ def functions(row: Row) -> Iterator[Function]:
 
 
 FUNCTIONS: dict[Function, Row] = {function: row for row in reversed(ROWS.values()) for function in functions(row)}
-"""The row of each function that torch tells us of."""
+"""The row of each function that torch dispatches. Reversed: where two rows share a function, the first counts."""
 FUNCTIONS[Tensor.requires_grad.__set__] = ROWS["requires_grad_"]  # type: ignore[attr-defined]
 FUNCTIONS[Tensor.data.__set__] = ROWS["data="]  # type: ignore[attr-defined]
 OWN: dict[Function, Function] = {}
-"""What runs in place of a function, without the table: it looks after names itself."""
+"""Replacements for functions that handle names themselves, without a row."""
 
 
-_NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
 _Grad: Any = Tensor.grad
 
 
 class NamedTensor(Tensor):
-    """A tensor whose dimensions have names. Made by `named`, by `zeros` and its like, and by what operators give."""
+    """A tensor whose dimensions have names. Made by `named`, by `zeros` and similar, and by operators."""
 
     _dim_names: Names | None = None
 
-    if TYPE_CHECKING:  # methods that take names, which torch's signatures do not: they are made below
+    if TYPE_CHECKING:  # methods, made below, that take names, unlike torch's signatures
         sum = mean = prod = std = var = median = mode = kthvalue = logsumexp = amax = amin = max = min = cast(Any, None)
         argmax = argmin = all = any = squeeze = unbind = select = narrow = split = chunk = topk = cast(Any, None)
         transpose = cumsum = cumprod = softmax = log_softmax = sort = index_fill = size = stride = cast(Any, None)
@@ -147,49 +149,54 @@ class NamedTensor(Tensor):
 
     @property
     def names(self) -> Names:
-        """The names of the dimensions, in order; None for one without a name."""
+        """The names of the dimensions, in order; None for a dimension without a name."""
         return names_of(self)
 
     @names.setter
     def names(self, names: Iterable[str | None] | None) -> None:
-        """As `rename_`, with one name for each dimension; None leaves the tensor without names."""
+        """Rename in place, with one name for each dimension; None removes all names."""
         if isinstance(names, str):
             raise NamesError(f"x.names = {names!r}: it takes a tuple with a name for each dimension, or None")
         self.rename_(*(None,) if names is None else names)
 
     def has_names(self) -> bool:
-        """Whether any dimension has a name."""
+        """Return whether any dimension has a name."""
         return any(self.names)
 
     def rename(self, *names: Any, **renamed: str | None) -> Any:
-        """The same memory under other names: `rename("N", ..., "W")`, `rename(N="batch")`.
+        """Return the same memory under other names: `rename("N", ..., "W")`, `rename(N="batch")`.
 
-        `rename(None)` is a plain torch.Tensor.
+        `rename(None)` returns a plain torch.Tensor.
+
+        Args:
+            names: the new names in order; `...` stands for those that do not change.
+            renamed: new names by old names, instead of `names`.
+
+        Raises:
+            NamesError: for a name that does not exist, or that would occur twice.
         """
         if names == (None,) and not renamed:
-            with _NO_DISPATCH():
+            with NO_DISPATCH():
                 return self.as_subclass(Tensor)
         return alias(self, told("rename", self, lambda: rename_names(self.names, names, renamed)))
 
     def rename_(self, *names: Any, **renamed: str | None) -> NamedTensor:
-        """As `rename`, of this very tensor; `rename_(None)` leaves it without names."""
+        """Rename this tensor in place, as `rename`; `rename_(None)` leaves it without names."""
         given = (None,) * len(self.names) if names == (None,) else names
         self._dim_names = told("rename_", self, lambda: rename_names(self.names, given, renamed))
         return self
 
     def refine_names(self, *names: Any) -> NamedTensor:
-        """The same memory, with names for dimensions that had none; where one had a name it must be the same."""
+        """Return the same memory, with names for dimensions that had none; existing names must be the same."""
         return alias(self, told("refine_names", self, lambda: refine_names(self.names, names)))
 
     def align_to(self, *names: Any) -> NamedTensor:
-        """A view with its dimensions in this order, and one of size 1 for each name it does not have.
-
-        All its dimensions must have names, and all be listed; `...` stands for those that are not.
-        """
+        """Return a view with its dimensions in this order, and one of size 1 for each name that it does not have.
+        All its dimensions must have names, and all must be listed; `...` means those that are not."""
         return self._aligned("align_to", names)
 
     def align_as(self, other: Tensor) -> NamedTensor:
-        """A view with the dimensions of `other`, in its order; see `align_to`."""
+        """Return a view with the dimensions of `other`, in its order; see `align_to`."""
         if None in names_of(other):
             raise NamesError(f"align_as of {show(self)} and {show(other)}: all dimensions of the latter need names")
         return self._aligned("align_as", names_of(other))
@@ -197,82 +204,91 @@ class NamedTensor(Tensor):
     def _aligned(self, label: str, names: tuple[Any, ...]) -> NamedTensor:
         current = self.names
         made = told(label, self, lambda: align_names(current, names))
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
+            # The tensor's own dimensions in the new order; then, from left to right, the missing ones.
             view = Tensor.permute(self, [current.index(name) for name in made if name in current])
             for place, name in enumerate(made):
                 view = view if name in current else Tensor.unsqueeze(view, place)
-        return cast(NamedTensor, dress(view, made))
+        return cast(NamedTensor, attach_names(view, made))
 
     def flatten(self, *dims: Any, **given: Any) -> NamedTensor:
-        """`flatten(["C", "H", "W"], "features")`: dimensions side by side become one, of that name.
-
-        Also `flatten("C", "W", "features")`, from the one to the other. The new dimension need not have a name.
-        """
+        """Return a view with adjacent dimensions as one: `flatten(["C", "H", "W"], "features")`.
+        `flatten("C", "W", "features")` gives the first and the last of them. The new dimension need not have a name."""
         first, last, made = told("flatten", self, lambda: flatten_names(self.names, *dims, **given))
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             flat = Tensor.flatten(self, first, last)
-        return alias(flat, made) if flat is self else cast(NamedTensor, dress(flat, made))
+        return alias(flat, made) if flat is self else cast(NamedTensor, attach_names(flat, made))
 
     def unflatten(self, dim: Any, sizes: Any) -> NamedTensor:
-        """`unflatten("features", [("C", 3), ("H", 8)])`: one dimension becomes several, of these names and sizes."""
+        """Return a view with one dimension as several, of these names and sizes.
+
+        Args:
+            dim: a name or an index.
+            sizes: pairs of name and size: `unflatten("features", [("C", 3), ("H", 8)])`; or sizes, for dimensions
+                without names.
+
+        Raises:
+            NamesError: where a name would occur twice.
+        """
         place, shape, made = told("unflatten", self, lambda: unflatten_names(self.names, dim, sizes))
-        with _NO_DISPATCH():
-            return cast(NamedTensor, dress(Tensor.unflatten(self, place, shape), made))  # type: ignore[no-untyped-call]
+        with NO_DISPATCH():
+            return cast(NamedTensor, attach_names(Tensor.unflatten(self, place, shape), made))  # type: ignore[no-untyped-call]
 
     def detach_(self) -> NamedTensor:
-        """As torch's, also for a view, which is what `named` and `rename` give, unless a graph holds that view."""
-        with _NO_DISPATCH():
+        """Detach in place, also a view, as `named` and `rename` return; not if a graph holds that view."""
+        with NO_DISPATCH():
             if not self.requires_grad or not self._is_view():
                 return cast(NamedTensor, Tensor.detach_(self)) if self.requires_grad else self
+            # torch refuses views, but here every named tensor may be one: exchange it with a detached one.
             detached = alias(Tensor.detach(self), self.names)
             vars(detached).update(vars(self))
             try:
                 swap_tensors(self, detached)  # type: ignore[no-untyped-call]
             except RuntimeError as error:
-                told = f"detach_ of {show(self)}: a graph or a weak reference holds this view; take x = x.detach()"
+                told = f"detach_ of {show(self)}: a graph or a weak reference holds this view; use x = x.detach()"
                 raise NamesError(told) from error
         return self
 
     @property
     def grad(self) -> Tensor | None:
         """The gradient, under the names of this tensor."""
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             found: Tensor | None = _Grad.__get__(self)
-        return found if found is None else dress(found, self.names)
+        return found if found is None else attach_names(found, self.names)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             _Grad.__set__(self, value if value is None else self._fitting("grad", value))
 
     @grad.deleter
     def grad(self) -> None:
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             _Grad.__set__(self, None)
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
-        """As torch's; the hook's gradient has the names of this tensor."""
+        """Register a hook, as torch's; its gradient has the names of this tensor."""
         names = self.names
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             return Tensor.register_hook(self, lambda gradient: hook(alias(gradient, names)))  # type: ignore[no-untyped-call]
 
     def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        """As torch's; the names of `gradient` must fit."""
+        """Run a backward pass, as torch's; the names of `gradient` must fit."""
         fitting = gradient if gradient is None else self._fitting("backward", gradient)
-        bare(self).backward(bare(fitting), *args, **kwargs)
+        bare(self).backward(bare(fitting), *args, **kwargs)  # plain tensors, see `_grad`
 
     def _fitting(self, label: str, gradient: Tensor) -> NamedTensor:
-        """A gradient of this tensor, under its names."""
+        """Return a gradient of this tensor under its names; NamesError if it has others."""
         told(label, self, lambda: unify(self.names, names_of(gradient)))
         return alias(gradient, self.names)
 
     def permute(self, *dims: Any) -> NamedTensor:
-        """As torch's, by names too."""
+        """Return a view with the dimensions in this order, of names or indices."""
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
         return cast(NamedTensor, operate(Tensor.permute, (self, tuple(order)), {}))
 
     def flip(self, *dims: Any) -> NamedTensor:
-        """As torch's, by names too."""
+        """Return a copy with the order of elements reversed along these dimensions, given by name or index."""
         given = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
         return cast(NamedTensor, operate(Tensor.flip, (self, tuple(given)), {}))
 
@@ -280,13 +296,13 @@ class NamedTensor(Tensor):
         return format(bare(self) if spec and not self.dim() else repr(self), spec)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        with _NO_DISPATCH():
+        with NO_DISPATCH():
             text = Tensor.__repr__(self, **options)  # type: ignore[no-untyped-call]
         return f"{text[:-1]}, {show(self)})"
 
 
 def _type_of(tensor: NamedTensor) -> str:
-    """`Tensor (N=32, C=3)`, for panels."""
+    """Return `Tensor (N=32, C=3)`, for panels."""
     return f"{'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Tensor'} {show(tensor)}"
 
 
@@ -294,36 +310,39 @@ describe(NamedTensor, _type_of)
 
 
 def operate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator gives, with names."""
+    """Return the result of an operator, with names."""
     result, names = dispatch(function, args, kwargs)
-    return result if names is None else dress(result, names)
+    return result if names is None else attach_names(result, names)
 
 
 def apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As `operate`, also of the functions that look after names themselves."""
+    """Return the result of any function: one of `OWN`, or an operator."""
     own = OWN.get(function)
     if own is None:
         return operate(function, args, kwargs)
-    if not args and "input" in kwargs:  # as torch's functions call the tensor
+    if not args and "input" in kwargs:  # the name of the tensor in torch's functions
         args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     return own(*args, **kwargs)
 
 
-def dress(value: Any, names: Names) -> Any:
-    """Give names to a new tensor, or to those in a tuple or list of them. The tensor itself becomes a named one."""
+def attach_names(value: Any, names: Names) -> Any:
+    """Give names to a new tensor, or to the tensors in a tuple or list; the tensor itself becomes a NamedTensor."""
     kind = type(value)
     if kind is Tensor or kind is NamedTensor:
         if len(names) != value.dim():
             raise NamesError(f"a rule gave {listed(names)} to a result of {value.dim()} dimensions: please report it")
+        # In place: the tensor has no other reference yet, and an alias would add a node to the graph.
         value.__class__ = NamedTensor
         value._dim_names = names
     elif isinstance(value, tuple | list):
         for each in value:
-            dress(each, names)
+            attach_names(each, names)
     return value
 
 
 def _method(function: Function) -> Function:
+    """Return a method that dispatches to an operator, with names for its dimensions."""
+
     @functools.wraps(function)
     def method(self: NamedTensor, *args: Any, **kwargs: Any) -> Any:
         return operate(function, (self, *args), kwargs)
@@ -331,7 +350,7 @@ def _method(function: Function) -> Function:
     return method
 
 
-# torch reads the arguments of its methods before it asks us, and a name is no dimension to it.
+# torch parses the arguments of its methods before it dispatches to a subclass, and would reject names.
 for _function, _row in FUNCTIONS.items():
     if _row.dims and getattr(Tensor, _row.name, None) is _function and _row.name not in vars(NamedTensor):
         setattr(NamedTensor, _row.name, _method(_function))
@@ -344,10 +363,16 @@ OWN[torch.detach_] = NamedTensor.detach_
 
 
 def named(tensor: Tensor, *names: Any) -> NamedTensor:
-    """The same memory, and graph, with names for its dimensions: `named(x, "N", "C")`; `...` leaves some without.
+    """Return the same memory, and graph, with names for its dimensions: `named(x, "N", "C")`.
 
-    A tensor that has names already takes these only where it has none, as `refine_names` does.
-    NamesError where their number or form is wrong.
+    A tensor that has names gets these only for dimensions without one, as by `refine_names`.
+
+    Args:
+        tensor: any tensor.
+        names: one for each dimension, or None; `...` leaves some without.
+
+    Raises:
+        NamesError: where their number or form is wrong.
     """
     if isinstance(tensor, NamedTensor):
         return tensor.refine_names(*names)
@@ -355,20 +380,20 @@ def named(tensor: Tensor, *names: Any) -> NamedTensor:
 
 
 def bare(value: Any) -> Any:
-    """The same tensor without names, in its graph; anything else as it is."""
+    """Return the same tensor without names, in its graph; any other value unchanged."""
     return value.rename(None) if isinstance(value, NamedTensor) else value
 
 
 def alias(tensor: Tensor, names: Names) -> NamedTensor:
-    """The same memory, and graph, under these names."""
-    with _NO_DISPATCH():
+    """Return the same memory, and graph, under these names."""
+    with NO_DISPATCH():
         made = tensor.as_subclass(NamedTensor)
     made._dim_names = names
     return made
 
 
 def told(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
-    """What `work` gives; its errors say of what tensor."""
+    """Return the result of `work`; add the tensor to its errors."""
     try:
         return work()
     except NamesError as error:
@@ -376,13 +401,14 @@ def told(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
 
 
 def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """torch.autograd.grad, called with plain tensors: hooks of the user's on the way find torch as it always is."""
-    if kwargs.get("is_grads_batched"):
-        raise NamesError("grad with is_grads_batched knows no names: take tensor.rename(None)")
+    """Run torch.autograd.grad, and name the gradients."""
+    if kwargs.get("is_grads_batched"):  # gradients have a dimension more than their tensor then
+        raise NamesError("grad with is_grads_batched does not support names: use tensor.rename(None)")
     roots, leaves = _list(outputs), _list(inputs)
     given = None if grad_outputs is None else _list(grad_outputs)
     _check(roots, given)
     edges = _edges(leaves)
+    # With plain tensors, so that a user's hooks on the way see torch as usual.
     found = torch.autograd.grad([*map(bare, roots)], edges, given and [*map(bare, given)], *args, **kwargs)
     pairs = zip(leaves, found, strict=True)
     return tuple(gradient if gradient is None else with_names_of(leaf, gradient) for leaf, gradient in pairs)
@@ -392,7 +418,7 @@ def _backward(
     tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
     grad_variables: Any = None, inputs: Any = None,
 ) -> None:  # fmt: skip
-    """torch.autograd.backward, called so too."""
+    """Run torch.autograd.backward with plain tensors, as `_grad`."""
     roots = _list(tensors)
     given = grad_variables if grad_tensors is None else grad_tensors
     given = None if given is None else _list(given)
@@ -404,7 +430,7 @@ def _backward(
 
 
 def with_names_of(tensor: Tensor | GradientEdge, gradient: Tensor) -> Tensor:
-    """A gradient of `tensor`, under its names if it has some."""
+    """Return a gradient of `tensor`, under its names if it has some."""
     return alias(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
 
 
@@ -415,7 +441,7 @@ def _check(roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | 
 
 
 def _edges(leaves: Sequence[Tensor | GradientEdge]) -> list[GradientEdge]:
-    with torch._C.DisableTorchFunctionSubclass():
+    with NO_DISPATCH():
         return [get_gradient_edge(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
@@ -431,37 +457,46 @@ _Names = Iterable[str | None]
 
 
 def tensor(data: Any, *, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.tensor` with names: `tensor([[1.0]], names=("N", "C"))`. NamesError where they do not fit."""
+    """Return `torch.tensor` with names: `tensor([[1.0]], names=("N", "C"))`.
+
+    Args:
+        data: values, as torch.tensor takes them.
+        names: one for each dimension, or None.
+        options: as torch.tensor's.
+
+    Raises:
+        NamesError: where the names do not fit.
+    """
     return _made(torch.tensor, (data,), names, options)
 
 
 def zeros(*size: Any, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.zeros` with names: `zeros(32, 3, names=("N", "C"))`."""
+    """Return `torch.zeros` with names: `zeros(32, 3, names=("N", "C"))`."""
     return _made(torch.zeros, size, names, options)
 
 
 def ones(*size: Any, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.ones` with names."""
+    """Return `torch.ones` with names; see `zeros`."""
     return _made(torch.ones, size, names, options)
 
 
 def empty(*size: Any, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.empty` with names."""
+    """Return `torch.empty` with names; see `zeros`."""
     return _made(torch.empty, size, names, options)
 
 
 def rand(*size: Any, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.rand` with names."""
+    """Return `torch.rand` with names; see `zeros`."""
     return _made(torch.rand, size, names, options)
 
 
 def randn(*size: Any, names: _Names, **options: Any) -> NamedTensor:
-    """`torch.randn` with names."""
+    """Return `torch.randn` with names; see `zeros`."""
     return _made(torch.randn, size, names, options)
 
 
 def empty_like(input: Tensor, *, names: _Names | None = None, **options: Any) -> NamedTensor:
-    """`torch.empty_like`; without `names` it has those of `input`, which must have some then."""
+    """Return `torch.empty_like`; without `names` it has those of `input`, which must have some then."""
     given = input.names if names is None and isinstance(input, NamedTensor) else names or ()
     return _made(torch.empty_like, (bare(input),), given, options)
 
@@ -469,4 +504,4 @@ def empty_like(input: Tensor, *, names: _Names | None = None, **options: Any) ->
 def _made(make: Callable[..., Tensor], args: tuple[Any, ...], names: _Names, options: dict[str, Any]) -> NamedTensor:
     made = make(*args, **options)
     fitting = told(make.__name__, made, lambda: refine_names((None,) * made.dim(), tuple(names)))
-    return cast(NamedTensor, dress(made, fitting))
+    return cast(NamedTensor, attach_names(made, fitting))

@@ -1,55 +1,18 @@
-"""Which operator follows which rule, as data: the rows of torch's documentation, and those that layers need besides.
+"""The table of operators and their rules for names: the rows of torch's documentation, and further ones for layers.
 
-One row for each operator, whether it is called as a function, a method, an operator sign or in place. An operator
-without a row takes no names.
+Rule: one row for each operator, for all its forms: function, method, operator sign and in place. An operator without a
+row takes no names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rpcbench.named import rules
-from rpcbench.named.dimnames import Names
-from rpcbench.named.rules import Call
+from rpcbench.named.rules import NameRule, Row
 
-
-class Rule(Enum):
-    """How the names of a result come about."""
-
-    KEEPS = "those of the input"
-    UNIFIES = "those of all inputs, compared from the right"
-    CONTRACTS = "those of the dimensions that are not summed over"
-    REMOVES = "those of the dimensions that are left"
-    PERMUTES = "they move with their dimensions"
-    FACTORY = "those given as names="
-    NONE = "the result has no names, or is no tensor; what is filled in place keeps its own"
-    OWN = "the operator's own rule"
-
-
-Infer = Callable[[Call], Names]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One operator. `infer` gives the names of its result, None where the result is left as it comes."""
-
-    name: str
-    rule: Rule
-    infer: Infer | None
-    dims: tuple[tuple[int, str], ...] = ()  # arguments that are dimensions: position and keyword
-    keepdim: int = 0  # position of that argument; 0 where there is none
-    default: int | None = None  # the dimension meant where none is given; None for all
-    documented: bool = True  # whether it has a row in torch's documentation
-
-    @property
-    def inplace(self) -> bool:
-        if self.name.endswith("__"):
-            return self.name.startswith("__i") and self.rule is Rule.UNIFIES
-        return self.name.endswith("_")
-
-
+# Positions of dimensions: argument 0 is the tensor.
 DIM = ((1, "dim"),)
 SECOND = ((2, "dim"),)
 DIMS = ((1, "dims"),)
@@ -81,57 +44,51 @@ _NONE = """
 """
 _OWN = "align_as align_to flatten grad has_names names refine_names register_hook rename rename_ unflatten"
 OWN_BUT_NONE = {"grad", "register_hook"}
-"""Without names in torch's documentation; here gradients have those of their tensor."""
+"""Without names in torch's documentation; here gradients have the names of their tensor."""
 
 
 def _documented() -> Iterator[Row]:
+    """Yield the rows of torch's documentation."""
     for name in _KEEPS.split():
-        yield Row(name, Rule.KEEPS, rules.keeps)
+        yield Row(name, NameRule.KEEPS, rules.keeps)
     for name, dims in _KEEPS_ALONG.items():
-        yield Row(name, Rule.KEEPS, rules.keeps, dims)
-    yield Row("expand", Rule.KEEPS, rules.expanded)
+        yield Row(name, NameRule.KEEPS, rules.keeps, dims)
+    yield Row("expand", NameRule.KEEPS, rules.expanded)
     for name in _UNIFIES.split():
-        yield Row(name, Rule.UNIFIES, rules.unifies)
-    yield Row("cat", Rule.UNIFIES, rules.joined, DIM)
+        yield Row(name, NameRule.UNIFIES, rules.unifies)
+    yield Row("cat", NameRule.UNIFIES, rules.joined, DIM)
     for name, infer in _CONTRACTS.items():
-        yield Row(name, Rule.CONTRACTS, infer)
-    yield from _removing()
-    yield Row("transpose", Rule.PERMUTES, rules.transposed, BOTH)
-    for name in _FACTORY.split():
-        yield Row(name, Rule.FACTORY, None)
-    yield Row("empty_like", Rule.FACTORY, rules.keeps)
-    yield from _without()
-    for name in _OWN.split():
-        yield Row(name, Rule.NONE if name in OWN_BUT_NONE else Rule.OWN, None)
-    yield Row("masked_select", Rule.OWN, rules.masked)
-    yield Row("copy_", Rule.OWN, rules.unifies)
-    yield Row("resize_", Rule.OWN, rules.same_shape)
-    yield Row("resize_as_", Rule.OWN, rules.same_shape)
-
-
-def _removing() -> Iterator[Row]:
+        yield Row(name, NameRule.CONTRACTS, infer)
     for name, keepdim in _REMOVES.items():
-        yield Row(name, Rule.REMOVES, rules.removes, DIM, keepdim)
-    yield Row("mode", Rule.REMOVES, rules.removes, DIM, 2, default=-1)
-    yield Row("kthvalue", Rule.REMOVES, rules.removes, SECOND, 3, default=-1)
-    yield Row("select", Rule.REMOVES, rules.removes, DIM)
-    yield Row("unbind", Rule.REMOVES, rules.removes, DIM, default=0)
-    yield Row("squeeze", Rule.REMOVES, rules.squeezed, DIM)
-    yield Row("topk", Rule.REMOVES, rules.keeps, SECOND)
-
-
-def _without() -> Iterator[Row]:
+        yield Row(name, NameRule.REMOVES, rules.removes, DIM, keepdim)
+    yield Row("mode", NameRule.REMOVES, rules.removes, DIM, 2, default=-1)
+    yield Row("kthvalue", NameRule.REMOVES, rules.removes, SECOND, 3, default=-1)
+    yield Row("select", NameRule.REMOVES, rules.removes, DIM)
+    yield Row("unbind", NameRule.REMOVES, rules.removes, DIM, default=0)
+    yield Row("squeeze", NameRule.REMOVES, rules.squeezed, DIM)
+    yield Row("topk", NameRule.REMOVES, rules.keeps, SECOND)  # torch lists it here, but it keeps all dimensions
+    yield Row("transpose", NameRule.PERMUTES, rules.transposed, BOTH)
+    for name in _FACTORY.split():
+        yield Row(name, NameRule.FACTORY, None)
+    yield Row("empty_like", NameRule.FACTORY, rules.keeps)
     for name in _NONE.split():
-        yield Row(name, Rule.NONE, None)
-    yield Row("index_fill_", Rule.NONE, None, DIM)
-    yield Row("size", Rule.NONE, None, DIM)
-    yield Row("stride", Rule.NONE, None, DIM)
-    yield Row("type", Rule.NONE, rules.keeps)  # a text, or with a dtype a tensor
-    yield Row("pow_", Rule.NONE, rules.unifies)
+        yield Row(name, NameRule.NONE, None)
+    yield Row("index_fill_", NameRule.NONE, None, DIM)
+    yield Row("size", NameRule.NONE, None, DIM)
+    yield Row("stride", NameRule.NONE, None, DIM)
+    yield Row("type", NameRule.NONE, rules.keeps)  # a text, or with a dtype a tensor
+    yield Row("pow_", NameRule.NONE, rules.unifies)
     for name in ("all", "any"):  # without a dimension; with one, dropping the names of the others would be silent
-        yield Row(name, Rule.NONE, rules.removes, DIM, 2)
+        yield Row(name, NameRule.NONE, rules.removes, DIM, 2)
+    for name in _OWN.split():
+        yield Row(name, NameRule.NONE if name in OWN_BUT_NONE else NameRule.OWN, None)
+    yield Row("masked_select", NameRule.OWN, rules.masked)
+    yield Row("copy_", NameRule.OWN, rules.unifies)
+    yield Row("resize_", NameRule.OWN, rules.same_shape)
+    yield Row("resize_as_", NameRule.OWN, rules.same_shape)
 
 
+# From here on: operators that torch's documentation does not list, but that layers and programs use.
 _MORE_KEEPS = """
     clone contiguous conj positive resolve_conj resolve_neg zeros_like ones_like rand_like randn_like full_like data
     real imag relu relu_ gelu silu elu leaky_relu tanhshrink softplus logsigmoid hardtanh relu6 selu mish softsign celu
@@ -163,8 +120,8 @@ _MORE_NONE = """
 """
 _LAYERS = {
     "linear": rules.linear, "conv1d": rules.convolution, "conv2d": rules.convolution, "conv3d": rules.convolution,
-    "layer_norm": rules.layer_norm, "rms_norm": rules.layer_norm, "batch_norm": rules.batch_norm,
-    "group_norm": rules.group_norm, "instance_norm": rules.batch_norm, "einsum": rules.einsum,
+    "layer_norm": rules.layer_norm, "rms_norm": rules.layer_norm, "batch_norm": rules.channel_norm,
+    "group_norm": rules.channel_norm, "instance_norm": rules.channel_norm, "einsum": rules.einsum,
     "embedding": rules.embedding,
     "scaled_dot_product_attention": rules.attention, "mse_loss": rules.loss, "l1_loss": rules.loss,
     "smooth_l1_loss": rules.loss, "huber_loss": rules.loss, "binary_cross_entropy": rules.loss,
@@ -173,45 +130,42 @@ _LAYERS = {
 
 
 def _besides() -> Iterator[Row]:
+    """Yield the rows that torch's documentation does not have."""
     for name in _MORE_KEEPS.split():
-        yield Row(name, Rule.KEEPS, rules.keeps)
+        yield Row(name, NameRule.KEEPS, rules.keeps)
     for name, dims in _MORE_ALONG.items():
-        yield Row(name, Rule.KEEPS, rules.keeps, dims)
+        yield Row(name, NameRule.KEEPS, rules.keeps, dims)
     for name in _MORE_UNIFIES.split():
-        yield Row(name, Rule.UNIFIES, rules.unifies)
+        yield Row(name, NameRule.UNIFIES, rules.unifies)
     for name in _MORE_REMOVES.split():
-        yield Row(name, Rule.REMOVES, rules.removes, DIM, 2)
+        yield Row(name, NameRule.REMOVES, rules.removes, DIM, 2)
     for name in _MORE_NONE.split():
-        yield Row(name, Rule.NONE, None)
-    yield Row("__matmul__", Rule.CONTRACTS, rules.batches)
-    yield Row("__rmatmul__", Rule.CONTRACTS, rules.batches_from_right)
-    yield from (Row(name, Rule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
-    yield Row("vector_norm", Rule.REMOVES, rules.removes, SECOND, 3)
-    yield from _moving()
-    yield Row("where", Rule.UNIFIES, rules.where)
-    yield Row("stack", Rule.UNIFIES, rules.stacked)
-    yield Row("unsqueeze", Rule.OWN, rules.unsqueezed)
-    yield Row("view_as", Rule.OWN, rules.same_shape)
-    yield Row("data=", Rule.OWN, rules.replaced)
-    yield Row("__getitem__", Rule.OWN, rules.indexed)
-    yield Row("__setitem__", Rule.OWN, rules.assigned)
+        yield Row(name, NameRule.NONE, None)
+    yield Row("__matmul__", NameRule.CONTRACTS, rules.batches)
+    yield Row("__rmatmul__", NameRule.CONTRACTS, rules.batches_from_right)
+    yield from (Row(name, NameRule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
+    yield Row("vector_norm", NameRule.REMOVES, rules.removes, SECOND, 3)
+    yield from (Row(name, NameRule.PERMUTES, rules.reversed_dims) for name in ("t", "T"))
+    yield from (Row(name, NameRule.PERMUTES, rules.matrix_turned) for name in ("mT", "mH"))
+    yield from (Row(name, NameRule.PERMUTES, rules.transposed, BOTH) for name in ("swapaxes", "swapdims"))
+    yield Row("permute", NameRule.PERMUTES, rules.permuted, DIMS)
+    yield Row("where", NameRule.UNIFIES, rules.where)
+    yield Row("stack", NameRule.UNIFIES, rules.stacked)
+    yield Row("unsqueeze", NameRule.OWN, rules.unsqueezed)
+    yield Row("view_as", NameRule.OWN, rules.same_shape)
+    yield Row("data=", NameRule.OWN, rules.replaced)
+    yield Row("__getitem__", NameRule.OWN, rules.indexed)
+    yield Row("__setitem__", NameRule.OWN, rules.assigned)
     for name, infer in _LAYERS.items():
-        yield Row(name, Rule.OWN, infer)
-
-
-def _moving() -> Iterator[Row]:
-    yield from (Row(name, Rule.PERMUTES, rules.turned) for name in ("t", "T"))
-    yield from (Row(name, Rule.PERMUTES, rules.matrix_turned) for name in ("mT", "mH"))
-    yield from (Row(name, Rule.PERMUTES, rules.transposed, BOTH) for name in ("swapaxes", "swapdims"))
-    yield Row("permute", Rule.PERMUTES, rules.permuted, DIMS)
+        yield Row(name, NameRule.OWN, infer)
 
 
 def rows() -> dict[str, Row]:
-    """All rows by name; where both lists have an operator, the documented row counts."""
+    """Return all rows by name; where both lists have an operator, the documented row counts."""
     found = {row.name: row for row in _documented()}
     for row in _besides():
         if row.name not in found:
-            found[row.name] = Row(row.name, row.rule, row.infer, row.dims, row.keepdim, row.default, documented=False)
+            found[row.name] = replace(row, documented=False)
     return found
 
 

@@ -1,38 +1,49 @@
-"""Floor 8: the notebook: magics and what they show; and two helpers of all magics.
+"""Floor 8: magics and their displays in a notebook, and three helpers of all magics.
 
-A magic whose line asks for help (`%cluster help`, `%%remote --help`) shows what it takes instead of running. Where a
-part of Jupyter is missing that only some features need, the error says how to get it.
+A magic whose line requests help (`%cluster help`, `%%remote --help`) shows its usage instead of running. The error
+about a missing optional package gives the command that installs it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from IPython.core.error import UsageError
 
 
 @contextlib.contextmanager
 def require_extra(what: str, *packages: str) -> Iterator[None]:
-    """For imports: UsageError where one of these packages is not installed. What else cannot be imported is a bug."""
+    """Raise UsageError if an import inside finds that one of `packages` is not installed. `what` is the feature."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in packages:
+        if (error.name or "").partition(".")[0] not in packages:  # a bug: raised unchanged
             raise
         raise UsageError(f"{what} needs {error.name}: pip install {' '.join(packages)}") from None
 
 
+class MagicParser(argparse.ArgumentParser):
+    """A parser of a magic's line that raises UsageError for a mistake, instead of ending the process."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, add_help=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.format_usage().strip()}")
+
+
 M = TypeVar("M", bound=Callable[..., Any])
-_ALONE = ("help", "-h", "?")
+_ALONE = ("help", "-h", "?")  # help only as the whole line: elsewhere they may be arguments
 
 
 def with_help(magic: M) -> M:
-    """A magic that shows its docstring where its line is `help`, or has the word `--help`."""
+    """Decorate a magic to show its docstring if its line is `help`, or has the word `--help`."""
 
     @functools.wraps(magic)
     def run(self: Any, line: str = "", *rest: Any, **more: Any) -> Any:

@@ -1,14 +1,14 @@
-"""Cells that run on workers, or on a thread here, while the notebook goes on; and tabs for the output of each worker.
+"""Background cells, which run on workers or on a thread here, and tabs for the output of each worker.
 
 Guarantees
-- The output, the progress and the error of a cell are shown in the cell that began it, whatever runs in the notebook by
-  then. Variables that it brings back are bound when all its workers are through.
+- The output, the progress and the error of a cell are shown in the cell that started it, even if another one runs by
+  then. Its variables are bound when all its workers are through.
 - Ctrl-C in a later cell, or in a wait for this one, does not stop it; `cancel` does.
-- A cell on a thread here shares the notebook's names, and shows the value of its last line. No thread can be stopped
-  from outside: it ends when its code does.
-- `--tabs`: a tab shows all that its worker shows, as a cell of its own would: displays change, `clear_output` is
-  obeyed. Where no widgets are shown (an exported notebook, a terminal) the same stands below each other as text, once
-  the cell is through: each line begins with its worker's name.
+- A cell on a thread here shares the notebook's names, and shows the value of its last line. It ends when its code does:
+  Python cannot stop a thread from outside.
+- `--tabs`: a tab shows its worker's output like a cell of its own: displays can change, `clear_output` works. Without
+  widgets (an exported notebook, a terminal) the output of all tabs is shown as text once the cell is through, and each
+  line begins with its worker's name.
 """
 
 from __future__ import annotations
@@ -20,56 +20,58 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from IPython.display import publish_display_data
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled
 from rpcbench.cells.display import OutputArea, OutputDisplay, plain
-from rpcbench.cells.tracebacks import of_user, shown_as
+from rpcbench.cells.tracebacks import message, of_user, with_rendering
 from rpcbench.notebook import require_extra
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-
 logger = logging.getLogger(__name__)
-_numbers = itertools.count(1)
+_numbers = itertools.count(1)  # of display ids
 
 
-class Going(Protocol):
-    """A cell that runs somewhere: what `cells.client.Sent` is for cells on workers."""
+class CellExecution(Protocol):
+    """A cell that runs on workers (`cells.client.RunningCell`) or here (`LocalCell`)."""
 
     def answer(self) -> Any:
-        """What came of it, once it is through."""
+        """Wait for the end of the cell and return its result."""
 
     def states(self) -> dict[str, str]:
-        """By member: "runs", "done", or the name of the error."""
+        """Return the state by member: "runs", "done", or the name of the error."""
 
     def interrupt(self) -> None:
-        """Ask for its end."""
+        """Request its end."""
 
 
 class CellHandle:
-    """`settle` binds what came back and gives the values by name, or raises the cell's error.
+    """A handle on a background cell. `settle` binds its variables and returns them, or raises the cell's error.
 
     >>> _.wait()  # in the cell after `%%remote worker1 --async -o y`
     {'y': 7}
     """
 
     def __init__(
-        self, screen: OutputDisplay, start: Callable[[Callable[[], object]], Going], settle: Callable[[Any], Any]
+        self,
+        screen: OutputDisplay,
+        start: Callable[[Callable[[], object]], CellExecution],
+        settle: Callable[[Any], Any],
     ) -> None:
         self._screen = screen
         self._settle = settle
         self._display = f"rpcbench-cell-{next(_numbers)}"
-        self._shown = False
-        self._began, self._took = time.monotonic(), 0.0
-        self._done = Flag()
+        self._shown = False  # the notebook has displayed the handle, so updates have a place
+        self._began, self._took = time.monotonic(), 0.0  # start; duration in seconds once the cell has ended
+        self._done = Event()
         self._outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._outcome.set_running_or_notify_cancel()  # who awaits it, and gives up, does not end it
+        self._outcome.set_running_or_notify_cancel()  # so an `await` that is cancelled does not cancel the future
         self._sent = start(self._show)
         threading.Thread(target=self._follow, name="rpcbench-cell", daemon=True).start()
 
@@ -79,14 +81,15 @@ class CellHandle:
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The variables that it brought back, by name; its error is raised. TimeoutError after `timeout` seconds: then
-        it goes on."""
+        """Wait for the end and return the variables by name, or raise the cell's error.
+
+        Raises TimeoutError after `timeout` seconds, while the cell continues."""
         if not self._done.wait(timeout):
-            raise TimeoutError(f"{self!r} is not done after {timeout:g} s; it goes on")
+            raise TimeoutError(f"{self!r} is not done after {timeout:g} s; it still runs")
         return self._outcome.result()
 
     def cancel(self) -> None:
-        """Interrupt it where it still runs; its `wait` raises CallCancelled then."""
+        """Interrupt the cell on all workers that still run it; `wait` then raises CallCancelled."""
         self._sent.interrupt()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -99,13 +102,13 @@ class CellHandle:
 
     def _ipython_display_(self) -> None:
         self._shown = True
-        publish_display_data(**self._bundle())  # type: ignore[no-untyped-call]  # in the cell that asks for it
+        publish_display_data(**self._bundle())  # type: ignore[no-untyped-call]  # in the cell that displays the handle
 
     def _bundle(self) -> dict[str, Any]:
         return {"data": {"text/plain": repr(self)}, "metadata": {}, "transient": {"display_id": self._display}}
 
     def _show(self) -> None:
-        """It has changed."""
+        """Update the display after a change of state."""
         if self._shown:
             self._screen.display(self._bundle(), update=True)
 
@@ -114,17 +117,18 @@ class CellHandle:
         error: BaseException | None = None
         try:
             values = self._settle(self._sent.answer())
-        except KeyboardInterrupt as interrupt:  # what a cell raises that was interrupted
-            lines: list[str] = getattr(interrupt, "_render_traceback_", list)()
-            error = shown_as(CallCancelled("the cell was cancelled"), lines)
-        except BaseException as raised:  # noqa: BLE001  (whatever the cell raised)
+        except KeyboardInterrupt as interrupt:  # from `settle`, of an interrupted cell: this is not the main thread
+            rendered: list[str] = getattr(interrupt, "_render_traceback_", list)()
+            error = with_rendering(CallCancelled("the cell was cancelled"), rendered)
+        except BaseException as raised:  # noqa: BLE001  (any error of the cell)
             error = raised
         self._took = time.monotonic() - self._began
         try:
             if error is not None:
-                self._tell(error)
+                lines = getattr(error, "_render_traceback_", lambda: [message(error)])()
+                self._screen.text("stderr", "\n".join(lines) + "\n")
             self._show()
-        except Exception:  # a closed stream, say: who waits must not wait for ever
+        except Exception:  # for example a closed stream: the threads in `wait` must still be woken
             logger.exception("the end of a remote cell could not be shown")
         if error is None:
             self._outcome.set_result(values)
@@ -132,16 +136,12 @@ class CellHandle:
             self._outcome.set_exception(error)
         self._done.set()
 
-    def _tell(self, error: BaseException) -> None:
-        lines = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])()
-        self._screen.text("stderr", "\n".join(lines) + "\n")
+
+HERE = "notebook"  # the member name of a cell that runs here
 
 
-HERE = "notebook"
-
-
-class Beside:
-    """`answer` runs the cell, on the thread that asks. SyntaxError at once where it is none."""
+class LocalCell:
+    """A cell of the notebook that `answer` runs, on the calling thread. The constructor may raise SyntaxError."""
 
     def __init__(self, shell: InteractiveShell, screen: OutputDisplay, code: str) -> None:
         self._shell = shell
@@ -151,20 +151,20 @@ class Beside:
         name = cast(Any, shell.compile).cache(text, shell.execution_count, raw_code=code)  # for lines of tracebacks
         tree = ast.parse(text, name)
         self._value = None
-        if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+        if tree.body and isinstance(last := tree.body[-1], ast.Expr):  # evaluated apart, to display its value
             tree.body.pop()
             self._value = compile(ast.Expression(last.value), name, "eval")
         self._code = compile(tree, name, "exec")
 
     def answer(self) -> None:
-        """Its error is raised, to be shown as IPython shows errors."""
+        """Run the cell; raise its error with IPython's rendering."""
         try:
             self._screen.within(self._run)
-        except BaseException as error:  # noqa: BLE001  (whatever the cell raised)
+        except BaseException as error:  # noqa: BLE001  (any error of the cell)
             self._state = type(error).__name__
             frames = of_user(error.__traceback__)
             lines = cast(Any, self._shell.InteractiveTB).structured_traceback(type(error), error, frames)
-            raise shown_as(error, lines) from None
+            raise with_rendering(error, lines) from None
         self._state = "done"
 
     def _run(self) -> None:
@@ -180,24 +180,23 @@ class Beside:
 
     def interrupt(self) -> None:
         raise RuntimeError(
-            "a cell of the notebook's own cannot be interrupted while it runs beside it: let its messages go, with "
-            "stepper.go(), and it comes to its end"
+            "a background cell in the notebook itself cannot be interrupted: release its messages with stepper.go(), "
+            "so that it can end"
         )
 
 
 Output = dict[str, Any]
-_tab_numbers = itertools.count(1)
 
 
 def in_tabs(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
-    """A tab for each worker, shown at once. UsageError where ipywidgets is missing."""
+    """Make and show a tab for each worker. Raises UsageError if ipywidgets is not installed."""
     with require_extra("--tabs", "ipywidgets"):
         import ipywidgets
 
     outputs = [ipywidgets.Output() for _ in workers]
     tabs = ipywidgets.Tab(children=outputs, titles=tuple(workers))
-    view = tabs._repr_mimebundle_() or {}  # none where nobody could draw it
-    identity = {"display_id": f"rpcbench-tabs-{next(_tab_numbers)}"}
+    view = tabs._repr_mimebundle_() or {}  # None if no front end can draw widgets
+    identity = {"display_id": f"rpcbench-tabs-{next(_numbers)}"}
 
     def show(text: str, update: bool = False) -> None:
         data = {**view, "text/plain": text}
@@ -208,21 +207,21 @@ def in_tabs(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> li
         if not running:
             show(_as_text(workers, sheets), update=True)
 
-    running = set(workers)
-    sheets = [_Sheet(screen, output) for output in outputs]
+    running = set(workers)  # the text form is published once, when it is empty: it needs the output of all tabs
+    sheets = [_TabContent(screen, output) for output in outputs]
     show(f"In tabs: {', '.join(workers)}.")
     return [_Tab(sheet, worker, finished) for sheet, worker in zip(sheets, workers, strict=True)]
 
 
-class _Sheet:
-    """One tab, as a surface."""
+class _TabContent:
+    """The content of one tab."""
 
     def __init__(self, screen: OutputDisplay, widget: Any) -> None:
-        self.outputs: list[Output] = []
+        self.outputs: list[Output] = []  # in the format of a notebook file
         self._screen = screen
         self._widget = widget
-        self._ids: list[str | None] = []
-        self._stale = False
+        self._ids: list[str | None] = []  # display ids, parallel to `outputs`
+        self._stale = False  # clear before the next item: `clear_output(wait=True)`
 
     def text(self, stream: str, text: str) -> None:
         self._clear_stale()
@@ -262,9 +261,9 @@ class _Sheet:
 
 
 class _Tab(OutputArea):
-    """A worker's pane on a sheet of its own; says when it is finished."""
+    """The output area of a worker in its tab. Calls `told(worker)` when it is finished."""
 
-    def __init__(self, sheet: _Sheet, worker: str, told: Callable[[str], object]) -> None:
+    def __init__(self, sheet: _TabContent, worker: str, told: Callable[[str], object]) -> None:
         super().__init__(sheet, worker)
         self._told = told
 
@@ -273,15 +272,10 @@ class _Tab(OutputArea):
         self._told(self._worker)
 
 
-def _as_text(workers: Sequence[str], sheets: Sequence[_Sheet]) -> str:
-    """All tabs below each other; the line of one without output is empty."""
-    return "\n".join(
-        f"[{worker}] {line}"
-        for worker, sheet in zip(workers, sheets, strict=True)
-        for line in "".join(_tab_lines(sheet.outputs)).splitlines() or [""]
-    )
-
-
-def _tab_lines(outputs: Sequence[Output]) -> Iterator[str]:
-    for output in outputs:
-        yield output["text"] if "text" in output else f"{plain(output)}\n"
+def _as_text(workers: Sequence[str], sheets: Sequence[_TabContent]) -> str:
+    """Join the text of all tabs; a tab without output has an empty line."""
+    lines = []
+    for worker, sheet in zip(workers, sheets, strict=True):
+        text = "".join(output["text"] if "text" in output else f"{plain(output)}\n" for output in sheet.outputs)
+        lines += [f"[{worker}] {line}" for line in text.splitlines() or [""]]
+    return "\n".join(lines)

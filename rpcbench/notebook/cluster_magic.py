@@ -1,12 +1,10 @@
-"""What `%cluster` does: start, look at, change and stop the workers of a notebook. Each answers what to say or show.
+"""The actions of `%cluster`: start, inspect, change and stop the workers of a notebook. Each returns a text or a table.
 
-Clusters that were started here are stopped by `stop`, by unloading the extension, and at exit; those that were joined
-are left. Several may run side by side, each under a name; one is the current one, which all magics mean, and
-`rpcbench.cluster()`.
+`stop`, unloading the extension, and exit stop the clusters that were started here, and leave those that were joined.
+Several clusters may run, each under a name. All magics and `rpcbench.cluster()` use the current one.
 
-`ClusterSummary` says how the clusters of a notebook stand, as a small dict, for the sidebar. Nothing is asked of the
-workers. Figures are rounded, so that what stands still does not look changed. What is said of workers is worded the
-same in both.
+`ClusterSummary` describes the clusters of a notebook as small dicts, for the sidebar. It sends nothing to workers. It
+rounds figures, so that an idle cluster does not look changed. Both use the same wording.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ from rpcbench.launch import process, status
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS, launcher_names
-from rpcbench.launch.status import Looks, WorkerStatus
+from rpcbench.launch.status import ProcessSampler, WorkerStatus
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
 def restarted(names: list[str]) -> str:
-    return f"Started again: {', '.join(names)}. What {'it' if len(names) == 1 else 'they'} held is lost."
+    return f"Started again: {', '.join(names)}. {'Its' if len(names) == 1 else 'Their'} variables are lost."
 
 
 def interrupted(names: list[str]) -> str:
@@ -44,7 +42,7 @@ def sentence(found: BaseCluster) -> str:
 
 
 def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
-    """How a worker has done with what it ran again: one line, and one for each cell that failed."""
+    """Report the replay of a worker's cells: in one line, and one more for each cell that failed."""
     failed = [cell for cell in cells if cell.error is not None]
     if not cells:
         return f"{name} had run no cell."
@@ -63,13 +61,13 @@ ClusterState = dict[str, Any]
 
 
 class ClusterSummary:
-    """Looks at clusters again and again: a worker's share of a core is that since the last look."""
+    """Summaries of clusters. A worker's CPU share covers the time since the last summary."""
 
     def __init__(self) -> None:
-        self._looks = Looks(memory=False)
+        self._looks = ProcessSampler(memory=False)
 
     def at(self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None) -> list[ClusterState]:
-        """One dict for each cluster, by name."""
+        """Return a dict for each cluster."""
         return [
             {"name": name, "kind": one.kind, "current": one is current, "workers": self._workers(one)}
             for name, one in clusters.items()
@@ -81,34 +79,28 @@ class ClusterSummary:
 
 
 def worker(row: WorkerStatus, serves: bool) -> ClusterState:
-    """One worker. `state`: ready, busy (calls from here wait for it), starting, stopped or lost; `note`: how it was
-    lost; `start`: 1 for the first of its name, 2 once it has been started again; `cpu`: per cent of a core, 0
-    where that is not known."""
+    """Summarize one worker. `serves` is False while it starts."""
     note = "" if row.state in ("serves", "stopped") else row.state
-    state = "lost" if note else row.state if row.state == "stopped" else _serving(row, serves)
+    now = "busy" if row.calls else "ready"
     return {
         "name": row.name,
-        "state": state,
-        "note": note,
-        "start": row.incarnation + 1,
-        "cpu": round(100 * (row.cpu or 0)),
-        "calls": row.calls,
+        "state": "lost" if note else "stopped" if row.state == "stopped" else now if serves else "starting",
+        "note": note,  # how it was lost
+        "start": row.incarnation + 1,  # 1 for the first process of its name, 2 after a restart
+        "cpu": round(100 * (row.cpu or 0)),  # per cent of a core; 0 if unknown
+        "calls": row.calls,  # from here, without a reply yet; "busy" means at least one
     }
 
 
-def _serving(row: WorkerStatus, serves: bool) -> str:
-    return "starting" if not serves else "busy" if row.calls else "ready"
-
-
-_WIDTH = 20
+_WIDTH = 20  # characters of the progress bar
 
 
 class Starting:
-    """Shown when it is made; call it with how many serve, and of how many."""
+    """The progress bar of a start. Call it with the number of workers that serve, and of all."""
 
     def __init__(self, of: int) -> None:
         self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
-        self._told = 0
+        self._told = 0  # the number that is shown
         self._handle.display(_bundle(0, of), raw=True)  # type: ignore[no-untyped-call]
 
     def __call__(self, serve: int, of: int) -> None:
@@ -127,38 +119,37 @@ Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
-MAIN = "main"
+MAIN = "main"  # the name of a cluster that was given none
 OPTIONS = {
     "start": ("--kind", "--launcher", "--name", "--address", "--grace"),
     "join": ("--name",),
     "restart": ("--replay",),
 }
-"""What begins with two dashes, by action."""
-_OTHERWISE = {"process": ("local",)}
-"""Kinds by other names."""
+"""The options of each action."""
+_SYNONYMS = {"process": ("local",)}  # of kinds
 
 
-class Voice(NamedTuple):
-    """How a start is told of while it lasts: `progress(of)` is called as `Cluster`'s is, `warn` with what lacks."""
+class StartReports(NamedTuple):
+    """The reports of a start while it lasts."""
 
-    progress: Callable[[int], Progress]
-    warn: Callable[[str], object]
+    progress: Callable[[int], Progress]  # takes the number of workers; see `Cluster`'s `progress`
+    warn: Callable[[str], object]  # takes a warning about scarce resources
 
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()  # above what follows
+    sys.stderr.flush()  # a warning appears above the output that follows
 
 
-IN_CELL = Voice(Starting, _to_stderr)
+IN_CELL = StartReports(Starting, _to_stderr)
 
 
 class Commands:
-    """`bind(cluster)` makes a cluster known to the notebook under its name."""
+    """The actions, by name. `bind(cluster)` assigns a cluster to the notebook's variable `cluster`."""
 
     def __init__(self, targets: Targets, bind: Callable[[BaseCluster], object]) -> None:
         self.named: dict[str, BaseCluster] = {}
-        self.started: list[BaseCluster] = []
+        self.started: list[BaseCluster] = []  # and joined: those to shut down in the end
         self._targets = targets
         self._bind = bind
         self.by_name: dict[str, Callable[[Words], Any]] = {
@@ -177,8 +168,8 @@ class Commands:
         }
 
     def run(self, action: str, words: Words) -> Any:
-        """What an action answers. UsageError for an action or option that there is not."""
-        if action not in self.by_name:
+        """Run an action and return its result. Raises UsageError for an unknown action or option."""
+        if action not in self.by_name:  # suggests the nearest one
             raise UsageError(f"%cluster {action}: {nearest(action, self.by_name)}, as in %cluster start 2")
         return self.by_name[action](_plain(action, words))
 
@@ -194,26 +185,28 @@ class Commands:
             way |= more
         return self.start(_number(words, "say how many workers to start: %cluster start 2"), way, name)
 
-    def start(self, size: int, way: Way | None = None, name: str | None = None, voice: Voice = IN_CELL) -> str:
-        """Start so many, unless they run; the cluster is the current one then. `way`: arguments of `Cluster`."""
-        self._adopt()
+    def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
+        """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
+        self._adopt()  # first: a cluster that has ended must not keep its name
+        way = way or {}
+        asked = way.get("launcher") or way.get("kind")
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make(size, way or {}, voice)
-        elif (asked := _kind_asked(way)) and asked not in (found.kind, *_OTHERWISE.get(found.kind, ())):
+            found = self.named[name or MAIN] = self._make(size, way, voice)
+        elif asked and asked not in (found.kind, *_SYNONYMS.get(found.kind, ())):
             raise UsageError(
-                f"workers of kind {found.kind} run here: %cluster stop them first, or have those of {asked} beside "
-                "them: --name other"
+                f"workers of kind {found.kind} run here: %cluster stop ends them; or start those of kind {asked} under "
+                "another name: --name other"
             )
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, way: Way, voice: Voice) -> BaseCluster:
+    def _make(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
         try:
             self.started.append(Cluster(size, **way, progress=voice.progress(size)))
-        except ValueError as mistake:
+        except ValueError as mistake:  # in the arguments, such as options of a launcher
             raise UsageError(str(mistake)) from mistake
         return self.started[-1]
 
@@ -233,13 +226,13 @@ class Commands:
         return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
 
     def _take(self, found: BaseCluster) -> str:
-        """Make it the current one."""
+        """Make a cluster the current one, and describe it."""
         found.prefer()
         self._bind(found)
         return sentence(found)
 
     def present(self) -> dict[str, BaseCluster]:
-        """The clusters that run, by name; the current one among them, even if it was made elsewhere."""
+        """Return the running clusters by name, with the current one even if it was not made by a magic."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
         found = running()
         if found is not None and found not in there.values():
@@ -247,7 +240,7 @@ class Commands:
         return there
 
     def _adopt(self) -> None:
-        """Forget clusters that have ended, and give the current one a name if it was made elsewhere."""
+        """Forget clusters that have ended, and name the current one if it was not made by a magic."""
         for one in self.started:
             if one.over:
                 one.shutdown()
@@ -258,8 +251,8 @@ class Commands:
         _nothing(words, "list")
         self._adopt()
         current = running()
-        marks = {name: "*" if one is current else " " for name, one in self.named.items()}
-        return "\n".join(f"{marks[name]} {name}: {sentence(one)}" for name, one in self.named.items()) or NONE_RUNS
+        lines = [f"{'*' if one is current else ' '} {name}: {sentence(one)}" for name, one in self.named.items()]
+        return "\n".join(lines) or NONE_RUNS
 
     def _use(self, words: Words) -> str:
         self._adopt()
@@ -273,13 +266,10 @@ class Commands:
         return NONE_RUNS if found is None else found.status()
 
     def _scale(self, words: Words) -> str:
-        return self.scale(_number(words, "say how many workers there shall be: %cluster scale 3"))
-
-    def scale(self, size: int, voice: Voice = IN_CELL) -> str:
-        """Start more workers of the current cluster, or end the last ones."""
+        size = _number(words, "say how many workers there shall be: %cluster scale 3")
         found = cluster()
         if size > len(found.workers):
-            warn_of_room(size, found.kind, voice.warn)
+            warn_of_room(size, found.kind, IN_CELL.warn)
         found.scale(size)
         return sentence(found)
 
@@ -289,17 +279,17 @@ class Commands:
         if not words:
             raise UsageError("say which: %cluster restart worker2")
         found = cluster()
-        there = [row.name for row in found.status()]  # lost ones as well
+        there = [row.name for row in found.status()]  # with lost workers, which `found.workers` leaves out
         names = self._targets.find(words, there)
         again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
         return "\n".join([f"Started again: {', '.join(names)}.", *again]) if replay else restarted(names)
 
     def _reload(self, words: Words) -> str:
         if not words:
-            raise UsageError("say which modules to load anew: %cluster reload helpers")
+            raise UsageError("say which modules to reload: %cluster reload helpers")
         found = cluster()
         found.reload(*words)
-        return f"Loaded anew: {', '.join(words)}, here and on {', '.join(found.workers)}."
+        return f"Reloaded: {', '.join(words)}, here and on {', '.join(found.workers)}."
 
     def _interrupt(self, words: Words) -> str:
         found = cluster()
@@ -319,7 +309,7 @@ class Commands:
             groups = self._targets.groups.items()
             return "\n".join(f"{name}: {' '.join(meant)}" for name, meant in groups) or "No group is saved."
         if len(words) == 1:
-            raise UsageError("say who belongs to it: %cluster group trainers worker1 worker2, %cluster group rest [1:]")
+            raise UsageError("say which workers: %cluster group trainers worker1 worker2, %cluster group rest [1:]")
         names = self._targets.save(words[0], words[1:], cluster().workers)
         return f"{words[0]}: {', '.join(names)}. %%remote {words[0]} runs a cell there."
 
@@ -332,14 +322,14 @@ class Commands:
         return self.stopped(found)
 
     def stopped(self, found: BaseCluster) -> str:
-        """One has been: another that runs is the current one then."""
+        """Report that a cluster was stopped, and make another one that runs the current one."""
         self._adopt()
         left = running()
         told = found.farewell
         return told if left is None else f"{told} The current one is now: {self._take(left)}"
 
     def stop_started(self) -> None:
-        """Stop the clusters that `start` made, if they still run."""
+        """Stop the clusters that were started here, and leave those that were joined."""
         for one in self.started:
             one.shutdown()
 
@@ -352,13 +342,13 @@ def running() -> BaseCluster | None:
 
 
 def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
-    """Say before they start what so many workers lack here."""
+    """Warn of resources that this host lacks for that number of workers, before they start."""
     for complaint in status.resource_warnings(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
 
 
 def _plain(action: str, words: Words) -> Words:
-    """The words, with `--kind=kernel` as `--kind kernel`. UsageError for an option that the action does not take."""
+    """Split `--kind=kernel` into `--kind kernel`. Raises UsageError for an option that the action does not take."""
     plain: Words = []
     for word in words:
         option, equals, value = word.partition("=")
@@ -372,7 +362,7 @@ def _plain(action: str, words: Words) -> Words:
 
 
 def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
-    """The words without the option and its value, and that value."""
+    """Return the words without the option and its value, and that value."""
     if option not in words:
         return words, None
     at = words.index(option)
@@ -382,7 +372,7 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
 
 
 def _launched(words: Words) -> tuple[Words, Way]:
-    """The words without those that say what launches the workers, and those as arguments of `Cluster`."""
+    """Return the words without those about the launcher, and the latter as arguments of `Cluster`."""
     told = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
     words, launcher = _option(words, "--launcher", told)
     if launcher not in launcher_names():
@@ -391,10 +381,6 @@ def _launched(words: Words) -> tuple[Words, Way]:
     pairs = [word.partition("=") for word in words if "=" in word]
     options = {name: value for name, _, value in pairs}
     return [word for word in words if "=" not in word], {"launcher": launcher, "options": options, "address": address}
-
-
-def _kind_asked(way: Way | None) -> str | None:
-    return (way or {}).get("launcher") or (way or {}).get("kind")
 
 
 def _seconds(word: str) -> float:
@@ -412,4 +398,4 @@ def _number(words: Words, complaint: str) -> int:
 
 def _nothing(words: Words, action: str) -> None:
     if words:
-        raise UsageError(f"%cluster {action} takes nothing more, not {' '.join(words)}")
+        raise UsageError(f"%cluster {action} takes no arguments; remove {' '.join(words)}")

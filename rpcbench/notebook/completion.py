@@ -1,10 +1,10 @@
-"""Tab, Shift-Tab and hover in a cell that runs on a worker: answered from the names that the worker has.
+"""Completion and inspection (Tab, Shift-Tab, hover) in cells for workers, with the names that the worker has.
 
 Rules
-- The first of the cell's workers answers, also while it runs another cell. One that does not within `PATIENCE` seconds
-  (it is lost, or hangs in code that holds Python's lock) is told of in the log, and the notebook's own names stand in.
-- A magic's own line is completed with workers, groups, options and subcommands.
-- The front end never waits for a worker: the question leaves on another thread.
+- The first of the cell's workers replies, also while it runs another cell. If it does not reply within `PATIENCE`
+  seconds (it is lost, or its code holds Python's GIL), the log reports it and the notebook's own names are used.
+- The line of a magic is completed with workers, groups, options and subcommands.
+- The kernel's event loop never waits for a worker: another thread sends the request.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from rpcbench.runtime.current import find
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
 
-
-_OF_WORKERS = ("restart", "interrupt", "logs")
-"""Actions that take workers."""
+_OF_WORKERS = ("restart", "interrupt", "logs")  # actions of `%cluster` that take workers
 _STEPS = ("--hold", "--of")
 _FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
 
 
 class Vocabulary(NamedTuple):
-    """The words there are at this moment."""
+    """The words that may stand on the lines of magics at this moment."""
 
     workers: tuple[str, ...]
     groups: tuple[str, ...]
@@ -43,7 +41,7 @@ class Vocabulary(NamedTuple):
     clusters: tuple[str, ...] = ()
 
     def after(self, magic: str, before: list[str]) -> list[str]:
-        """What may follow `magic` and the words `before`; nothing where an expression comes."""
+        """Return the words that may follow `magic` and the words `before`; none before an expression."""
         targets = [*self.workers, ALL, *self.groups]
         ran = (*targets, *self.options)
         free = {"%%remote": ran, "%%trace": ran, "%%step": (*targets, *_STEPS), "%chaos": ("off", *_FAULTS)}
@@ -67,28 +65,26 @@ class Vocabulary(NamedTuple):
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.5
+PATIENCE = 0.5  # seconds
 _CELL = re.compile(r"\s*%%(?:remote|trace)\b([^\n]*)\n")
-_LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")
+_LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")  # the part before an expression
 _OWN_LINE = re.compile(r"\s*(%%remote|%%trace|%remote|%autoremote|%debug|%cluster|%%step|%chaos)[ \t]+([^\n]*)\Z")
 
 Reply = dict[str, Any]
 
 
-class Spot(NamedTuple):
-    """Code for a worker: it begins at `start` of the cell."""
+class RemoteCode(NamedTuple):
+    """The part of a cell that runs on a worker."""
 
     worker: str
-    start: int
+    start: int  # offset in the cell
 
 
 class Assist:
-    """Stands in front of a kernel's own completion and inspection.
+    """Replaces a kernel's completion and inspection, and calls the original for code that runs in the notebook.
 
-    `where(line)` is the worker that the line of `%%remote` means, or None; `auto(code)` the line of the `%%remote` that
-    `%autoremote` would put before the cell, or None; `words(magic, before)` what may follow on the line of a
-    magic.
-    """
+    `where(line)` returns the worker that a `%%remote` line selects, or None; `auto(code)` the targets of `%autoremote`
+    for the cell, or None; `words(magic, before)` the words that may follow on a magic's line."""
 
     def __init__(
         self,
@@ -103,11 +99,11 @@ class Assist:
         kernel.do_complete, kernel.do_inspect = self.complete, self.inspect
 
     def remove(self) -> None:
-        """Leave the kernel as it was."""
+        """Restore the kernel's own functions."""
         self._kernel.do_complete, self._kernel.do_inspect = self._own
 
     async def complete(self, code: str, cursor: int | None) -> Reply:
-        """The kernel's `do_complete`."""
+        """Complete code, as the kernel's `do_complete`."""
         end = len(code) if cursor is None else cursor
         line = _OWN_LINE.match(code[:end].rpartition("\n")[2])
         if line and (reply := self._of_line(line, end)):
@@ -119,15 +115,15 @@ class Assist:
         return await _whole(self._own[0](code, cursor))
 
     async def inspect(self, code: str, cursor: int, detail_level: int = 0, omit_sections: Any = ()) -> Reply:
-        """The kernel's `do_inspect`."""
+        """Inspect a name, as the kernel's `do_inspect`."""
         if spot := self.spot(code, cursor):
             reply = await _answer(spot.worker, shell.inspect, code[spot.start :], cursor - spot.start, detail_level)
             if reply is not None:
                 return reply
         return await _whole(self._own[1](code, cursor, detail_level, omit_sections))
 
-    def spot(self, code: str, cursor: int) -> Spot | None:
-        """Where the code at the cursor runs; None: here, or it is the line of a magic."""
+    def spot(self, code: str, cursor: int) -> RemoteCode | None:
+        """Locate the worker's code at the cursor; None for code of the notebook, or the line of a magic."""
         if cell := _CELL.match(code):
             line, start = cell[1], cell.end()
         elif lines := [found for found in _LINE.finditer(code, 0, cursor) if "\n" not in code[found.end() : cursor]]:
@@ -136,11 +132,11 @@ class Assist:
             line, start = meant, 0
         else:
             return None
-        worker = self._where(line) if cursor >= start else None
-        return Spot(worker, start) if worker else None
+        worker = self._where(line) if cursor >= start else None  # before `start` is the magic's line
+        return RemoteCode(worker, start) if worker else None
 
     def _of_line(self, line: re.Match[str], end: int) -> Reply | None:
-        """What may follow on the line of a magic; None for an expression, which is a worker's."""
+        """Complete the line of a magic; None if no word fits, as in the expression of `%remote`."""
         *before, begun = line[2].split(" ")
         found = [word for word in self._words(line[1], [word for word in before if word]) if word.startswith(begun)]
         if not found:
@@ -155,7 +151,7 @@ class Assist:
 
 
 def _moved(reply: Reply, by: int) -> Reply:
-    """The same answer for code that begins so many characters earlier."""
+    """Shift the offsets of a reply by `by` characters."""
     types = [
         {**found, "start": found["start"] + by, "end": found["end"] + by}
         for entries in reply["metadata"].values()
@@ -170,12 +166,13 @@ def _moved(reply: Reply, by: int) -> Reply:
 
 
 async def _whole(reply: Any) -> Reply:
+    # A kernel's `do_complete` may be a coroutine function or a plain one.
     answer: Reply = await reply if inspect.isawaitable(reply) else reply
     return answer
 
 
 async def _answer(worker: str, function: Callable[..., Reply | None], *args: Any) -> Reply | None:
-    """What the worker says; None if that is nothing, or does not come in time."""
+    """Return the worker's reply; None if it has none, or does not reply in time."""
     agent = find()
     if agent is None:
         return None
@@ -183,18 +180,18 @@ async def _answer(worker: str, function: Callable[..., Reply | None], *args: Any
     answer: asyncio.Future[Reply | None] = loop.create_future()
 
     def tell(reply: Reply | None) -> None:
-        if not answer.done():
+        if not answer.done():  # cancelled by the timeout below
             answer.set_result(reply)
 
     def ask(agent: Agent) -> None:
         reply = None
         try:
             reply = agent.call(worker, function, args, timeout=PATIENCE, own=True).wait()
-        except Exception as error:  # noqa: BLE001  (whatever is wrong there, the notebook's own names are at hand)
+        except Exception as error:  # noqa: BLE001  (the notebook's own names are used instead)
             logger.warning("%s has no answer for %s: %s", worker, function.__name__, error)
         loop.call_soon_threadsafe(tell, reply)
 
-    agent.submit(functools.partial(ask, agent))  # it may have to wait for a line that is full
+    agent.submit(functools.partial(ask, agent))  # on a pool thread: a send may block on backpressure
     try:
         return await asyncio.wait_for(answer, PATIENCE)
     except TimeoutError:

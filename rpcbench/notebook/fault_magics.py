@@ -1,23 +1,21 @@
-"""Magics that look at a cluster's insides: `%%step`, `%chaos`, `%%trace`, `%record` and `%debug`.
+"""Magics that inspect a cluster: they parse lines and delegate.
 
-    %%step              a cell whose messages wait for clicks
-    %chaos drop=0.1     faults on purpose, on all members
-    %%trace             runs a cell and shows the messages between members that it caused
-    %record FILE        a record of what the cluster does, for `rpcbench.replay`, until `%record stop`
-    %debug worker1      a debugger, here in the notebook, on the cell that failed last on that worker; with anything
-                        else than a worker's name, or nothing, it is IPython's own `%debug`
+    %%step              run a cell whose messages wait for clicks
+    %chaos drop=0.1     inject faults on all members
+    %%trace             run a cell and show the messages between members that it caused
+    %record FILE        record the cluster for `rpcbench.replay`, until `%record stop`
+    %debug worker1      debug the cell that failed last on that worker
 
-They parse and delegate.
+Without a worker's name `%debug` is IPython's own.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import (
@@ -38,8 +36,8 @@ from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import short
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import require_extra, with_help
-from rpcbench.notebook.async_cells import HERE, Beside, CellHandle
+from rpcbench.notebook import MagicParser, require_extra, with_help
+from rpcbench.notebook.async_cells import HERE, CellHandle, LocalCell
 from rpcbench.telemetry.recording import Recording, Still, record
 from rpcbench.telemetry.trace import Trace, trace
 from rpcbench.testing.faults import PROGRAM, Drill, Settings
@@ -48,14 +46,14 @@ from rpcbench.testing.stepper import Stepper
 
 @magics_class
 class DebugMagics(Magics):
-    """`is_worker(word)` says who may be meant, `debug_on(worker)` opens the debugger there."""
+    """`%debug`. `is_worker(word)` tests for the name of a worker; `debug_on(worker)` opens the debugger there."""
 
     def __init__(self, shell: Any, is_worker: Callable[[str], bool], debug_on: Callable[[str], object]) -> None:
         super().__init__(shell)
         self._is_worker, self._debug_on = is_worker, debug_on
         self._magics = shell.magics_manager.magics
-        # Found, not looked up: IPython may not have loaded it yet, and what stands in for it would find ours.
-        self._own = {kind: shell.find_magic("debug", kind) for kind in ("line", "cell")}
+        # By `find_magic`, which loads IPython's own now: its lazy placeholder would later find ours.
+        self._own = {kind: shell.find_magic("debug", kind) for kind in ("line", "cell")}  # restored by `give_back`
 
     def give_back(self) -> None:
         for kind, own in self._own.items():
@@ -66,9 +64,9 @@ class DebugMagics(Magics):
     @line_cell_magic
     @with_help
     def debug(self, line: str = "", cell: str | None = None, local_ns: Any = None) -> Any:
-        """`%debug worker1`: look at the cell that failed last on worker1, at a prompt of IPython's debugger.
+        """`%debug worker1`: open IPython's debugger on the cell that failed last on worker1.
 
-        `p name` shows a variable, `u` and `d` go up and down the stack, `q` or the stop button ends it. Without a
+        `p name` shows a variable, `u` and `d` move up and down the stack, `q` or the stop button ends it. Without a
         worker's name this is IPython's own `%debug`.
         """
         if cell is None and self._is_worker(line.strip()):
@@ -78,14 +76,14 @@ class DebugMagics(Magics):
         return self._own["cell"](line, cell, local_ns=local_ns)
 
 
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")  # 50ms, 0.2s
 _KEYS = ("drop", "duplicate", "delay", "seed", "kill")
 _EXAMPLE = "%chaos drop=0.1 delay=50ms seed=7 kill=worker2"
 
 
 @magics_class
-class DrillMagics(Magics):
-    """Registered with the others. `settle(several, ask, answer)` gives what came of a cell on workers."""
+class FaultMagics(Magics):
+    """`%%step` and `%chaos`. `settle(several, ask, answer)` binds and returns the results of a cell on workers."""
 
     def __init__(self, shell: Any, targets: Targets, settle: Callable[[bool, CellInputs, Any], Any]) -> None:
         super().__init__(shell)
@@ -97,36 +95,38 @@ class DrillMagics(Magics):
     @cell_magic
     @with_help
     def step(self, line: str, cell: str) -> Stepper:
-        """`%%step [worker1 …] [options]`: run the cell with all messages held, to let them go one by one.
+        """`%%step [worker1 …] [options]`: run the cell with all messages held, to release them one by one.
 
             --hold Call,Result     hold only messages of these kinds
             --of worker1,worker2   hold only messages to and from these workers
 
-        It is back at once, as `%%remote --async` is; without a worker the cell runs here, in the notebook, on a thread,
-        which no stop button reaches: it ends when its messages have gone. A worker that joins meanwhile holds messages
-        as soon as it has been told to, which is after its first ones.
-        Below it a panel shows what is held; clicks, and `_.deliver()`, `_.drop(3)`, `_.delay(3)`, `_.go()`, let go of
-        it. `_.cell` is the cell's handle, to wait for. Deadlines, retries and heartbeats stand still on all members
-        until all is let go. A second `%%step` lets go what the first one held.
+        It returns at once, like `%%remote --async`. Without a worker the cell runs in the notebook, on a thread that
+        the stop button cannot interrupt: it ends when its messages are released. A worker that joins meanwhile holds
+        messages only after its first ones, once it has received the request.
+        A panel below shows the held messages; clicks, and `_.deliver()`, `_.drop(3)`, `_.delay(3)`, `_.go()`, release
+        them. `_.cell` is the cell's handle, to wait for. Deadlines, retransmits and heartbeats are suspended on all
+        members until all is released. A second `%%step` releases the messages of the first one.
         """
         with short():
             options = _step_line().parse_args(shlex.split(line))
             running, screen = cluster(), OutputDisplay(self._shell)
-            start = self._start(running, screen, options.workers, cell)
-            stepper = _stepper(running, options)
-            stepper.cell = start()
+            start = self._start(running, screen, options.workers, cell)  # before messages are held: it may fail
+            for word in options.of:  # raises for an unknown or lost worker
+                running.agent.member(word)
+            stepper = Stepper.on(options.hold or PROGRAM, options.of, running.agent)
+            stepper.cell = start()  # after: its first message is held, too
             return stepper
 
     def _start(
         self, running: BaseCluster, screen: OutputDisplay, words: list[str], code: str
     ) -> Callable[[], CellHandle]:
-        """How to begin the cell; what is wrong with it or its line is raised at once."""
+        """Return a function that starts the cell. Raises errors in the cell's syntax or its line at once."""
         if not words or words == [HERE]:
-            beside = Beside(self._shell, screen, code)
-            return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)
+            beside = LocalCell(self._shell, screen, code)
+            return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)  # nothing to bind
         names = self._targets.find(words, running.workers)
         desk, ask = running.agent.part(CellClient), CellInputs()
-        for name in names:
+        for name in names:  # raises for an unknown or lost worker
             running.agent.member(name)
         return lambda: CellHandle(
             screen,
@@ -137,17 +137,17 @@ class DrillMagics(Magics):
     @line_magic
     @with_help
     def chaos(self, line: str) -> None:
-        """`%chaos drop=0.1 delay=50ms seed=7`: faults on purpose, for the programs of all members.
+        """`%chaos drop=0.1 delay=50ms seed=7`: inject faults into the messages of programs, on all members.
 
-            drop=0.1        a tenth of all messages are lost: the runtime sends its own again; a call whose data is
-                            lost ends in a ConnectionLostError, which knows whether it may have run
-            duplicate=0.1   a tenth come twice
-            delay=50ms      each takes up to so much longer (ms or s)
-            seed=7          the same seed, the same fate
+            drop=0.1        lose a tenth of all messages: the runtime retransmits its own; a call whose data is lost
+                            raises ConnectionLostError, whose `maybe_executed` tells whether it may have run
+            duplicate=0.1   deliver a tenth twice
+            delay=50ms      delay each message by up to this time (ms or s)
+            seed=7          repeat the faults of an earlier run
             kill=worker2    end that worker by SIGKILL, now; `%cluster restart worker2` starts it again
 
-        `%chaos off` ends it and says what has happened, `%chaos` alone what is on. Cells, their output and panels are
-        spared, so that you see what a program makes of it.
+        `%chaos off` ends the faults and reports them; `%chaos` alone shows the settings. Cells, their output and panels
+        are exempt, so that you can watch how a program reacts.
         """
         words = shlex.split(line)
         with short():
@@ -156,35 +156,24 @@ class DrillMagics(Magics):
                 sys.stdout.write(f"{_over(drill)}\n")
                 return
             asked = _asked(words)
-            victim = asked.pop("kill", None)
+            victim = asked.pop("kill", None)  # an action, not a setting
             if victim is not None and victim not in cluster().workers:
                 raise UsageError(f"kill={victim}: there is {', '.join(cluster().workers)}")
             if asked:
                 Drill.on(**asked, agent=cluster().agent)
-            if asked or victim is None:
+            if asked or victim is None:  # not for `kill` alone, which changes no settings
                 sys.stdout.write(f"{_sentence(drill.settings)}\n")
             if victim is not None:
                 cluster().kill(victim)
                 sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
 
 
-def _stepper(running: BaseCluster, options: argparse.Namespace) -> Stepper:
-    for word in options.of:
-        running.agent.member(word)
-    return Stepper.on(options.hold or PROGRAM, options.of, running.agent)
-
-
-def _step_line() -> argparse.ArgumentParser:
-    line = _Line("%%step", add_help=False)
+def _step_line() -> MagicParser:
+    line = MagicParser("%%step")
     line.add_argument("workers", nargs="*", metavar="worker")
     line.add_argument("--hold", type=_kinds, default=(), metavar="Call,Result")
     line.add_argument("--of", type=lambda text: text.split(","), default=(), metavar="worker1,worker2")
     return line
-
-
-class _Line(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.format_usage().strip()}")
 
 
 def _kinds(text: str) -> list[str]:
@@ -196,16 +185,16 @@ def _kinds(text: str) -> list[str]:
 
 
 def _asked(words: list[str]) -> dict[str, Any]:
-    """The settings that a line of `%chaos` asks for."""
+    """Parse the settings on a line of `%chaos`."""
     read: dict[str, Callable[[str], Any]] = {"drop": _share, "duplicate": _share, "delay": _time, "seed": _whole}
     found: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
-        if key not in _KEYS or not sign or not value:
+        if key not in _KEYS or not sign or not value:  # an unknown word; suggest the nearest
             raise UsageError(f"{word}: {nearest(key, [*(f'{key}=' for key in _KEYS), 'off'])}; as in {_EXAMPLE}")
         found[key] = read.get(key, str)(value)
     if found.keys() == {"seed"}:
-        raise UsageError(f"a seed alone disturbs nothing; as in {_EXAMPLE}")
+        raise UsageError(f"a seed alone causes no faults; as in {_EXAMPLE}")
     return found
 
 
@@ -255,7 +244,7 @@ def _over(drill: Drill) -> str:
 
 @magics_class
 class TraceMagics(Magics):
-    """`here(cell)` runs a cell in the notebook and raises what it raises."""
+    """`%%trace`. `here(cell)` runs a cell in the notebook and raises its error."""
 
     def __init__(self, shell: Any, here: Callable[[str], object]) -> None:
         super().__init__(shell)
@@ -265,11 +254,11 @@ class TraceMagics(Magics):
     @cell_magic
     @with_help
     def trace(self, line: str, cell: str) -> Any:
-        """`%%trace`: run the cell here, `%%trace worker1`: there, as `%%remote worker1` does; then show its messages.
+        """`%%trace`: run the cell here, or with `%%trace worker1` as `%%remote worker1` does; then show its messages.
 
-        The answer is the picture (`_`): `print(_)` lists the messages. Everything that members said to each other
-        meanwhile is in it, also what other cells that still run have caused. The second line of a cell that begins
-        with `%%trace` may be a `%%remote` line.
+        The result is the picture (`_`): `print(_)` lists the messages. It has all messages between members in that
+        time, also those of other cells that still run. The second line of a cell that begins with `%%trace` may be a
+        `%%remote` line.
         """
         with require_extra("a trace", "ipywidgets", "anywidget"):
             from rpcbench.panels.messages import MessagesPanel
@@ -280,22 +269,21 @@ class TraceMagics(Magics):
                     self._shell.run_cell_magic("remote", line, cell)
                 else:
                     self._here(cell)
-        except BaseException:
+        except BaseException:  # show the messages of a failed cell as well: they explain the failure
             if seen.world:
                 display(MessagesPanel(Still(seen.world)))  # type: ignore[no-untyped-call]
             raise
         if not seen.complete:
-            sys.stderr.write("Not all workers have told of their messages: some may be missing here.\n")
+            sys.stderr.write("Not all workers have reported their messages: some may be missing here.\n")
         return MessagesPanel(Still(seen.world))
 
 
-_USAGE = "say where to: %record lesson.json; %record stop ends it"
-_EVERYTHING = "--everything"
+_USAGE = "name the file: %record lesson.json; %record stop ends the recording"
 
 
 @magics_class
 class RecordMagics(Magics):
-    """One recording at a time."""
+    """`%record`, for one recording at a time."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -304,9 +292,9 @@ class RecordMagics(Magics):
     @line_magic
     @with_help
     def record(self, line: str) -> None:
-        """Record what all members do, for lessons that play without workers.
+        """Record the activity of all members, for lessons that play without workers.
 
-        %record lesson.json                 begin; with --everything also what else is in tables: logs, paths
+        %record lesson.json                 begin; with --everything also other tables and private text: logs, paths
         %record mark after the race         give this moment a name
         %record stop                        end it and write the file; rpcbench.replay("lesson.json") plays it
         """
@@ -324,14 +312,11 @@ class RecordMagics(Magics):
                 self._running().mark(" ".join(words[1:]))
                 return "Marked."
             case [path] | [path, "--everything"] | ["--everything", path] if not path.startswith("-"):
-                return self._begin(path, _EVERYTHING in words)
+                if self._recording is not None:
+                    raise UsageError(f"a recording to {self._recording.path} is running; %record stop ends it")
+                self._recording = record(path, "--everything" in words)
+                return f"Recording to {path} until %record stop."
         raise UsageError(_USAGE)
-
-    def _begin(self, path: str, everything: bool) -> str:
-        if self._recording is not None:
-            raise UsageError(f"a recording to {self._recording.path} goes on; %record stop ends it")
-        self._recording = record(path, everything)
-        return f"Recording to {path} until %record stop."
 
     def _running(self) -> Recording:
         if self._recording is None:
@@ -340,11 +325,11 @@ class RecordMagics(Magics):
 
     def _stop(self) -> str:
         recording = self._running()
-        self._recording = None
+        self._recording = None  # first: if writing fails, another recording can begin
         made = recording.stop()
         return f'{recording.path}: {made}. rpcbench.replay("{recording.path}") plays it.'
 
     def end(self) -> None:
-        """Write what is recorded, if anything is."""
+        """Stop the recording and write its file, if there is one."""
         if self._recording is not None:
             self._stop()

@@ -1,18 +1,17 @@
-"""What the JupyterLab extension asks of a kernel: the comm target `rpcbench`.
+"""The kernel's side of the JupyterLab extension: the comm target `rpcbench`.
 
 Rules
-- A page opens one comm for each thing that it wants, with `{"do": …}`. Of "watch" it hears the present state and then
-  each change; "panel" answers with what to draw, and stays open as long as its tab. Any other is closed with what came
-  of it: `{"text"}`, or `{"error"}` in words for the user.
-- Pages ask on a subshell, so while a cell runs, too. Nothing is done on the thread that hears: each deed has its own.
-- What is done to workers goes through `launch.actions`, as what a panel's buttons do: what runs, all pages see. The
-  sentences are those of `%cluster`.
+- A page opens one comm per request, with `{"do": …}`. A "watch" receives the present state and then each change. A
+  "panel" receives a widget to draw, and stays open as long as its tab. Any other comm is closed with its result:
+  `{"text"}`, or `{"error"}` in words for the user.
+- Pages send on a subshell, so requests also arrive while a cell runs. Each request runs on a thread of its own.
+- Actions on workers go through `launch.actions`, like those of a panel's buttons, so all pages see the running ones.
 
-`Watchers` are the pages that watch a notebook's clusters, and the thread that tells them of changes.
-- A page hears the present state when it comes, and again after each change, at most once a `period`, or at once after
-  `changed()`; never on the kernel's event loop, which starves while a cell runs.
-- While no page watches there is no thread. A page that has gone without a word is forgotten `lease` seconds after it
-  was last heard of. After `close` nothing more is said.
+`SidebarWatchers` are the pages that watch a notebook's clusters, and the thread that sends them changes.
+- A page receives the present state first, and then each change: at most one per `period`, or at once after `changed()`;
+  never on the kernel's event loop, which does not run while a cell runs.
+- While no page watches there is no thread. A page that has left without closing its comm is dropped once its lease of
+  `lease` seconds, which it renews by "stay", has expired. After `close` nothing more is sent.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import comm
+from comm.base_comm import BaseComm
 from IPython.core.error import UsageError
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import counted
-from rpcbench.cells.widgets import heard_where_asked
+from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Progress
@@ -42,7 +42,7 @@ from rpcbench.notebook.cluster_magic import (
     ClusterState,
     ClusterSummary,
     Commands,
-    Voice,
+    StartReports,
     interrupted,
     restarted,
     running,
@@ -55,37 +55,28 @@ logger = logging.getLogger(__name__)
 PageState = dict[str, Any]
 
 
-class Page(Protocol):
-    """The comm of one page."""
-
-    comm_id: str
-
-    def send(self, data: PageState) -> object: ...
-    def close(self, data: PageState) -> object: ...
-
-
 @dataclass(slots=True)
 class _Watcher:
-    page: Page
-    heard: float = field(default_factory=time.monotonic)
-    told: PageState | None = None
+    page: BaseComm
+    heard: float = field(default_factory=time.monotonic)  # when it renewed its lease
+    told: PageState | None = None  # the last state that was sent
 
 
-class Watchers:
-    """`look()` gives the present state, a dict that nobody changes later."""
+class SidebarWatchers:
+    """The pages that watch. `look()` returns the present state, a dict that is never changed later."""
 
     def __init__(self, look: Callable[[], PageState], period: float = 1.0, lease: float = 150.0) -> None:
         self._look = look
         self._period = period
         self._lease = lease
         self._lock = threading.Lock()
-        self._changes = Changes()
-        self._stale = False
-        self._watching: dict[str, _Watcher] = {}
-        self._thread: threading.Thread | None = None
+        self._changes = Condition()
+        self._stale = False  # look again without waiting for the period
+        self._watching: dict[str, _Watcher] = {}  # by comm id
+        self._thread: threading.Thread | None = None  # set and cleared with the lock, so there is at most one
 
-    def add(self, page: Page) -> None:
-        """Tell it the present state, and go on."""
+    def add(self, page: BaseComm) -> None:
+        """Send a page the present state now, and changes later."""
         with self._lock:
             self._watching[page.comm_id] = _Watcher(page)
             if self._thread is None:
@@ -94,7 +85,7 @@ class Watchers:
         self.changed()
 
     def stay(self, comm_id: str) -> bool:
-        """That page is still there; False if it has been forgotten."""
+        """Renew a page's lease; return False if it has expired."""
         with self._lock:
             watcher = self._watching.get(comm_id)
             if watcher is not None:
@@ -102,7 +93,7 @@ class Watchers:
             return watcher is not None
 
     def remove(self, comm_id: str) -> None:
-        """That page has closed its comm."""
+        """Drop a page that has closed its comm."""
         with self._lock:
             self._watching.pop(comm_id, None)
         self.changed()
@@ -110,37 +101,42 @@ class Watchers:
     def changed(self) -> None:
         """Look again now. From any thread."""
         self._stale = True
-        self._changes.tell()
+        self._changes.notify_all()
 
     def close(self) -> None:
-        """Nobody watches any more; the pages are told."""
+        """Drop all pages and close their comms."""
         with self._lock:
             left, self._watching = list(self._watching.values()), {}
             thread = self._thread
         self.changed()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join()  # so that no state is sent after a page's comm is closed
         for watcher in left:
             watcher.page.close({})
 
     def _run(self) -> None:
         while watching := self._present():
-            self._stale = False  # before the look: what changes meanwhile is seen next time
+            self._stale = False  # before the look: a change during it causes another one
             state = self._state()
             for watcher in watching:
-                if watcher.told != state:
-                    watcher.told = state
-                    self._tell(watcher, state)
+                if watcher.told == state:
+                    continue
+                watcher.told = state
+                try:
+                    watcher.page.send(state)
+                except Exception:
+                    logger.exception("the state of the clusters could not be sent to a page")
+                    self.remove(watcher.page.comm_id)
             self._changes.wait_for(lambda: self._stale, self._period)
 
     def _present(self) -> list[_Watcher]:
-        """Those that are still there; with the last one the thread goes."""
+        """Drop expired pages and return the others; if there are none, the thread ends."""
         oldest = time.monotonic() - self._lease
         with self._lock:
             late = [key for key, watcher in self._watching.items() if watcher.heard < oldest]
             gone = [self._watching.pop(key) for key in late]
             watching = list(self._watching.values())
-            if not watching:
+            if not watching:  # under the lock: a page that is added now starts another thread
                 self._thread = None
         for watcher in gone:
             watcher.page.close({})
@@ -149,46 +145,39 @@ class Watchers:
     def _state(self) -> PageState:
         try:
             return self._look()
-        except Exception as error:
-            logger.exception("the clusters could not be looked at")
+        except Exception as error:  # shown in the page: a failed look must not end the thread
+            logger.exception("the state of the clusters could not be read")
             return {"problem": f"{type(error).__name__}: {error}"}
-
-    def _tell(self, watcher: _Watcher, state: PageState) -> None:
-        try:
-            watcher.page.send(state)
-        except Exception:
-            logger.exception("a page could not be told of the clusters")
-            self.remove(watcher.page.comm_id)
 
 
 TARGET = "rpcbench"
 SPEAKS = 2
-"""The version of these words; a page of another one says so instead of guessing."""
+"""The version of this protocol. A page with another version shows that instead of guessing."""
 
 
 class Sidebar:
-    """Answers the pages of one kernel, from when it is made until `close`. `auto()`: the targets of `%autoremote`."""
+    """Serves the pages of one kernel until `close`. `auto()` returns the targets of `%autoremote`."""
 
     def __init__(self, commands: Commands, auto: Callable[[], str]) -> None:
         self._commands = commands
         self._auto = auto
         self._standing = ClusterSummary()
-        self._watchers = Watchers(self.state)
-        self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
-        self._alone = threading.Lock()  # of two that start a cluster, the second finds that of the first
-        self._starting = ""
-        self._panels: dict[str, Any] = {}
+        self._watchers = SidebarWatchers(self.state)
+        self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()  # clusters with an observer of their members
+        self._alone = threading.Lock()  # of two pages that start a cluster at once, the second finds the first one's
+        self._starting = ""  # progress of a start, shown by all pages
+        self._panels: dict[str, Any] = {}  # by comm id
         comm.get_comm_manager().register_target(TARGET, self.opened)
 
     def close(self) -> None:
-        """Answer no more; pages that watch are told."""
+        """Serve no more requests, and close the comms of watching pages."""
         comm.get_comm_manager().unregister_target(TARGET, self.opened)
         self._watchers.close()
         for comm_id in list(self._panels):
             self._shut(comm_id)
 
     def state(self) -> ClusterState:
-        """What pages that watch see."""
+        """Return the state that watching pages show."""
         clusters, chosen = self._commands.present(), running()
         for one in [one for one in clusters.values() if one not in self._known]:
             self._known.add(one)
@@ -202,8 +191,8 @@ class Sidebar:
         }
 
     def opened(self, page: Any, message: dict[str, Any]) -> None:
-        """A page wants something. On the thread of its subshell."""
-        heard_where_asked(page)
+        """Take a page's request. On the thread of its subshell."""
+        receive_on_named_subshell(page)
         match message["content"]["data"]:
             case {"do": "watch"}:
                 page.on_close(lambda _: self._watchers.remove(page.comm_id))
@@ -216,12 +205,12 @@ class Sidebar:
             case asked:
                 self._beside(page, functools.partial(self._answer, page, asked))
 
-    # -- deeds, each on a thread of its own
+    # -- requests, each on a thread of its own
     def _beside(self, page: Any, deed: Callable[[], object]) -> None:
         def attempt() -> None:
             try:
                 deed()
-            except Exception as error:  # noqa: BLE001  (whatever it is, the page has asked and must hear of it)
+            except Exception as error:  # noqa: BLE001  (any error is the reply to the page)
                 page.close({"error": _words(error)})
             self._watchers.changed()
 
@@ -236,19 +225,19 @@ class Sidebar:
         match asked:
             case {"do": "start", "size": int(size)} if size > 0:
                 with self._told(f"Starting {counted(size, 'worker')}") as told:
-                    return self._commands.start(size, voice=Voice(told, warn))
+                    return self._commands.start(size, voice=StartReports(told, warn))
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.by_name["use"]([name]))
             case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
                 return self._act(self._found(name), action, target, warn)
-        raise UsageError(f"this kernel's rpcbench knows no {asked.get('do')!r}: the page's is another version")
+        raise UsageError(f"this kernel's rpcbench has no {asked.get('do')!r}: the page has another version of rpcbench")
 
     def _act(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
             warn_of_room(int(target), found.kind, warn)
         done = found.agent.part(Actions).begin(action, target)
-        self._watchers.changed()
+        self._watchers.changed()  # pages show the action while it runs
         done.result()
         match action:
             case "scale":
@@ -265,7 +254,7 @@ class Sidebar:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[Callable[[int], Progress]]:
-        """Meanwhile pages see that it is done, and how far it is."""
+        """Show pages the progress of a start meanwhile; yield a function for `StartReports.progress`."""
 
         def say(text: str) -> None:
             self._starting = text
@@ -294,7 +283,7 @@ class Sidebar:
 
 
 def _panels() -> list[str]:
-    """Names of those that can be opened; none where widgets are not installed."""
+    """Return the names of panels that can be opened; none if widgets are not installed."""
     try:
         from rpcbench.panels import PANELS
     except ModuleNotFoundError:
@@ -303,11 +292,11 @@ def _panels() -> list[str]:
 
 
 def _doing(one: BaseCluster) -> list[str]:
-    """What is being done to its workers, whoever asked for it."""
+    """Describe the running actions on a cluster's workers, of all pages and panels."""
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
 
 
 def _words(error: Exception) -> str:
-    """An error in words for the user: a mistake needs no name."""
+    """Describe an error to the user, without its class if it is the user's mistake."""
     return str(error) if isinstance(error, UsageError | ValueError) else f"{type(error).__name__}: {error}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.optim.clip import clip_grad_norm_
-from rpcbench.optim.distributed import DistributedOptimizer, DistributedScheduler
+from rpcbench.optim.distributed import DistributedOptimizer, DistributedScheduler, clip_grad_norm_
 from rpcbench.optim.local import LocalOptimizer
 
 __all__ = ["DistributedOptimizer", "DistributedScheduler", "LocalOptimizer", "clip_grad_norm_"]

@@ -1,16 +1,18 @@
 """One torch optimizer for each worker that owns some of the parameters, stepped together.
 
-Parameters are numbered in the order given: a state dict is the one that a local torch optimizer over the same
-parameters would have.
+Parameters are numbered in the order given: a state dict is equal to that of a local torch optimizer over the same
+parameters.
 
 Guarantees
 - Every owner has all the groups, some of them empty, so a group has one number everywhere. Each parameter goes to its
   owner alone.
-- What is no optimizer class, or no RRef, is refused before anything is sent.
+- A value that is no optimizer class, or no RRef, is refused before anything is sent.
+- `clip_grad_norm_` scales gradients by the norm over all workers, inside an autograd context.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +22,85 @@ import torch
 
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import counted
-from rpcbench.base.futures import Future, wait_all
+from rpcbench.base.futures import Future, settle_all, wait_all
 from rpcbench.optim import optimizer_files
-from rpcbench.optim.local import LocalOptimizer, State, check_steps_from_gradients, merged
+from rpcbench.optim.local import LocalOptimizer, check_steps_from_gradients, merged
+from rpcbench.optim.optimizer_files import State
 from rpcbench.rpc import RRef, remote, rpc_async
 
+
+def clip_grad_norm_(
+    context_id: int,
+    params_rref: Sequence[RRef[Any]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> float:
+    """Scale the gradients of a context to a norm over all parameters of at most `max_norm`, as
+    torch.nn.utils.clip_grad_norm_.
+
+    Args:
+        context_id: the autograd context.
+        params_rref: parameters on any workers; those without a gradient do not count.
+        max_norm: the bound.
+        norm_type: as of torch.linalg.vector_norm.
+        error_if_nonfinite: whether an infinite norm or nan is an error.
+
+    Returns:
+        The norm before.
+
+    Raises:
+        RuntimeError: for an unknown context, and with `error_if_nonfinite` for a norm that is not finite.
+    """
+    owners: dict[int, list[RRef[Any]]] = defaultdict(list)
+    for rref in params_rref:
+        owners[rref.owner().id].append(rref)  # one call to each owner
+    norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
+    total = total_norm(norms, norm_type)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
+
+    def scale(factor: float) -> None:
+        settle_all([rpc_async(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
+
+    limit_norm(total, max_norm, scale)
+    return total
+
+
+def local_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
+    """Return the norm of the gradients of one worker, as of one vector."""
+    norms = [torch.linalg.vector_norm(_values(gradient), norm_type).double().cpu() for gradient in gradients]
+    return float(torch.linalg.vector_norm(torch.stack(norms), norm_type)) if norms else 0.0
+
+
+def total_norm(norms: Sequence[float], norm_type: float) -> float:
+    """Return the norm over all workers; `norms` has each worker's."""
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.double), norm_type)) if norms else 0.0
+
+
+def limit_norm(total: float, max_norm: float, scale: Callable[[float], object]) -> None:
+    """Call `scale` with the factor that brings gradients of this norm to `max_norm`, if that is less."""
+    factor = max_norm / (total + 1e-6)  # torch's epsilon
+    if not factor >= 1:  # also for nan: all gradients become nan then, as with torch, and the norm shows it
+        scale(factor)
+
+
+# -- on the owners
+def _norm(context_id: int, rrefs: list[RRef[Any]], norm_type: float) -> float:
+    gradients = recorder().gradients(context_id)
+    return local_norm([gradients[param] for rref in rrefs if (param := rref.local_value()) in gradients], norm_type)
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _scale(context_id: int, rrefs: list[RRef[Any]], factor: float) -> None:
+    recorder().scale(context_id, [rref.local_value() for rref in rrefs], factor)
+
+
 Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
-"""RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and options of their own."""
+"""RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and their options."""
 
 _WANTED = (
     "DistributedOptimizer takes a list of RRefs of parameters, such as RemoteModule.remote_parameters() gives, "
@@ -42,7 +116,7 @@ class Share(NamedTuple):
 
 
 def check_class(optimizer_class: Any) -> None:
-    """TypeError for anything but a class, ValueError for one that cannot step from gradients alone."""
+    """Raise TypeError unless given a class, ValueError for an optimizer that cannot step from gradients alone."""
     if not isinstance(optimizer_class, type):
         raise TypeError(
             f"DistributedOptimizer takes a class such as torch.optim.SGD, not {_named(optimizer_class)}; each owner "
@@ -52,11 +126,11 @@ def check_class(optimizer_class: Any) -> None:
 
 
 def shares(params_rref: Params) -> dict[int, Share]:
-    """What each owner gets, by worker id. ValueError for no parameters, TypeError for what is no RRef."""
+    """Return each owner's share, by worker id. ValueError without parameters, TypeError for other values."""
     groups = _groups(params_rref)
     found: dict[int, Share] = defaultdict(lambda: Share([{**group, "params": []} for group in groups], []))
     for number, (place, rref) in enumerate(_numbered(groups)):
-        share = found[rref.owner().id]
+        share = found[rref.owner().id]  # made at its first use, with all groups
         share.groups[place]["params"].append(rref)
         share.numbers.append(number)
     if not found:
@@ -77,7 +151,7 @@ def _groups(params_rref: Any) -> list[dict[str, Any]]:
 
 
 def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
-    """Each parameter with the place of its group, in the order that counts."""
+    """Yield each parameter with the number of its group, in the order of their numbers."""
     for place, group in enumerate(groups):
         params = group["params"]
         for rref in [params] if isinstance(params, RRef) else params:
@@ -89,17 +163,25 @@ def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
 
 
 def _named(value: Any) -> str:
-    """What to call it in an error."""
+    """Return a name for a value in errors."""
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)}"
     return f"the string {value!r}" if isinstance(value, str) else f"an object of class {type(value).__name__}"
 
 
 class DistributedOptimizer:
-    """`optimizer_class(params, *args, **kwargs)` over parameters on any number of workers.
+    """An optimizer, `optimizer_class(params, *args, **kwargs)`, over parameters on any number of workers.
 
-    params_rref: RRefs, or parameter groups of RRefs. Any optimizer of torch.optim but LBFGS, which evaluates the loss
-    itself (ValueError). Errors of an owner's optimizer are raised here, when it is made and when it steps.
+    Args:
+        optimizer_class: an optimizer of torch.optim, or one like them, except LBFGS, which evaluates the loss itself.
+        params_rref: RRefs of parameters, or parameter groups of RRefs.
+        args: arguments of the class, for all owners.
+        kwargs: keyword arguments of the class.
+
+    Raises:
+        TypeError: for a value that is no class or no RRef.
+        ValueError: for LBFGS, and without parameters.
+        Exception: the error of an owner's optimizer, when it is made and when it steps.
 
     >>> from rpcbench.optim import DistributedOptimizer
     >>> weights = [rpc.remote(name, torch.ones, (2,), {"requires_grad": True}) for name in ("worker1", "worker2")]
@@ -118,15 +200,15 @@ class DistributedOptimizer:
         check_class(optimizer_class)
         owned = shares(params_rref)
         self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
-        self.size = sum(len(share.numbers) for share in owned.values())
         self.remote_optimizers: list[RRef[Any]] = [
             remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in owned.items()
         ]
-        self._on_each(_made)
+        # The number of parameters; also waits for the owners, and raises their errors.
+        self.size = sum(len(numbers) for numbers in self._on_each("attr", "numbers"))
 
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
-        recorder().recorded(context_id)
+        recorder().recorded(context_id)  # raises before any owner steps
         here: list[RRef[Any]] = []
         stepped: list[Future[Any]] = []
         for rref in self.remote_optimizers:
@@ -135,39 +217,49 @@ class DistributedOptimizer:
             else:
                 stepped.append(rref.rpc_async().step(context_id))
         try:
-            for rref in here:  # on this thread, while the others are at it
+            for rref in here:  # on this thread, while the other owners step
                 rref.local_value().step(context_id)
-        finally:
+        finally:  # no owner steps any more when this returns
             wait_all(stepped)
 
     def lr_scheduler(self, scheduler_class: Any, *args: Any, **kwargs: Any) -> DistributedScheduler:
-        """`scheduler_class(optimizer, *args, **kwargs)` on every owner, such as torch.optim.lr_scheduler.StepLR."""
-        self._on_each(_schedule, scheduler_class, args, kwargs)
+        """Make a learning rate scheduler, `scheduler_class(optimizer, *args, **kwargs)`, on every owner.
+
+        Args:
+            scheduler_class: such as torch.optim.lr_scheduler.StepLR.
+            args: arguments after the optimizer.
+            kwargs: keyword arguments.
+
+        Returns:
+            The handle that advances all of them.
+        """
+        self._on_each("schedule", scheduler_class, args, kwargs)
         return DistributedScheduler(self)
 
     # -- state
     def state_dict(self) -> State:
-        """The state of all owners, copied here: what one torch optimizer over the same parameters would have."""
-        return merged(self._on_each(_state))
+        """Return the state of all owners: equal to that of one torch optimizer over the same parameters."""
+        return merged(self._on_each("state"))
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Give every owner its part of a state. ValueError where it is of other parameters or groups."""
+        """Give every owner its part of a state. ValueError if it is of other parameters or groups."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         if sorted(numbers) != list(range(self.size)):
             raise ValueError(f"the state is of {counted(len(numbers), 'parameter')}, this optimizer has {self.size}")
-        self._on_each(_load, state_dict)
+        self._on_each("load", state_dict)
 
     def save(self, directory: str | Path) -> None:
-        """Let every owner write its own part into `directory`, as it sees it; the manifest comes last."""
-        optimizer_files.save(self.name, self.size, directory, lambda: self._on_each(_save, str(directory)))
+        """Write the state: each owner its part, into `directory` as seen from there, and the manifest last."""
+        optimizer_files.save(self.name, self.size, directory, self._on_each)
 
     def load(self, directory: str | Path) -> None:
-        """Let every owner read what it needs of a saved state, whoever wrote it. ValueError where it does not fit."""
+        """Load a saved state: each owner reads its part, from the files of any. ValueError if it does not fit."""
         files = optimizer_files.files(self.name, self.size, directory)
-        self._on_each(_restore, str(directory), files)
+        self._on_each("restore", str(directory), files)
 
-    def _on_each(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return wait_all([rpc_async(rref.owner(), function, (rref, *args)) for rref in self.remote_optimizers])
+    def _on_each(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every owner's `LocalOptimizer`."""
+        return wait_all([getattr(rref.rpc_async(), method)(*args) for rref in self.remote_optimizers])
 
 
 class DistributedScheduler:
@@ -177,71 +269,27 @@ class DistributedScheduler:
         self._optimizer = optimizer
 
     def step(self, *args: Any) -> None:
-        """Once for each epoch (or batch), after the optimizer's step; `args` as the scheduler's own `step` takes."""
-        self._optimizer._on_each(_advance, args)
+        """Advance after the optimizer's step, once per epoch or batch; `args` as of the scheduler's own `step`."""
+        self._optimizer._on_each("advance", args)
 
     def get_last_lr(self) -> list[float]:
-        """The learning rate of each parameter group."""
-        rates: list[float] = self._optimizer._on_each(_rates)[0]
+        """Return the learning rate of each parameter group."""
+        rates: list[float] = self._optimizer._on_each("rates")[0]  # equal on all owners
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the schedulers, which is the same on all owners."""
-        state: dict[str, Any] = self._optimizer._on_each(_schedule_state)[0]
+        """Return the state of the schedulers, which is equal on all owners."""
+        state: dict[str, Any] = self._optimizer._on_each("schedule_state")[0]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the schedulers go on from a state. The optimizer has one of its own, with the rates."""
-        self._optimizer._on_each(_load_schedule, state_dict)
+        """Load a state into all schedulers. The rates themselves are in the state of the optimizer."""
+        self._optimizer._on_each("load_schedule", state_dict)
 
 
-# -- on the owners
+# -- on an owner
 def _make(
     optimizer_class: type[torch.optim.Optimizer], share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> LocalOptimizer:
     groups = [{**group, "params": [rref.local_value() for rref in group["params"]]} for group in share.groups]
     return LocalOptimizer(optimizer_class, groups, *args, numbers=share.numbers, **kwargs)
-
-
-def _made(rref: RRef[LocalOptimizer]) -> None:
-    """Raises what went wrong when it was made."""
-    rref.local_value()
-
-
-def _schedule(rref: RRef[LocalOptimizer], scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    rref.local_value().schedule(scheduler_class, args, kwargs)
-
-
-def _advance(rref: RRef[LocalOptimizer], args: tuple[Any, ...]) -> list[float]:
-    return rref.local_value().advance(args)
-
-
-def _schedule_state(rref: RRef[LocalOptimizer]) -> dict[str, Any]:
-    state: dict[str, Any] = rref.local_value().scheduler.state_dict()
-    return state
-
-
-def _load_schedule(rref: RRef[LocalOptimizer], state: dict[str, Any]) -> None:
-    rref.local_value().scheduler.load_state_dict(state)
-
-
-def _rates(rref: RRef[LocalOptimizer]) -> list[float]:
-    return rref.local_value().rates()
-
-
-def _state(rref: RRef[LocalOptimizer]) -> State:
-    return rref.local_value().state()
-
-
-def _load(rref: RRef[LocalOptimizer], state: State) -> None:
-    rref.local_value().load(state)
-
-
-def _save(rref: RRef[LocalOptimizer], directory: str) -> tuple[str, list[int]]:
-    optimizer = rref.local_value()
-    return optimizer_files.write(optimizer.state(), directory), optimizer.numbers
-
-
-def _restore(rref: RRef[LocalOptimizer], directory: str, files: dict[str, list[int]]) -> None:
-    optimizer = rref.local_value()
-    optimizer.load(optimizer_files.read(directory, files, optimizer.numbers))

@@ -1,7 +1,7 @@
 """One owner's share of a distributed optimizer: a torch optimizer over the parameters of this process.
 
 It steps with the gradients of an autograd context; `.grad` is used only inside a step and is None after it. Steps of
-one process are serialised, as torch does, so two trainers never mix their gradients.
+one process are serialised, as in torch, so two trainers never mix their gradients.
 """
 
 from __future__ import annotations
@@ -13,24 +13,35 @@ from typing import Any
 import torch
 
 from rpcbench.autograd import recorder
+from rpcbench.optim import optimizer_files
+from rpcbench.optim.optimizer_files import State
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
-State = dict[str, Any]
-"""As torch's `Optimizer.state_dict()`: {"state": {number: ...}, "param_groups": [{..., "params": [numbers]}]}."""
-
 
 class _StepLock:
-    """One lock for each agent: parameters may be shared between optimizers."""
+    """The lock of all steps of one agent: optimizers may share parameters."""
 
     def __init__(self, agent: Agent) -> None:
         self.lock = threading.Lock()
 
 
+def _between_steps() -> threading.Lock:
+    return current.current().part(_StepLock).lock
+
+
 class LocalOptimizer:
     """A torch optimizer over `params`, tensors or torch's group dicts, some of which may be empty here.
 
-    numbers: the number of each parameter in the whole distributed optimizer, in order; by default 0, 1, 2, …
+    Args:
+        optimizer_class: a class of torch.optim.
+        params: as its constructor takes.
+        args: further arguments of the constructor.
+        numbers: the number of each parameter in the whole distributed optimizer, in order; by default 0, 1, 2, …
+        kwargs: keyword arguments of the constructor.
+
+    Raises:
+        ValueError: for an optimizer that cannot step from gradients alone.
     """
 
     def __init__(
@@ -48,62 +59,78 @@ class LocalOptimizer:
         self.scheduler: Any = None
 
     def step(self, context_id: int) -> None:
-        """One step; parameters without a gradient in the context are left alone.
-
-        RuntimeError for an unknown context.
-        """
-        agent = current.current()
-        self._step(agent, recorder(agent).gradients(context_id))
+        """Step once; parameters without a gradient in the context stay. RuntimeError for an unknown context."""
+        self.step_with(recorder().gradients(context_id))
 
     def step_with(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """One step with these gradients; parameters without one are left alone."""
-        self._step(current.current(), gradients)
-
-    def _step(self, agent: Agent, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        with agent.part(_StepLock).lock:
+        """Step once with these gradients; parameters without one stay."""
+        with _between_steps():  # for `.grad`, which all optimizers share
             try:
                 for param in self.params:
                     param.grad = gradients.get(param)
                 self.optimizer.step()
-            finally:
+            finally:  # a step that fails leaves no gradient behind
                 for param in self.params:
                     param.grad = None
 
     # -- learning rates
     def schedule(self, scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let a torch scheduler set the learning rates from now on."""
-        self.scheduler = scheduler_class(self.optimizer, *args, **kwargs)
+        with _between_steps():  # a scheduler sets the first rates when it is made
+            self.scheduler = scheduler_class(self.optimizer, *args, **kwargs)
 
     def advance(self, args: tuple[Any, ...]) -> list[float]:
-        """A step of the scheduler; the learning rate of each group after it."""
-        with current.current().part(_StepLock).lock:
+        """Advance the scheduler. Returns the new learning rate of each group."""
+        with _between_steps():
             self.scheduler.step(*args)
         return self.rates()
 
+    def schedule_state(self) -> dict[str, Any]:
+        with _between_steps():
+            return dict(self.scheduler.state_dict())
+
+    def load_schedule(self, state: dict[str, Any]) -> None:
+        """Load the state of a scheduler of the same class."""
+        with _between_steps():
+            self.scheduler.load_state_dict(state)
+
     def rates(self) -> list[float]:
+        """Return the learning rate of each group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     # -- state
     def state(self) -> State:
-        """This share's state, by the numbers of the whole optimizer."""
-        with current.current().part(_StepLock).lock:
-            found = self.optimizer.state_dict()
+        """Return this share's state, by the numbers of the whole optimizer."""
+        with _between_steps():
+            found = self.optimizer.state_dict()  # numbers from 0 in this share
         groups = [{**group, "params": [self.numbers[n] for n in group["params"]]} for group in found["param_groups"]]
         return {"state": {self.numbers[n]: kept for n, kept in found["state"].items()}, "param_groups": groups}
 
     def load(self, state: State) -> None:
-        """Take what belongs to this share out of the state of a whole optimizer, or of several shares of one."""
-        local = {number: place for place, number in enumerate(self.numbers)}
+        """Load this share's part of the state of a whole optimizer, or of several shares of one."""
+        local = {number: place for place, number in enumerate(self.numbers)}  # number → place in this share
         groups = [
             {**group, "params": [local[n] for n in group["params"] if n in local]} for group in state["param_groups"]
         ]
         kept = {local[number]: value for number, value in state["state"].items() if number in local}
-        with current.current().part(_StepLock).lock:
+        with _between_steps():
             self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+    # -- files
+    def write(self, directory: str) -> tuple[str, list[int]]:
+        """Write a draft of this share. Returns the name of its file, and the numbers in it."""
+        return optimizer_files.write(self.state(), directory), self.numbers
+
+    def adopt(self, directory: str) -> None:
+        optimizer_files.adopt(directory)
+
+    def restore(self, directory: str, files: dict[str, list[int]]) -> None:
+        """Load this share from files of any owners."""
+        self.load(merged(optimizer_files.read(directory, files, self.numbers)))
 
 
 def check_steps_from_gradients(optimizer_class: type) -> None:
-    """ValueError for an optimizer whose step needs more than the gradients of a context."""
+    """Raise ValueError for an optimizer whose step needs more than gradients."""
     if issubclass(optimizer_class, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS evaluates the loss itself, again and again, by a closure: it cannot step from gradients alone. "
@@ -112,7 +139,7 @@ def check_steps_from_gradients(optimizer_class: type) -> None:
 
 
 def merged(states: Sequence[State]) -> State:
-    """The shares of several owners as one state: what one torch optimizer over all the parameters would have."""
+    """Return the shares of several owners as one state: that of one torch optimizer over all the parameters."""
     kept = {number: value for state in states for number, value in state["state"].items()}
     groups = [
         {**same[0], "params": sorted(number for group in same for number in group["params"])}

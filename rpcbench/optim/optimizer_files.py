@@ -1,9 +1,9 @@
-"""States of optimizers on disk: each owner writes a file of its own, and a manifest says which file has what.
+"""Optimizer states on disk: each owner writes a file of its own, and a manifest lists the files and their parameters.
 
 Guarantees
-- A file is torch.save's, read with weights_only: no code that somebody put into it runs.
-- It comes under its name when it is whole, and the manifest after all of them: a directory with a manifest is a
-  complete state.
+- A file is torch.save's, read with weights_only: no code that was put into it runs.
+- Files get their names when all are complete, and the manifest comes last: a directory with a manifest is a complete
+  state. A save in which a file cannot be written leaves the state before it.
 - A file that cannot be written is an OSError that names it and the worker, and leaves nothing behind.
 - A file that torch.save has not written, or that holds objects of foreign classes, is a ValueError that names it.
 """
@@ -21,20 +21,21 @@ from typing import Any, BinaryIO, TypeVar
 
 import torch
 
-from rpcbench.optim.local import State, merged
 from rpcbench.runtime import current
 
 T = TypeVar("T")
+State = dict[str, Any]
+"""As torch's `Optimizer.state_dict()`: {"state": {number: ...}, "param_groups": [{..., "params": [numbers]}]}."""
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, whole and on disk when the block ends; there is none where the block, or the disk, fails."""
+    """Make a new file, complete and on disk when the block ends; none is left if the block, or the disk, fails."""
     try:
-        with path.open("xb") as file:
+        with path.open("xb") as file:  # no existing file is overwritten
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # complete on disk before any manifest names it
     except FileExistsError:
         raise
     except BaseException as error:
@@ -48,14 +49,14 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _of_system(error: BaseException | None) -> OSError | None:
-    """What the system said: torch raises an error of its own on top of that."""
+    # torch raises an error of its own on top of the system's
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
 
 
 def load(path: Path, mmap: bool = False) -> Any:
-    """What torch.save has written there. ValueError where that is anything else, OSError where it cannot be read."""
+    """Return the content of a file of torch.save. ValueError if it is of another kind, OSError if it cannot be read."""
     try:
         return torch.load(path, weights_only=True, mmap=mmap)
     except OSError:
@@ -70,44 +71,63 @@ def _strange(path: Path) -> str:
     except Exception:  # noqa: BLE001  (not even a file of torch's)
         classes = []
     if not classes:
-        return "is no file of a checkpoint, or is damaged"
+        return "is not a checkpoint file, or is damaged"
     return (
-        f"holds objects of {', '.join(sorted(classes))}, which could run code as they are loaded. Where you know who "
-        "has made the file, and these classes, allow them on the workers: torch.serialization.add_safe_globals([...])"
+        f"holds objects of {', '.join(sorted(classes))}, which could run code as they are loaded. If you trust the "
+        "file and these classes, allow them on the workers: torch.serialization.add_safe_globals([...])"
     )
 
 
-def manifest(path: Path, read: Callable[[Any], T | None]) -> T:
-    """What `read` makes of the JSON in a file. ValueError that names the file where that is none, or None comes out."""
+def publish(path: Path, content: Any) -> None:
+    """Replace a manifest by this content as JSON: after a crash the file has the old content or the new one."""
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
+    with new_file(draft) as file:
+        file.write(json.dumps(content, indent=1).encode())
+    _rename(draft, path)
+
+
+def _rename(draft: Path, path: Path) -> None:
+    draft.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)  # the rename itself is on disk only after this fsync
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def manifest(path: Path, read: Callable[[Any], T | None], missing: str) -> T:
+    """Return `read` of a file's JSON. ValueError with the text `missing` if there is no file; one that names the file
+    if it is no JSON, or `read` returns None."""
     try:
         found = read(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        raise ValueError(missing) from None
+    except (ValueError, RecursionError) as error:  # JSON nested too deep
         raise ValueError(f"{path} is damaged: {error}") from None
     if found is None:
-        raise ValueError(f"{path} is no manifest of a checkpoint, or is damaged")
+        raise ValueError(f"{path} is not a checkpoint manifest, or is damaged")
     return found
 
 
 MANIFEST = "optimizer.json"
-_FORMAT = 1
-_FILE = re.compile(r"[^/\\\0]+\.pt")
+_FORMAT = 1  # version of the manifest
+_FILE = re.compile(r"[^/\\\0]+\.pt")  # no path leads out of the directory
 
 
-def save(name: str, size: int, directory: str | Path, shares: Callable[[], list[tuple[str, list[int]]]]) -> None:
-    """Write the shares, then the manifest of an optimizer class over `size` parameters."""
+def save(name: str, size: int, directory: str | Path, on_each: Callable[[str, str], list[Any]]) -> None:
+    """Write the state of an optimizer class over `size` parameters. `on_each`: calls a method of each owner's share."""
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    (target / MANIFEST).unlink(missing_ok=True)  # until the new state is whole there is none
-    manifest = {"format": _FORMAT, "optimizer": name, "parameters": size, "files": dict(shares())}
-    _replace(target / MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+    shares = dict(on_each("write", str(directory)))  # drafts: while these are written, the old state stays
+    (target / MANIFEST).unlink(missing_ok=True)  # until all files have their names there is no complete state
+    on_each("adopt", str(directory))
+    publish(target / MANIFEST, {"format": _FORMAT, "optimizer": name, "parameters": size, "files": shares})
 
 
 def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
-    """File → numbers of the parameters in it. ValueError where the state is not of such an optimizer."""
+    """Return file → numbers of its parameters. ValueError if the state is not of such an optimizer."""
     path = Path(directory) / MANIFEST
-    if not path.exists():
-        raise ValueError(f"{directory} holds no complete optimizer state: there is no {MANIFEST}")
-    *found, inside = manifest(path, _fields)
+    *found, inside = manifest(path, _fields, f"{directory} holds no complete optimizer state: there is no {MANIFEST}")
     if found != [_FORMAT, name, size]:
         raise ValueError(
             f"{directory} holds format {found[0]}, {found[1]} over {found[2]} parameters; wanted: format {_FORMAT}, "
@@ -127,23 +147,24 @@ def _fields(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]] | None:
 
 
 def write(state: State, directory: str) -> str:
-    """One owner's share, as a file; its name."""
-    name = f"{current.current().name}.pt"
-    target = Path(directory)
-    target.mkdir(parents=True, exist_ok=True)
-    _replace(target / name, lambda file: torch.save(state, file))
-    return name
+    """Write a draft of one owner's share. Returns the name that `adopt` gives it."""
+    path = _share(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".draft").unlink(missing_ok=True)  # of a save that has failed
+    with new_file(path.with_suffix(".draft")) as file:
+        torch.save(state, file)
+    return path.name
 
 
-def read(directory: str, files: dict[str, list[int]], numbers: Sequence[int]) -> State:
-    """All that the files have of these parameters."""
-    wanted = set(numbers)
-    needed = [Path(directory) / name for name, inside in files.items() if wanted.intersection(inside)]
-    return merged([load(path) for path in needed])
+def adopt(directory: str) -> None:
+    """Give the owner's draft its name."""
+    _rename(_share(directory).with_suffix(".draft"), _share(directory))
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
-    with new_file(draft) as file:
-        write(file)
-    draft.replace(path)
+def _share(directory: str) -> Path:
+    return Path(directory) / f"{current.current().name}.pt"
+
+
+def read(directory: str, files: dict[str, list[int]], numbers: Sequence[int]) -> list[State]:
+    """Return the shares that have any of these parameters."""
+    return [load(Path(directory) / name) for name, inside in files.items() if not {*numbers}.isdisjoint(inside)]

@@ -21,7 +21,20 @@ PANELS: dict[str, type[Panel]] = {
 
 
 def panel(name: str, source: Source | None = None) -> Panel:
-    """A live panel of the current cluster, or of `source`. ValueError for a name that is not in `PANELS`."""
+    """Make a live panel.
+
+    Args:
+        name: "workers", "rrefs", "autograd", "pipeline" or "messages".
+        source: what to show; by default the current cluster.
+
+    Returns:
+        A widget to display; `print` shows its present view as text.
+
+    Raises:
+        ValueError: for another name.
+        RuntimeError: without a source, if no cluster runs.
+    """
     if name not in PANELS:
         raise ValueError(f"no panel is called {name!r}: there are {', '.join(PANELS)}")
+    # `live` instead of a default source: some panels use another collector, or have buttons.
     return PANELS[name].live() if source is None else PANELS[name](source)

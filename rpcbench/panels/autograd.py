@@ -1,4 +1,4 @@
-"""The autograd panel: what each distributed-autograd context has recorded, and how far its backward passes are."""
+"""The autograd panel: the records of each distributed-autograd context, and the progress of its backward passes."""
 
 from __future__ import annotations
 

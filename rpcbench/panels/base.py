@@ -1,42 +1,37 @@
-"""What all panels share: a view that browsers follow by deltas, and the code they draw it with.
+"""The base of all panels: a view that browsers update by deltas, and the code that draws it.
 
 Rules
-- `state` always holds the whole present view, so a browser that opens later gets it with the widget's own state; a
-  change of it travels as a small custom message (`{"kind": "delta", "version", "delta"}`), never whole.
-- Versions count by one. A browser that finds a gap waits for the next whole state, which the publisher sends.
-- What a browser says is heard while a cell runs, too, where the front end uses subshells (JupyterLab does): on a thread
-  that is not the main one.
-- The drawing code is `common.js` and the panel's own files, joined here: browsers load one module, and there is no
-  build step and no request to any other host.
+- `state` always holds the whole present view, for browsers that open later. A change travels as a small custom message
+  (`{"kind": "delta", "version", "delta"}`). A browser that finds a gap in the versions waits for the next whole state.
+- Messages of a browser also arrive while a cell runs, on another thread than the main one, if the front end uses
+  subshells (JupyterLab does).
+- The drawing code is `common.js` joined with the panel's own files: one module, no build step, no request to any host.
 
-The publisher is the thread that keeps open panels up to date.
-- A viewer is shown the world at most once per `period`, only after a change, and never on the kernel's event loop
-  (which starves while a cell runs); where that takes its time, more seldom: a 120th of a core at most, as long as that
-  means four looks a second, and a fifth of a core in any case.
-- While nothing changes the thread sleeps on a condition; with no viewer open it ends and nothing is subscribed.
-- A browser that missed a message (one that opened late, a broken connection) is right again within `heal` seconds:
-  after changes each viewer also sends its whole state at that pace.
-- After `close` returns, nothing more is sent. A viewer that fails is closed and says why; the others go on.
+`PanelFeed` has the thread that keeps open panels up to date.
+- It shows a viewer the world after a change, at most once per `period`, and never on the kernel's event loop, which
+  does not run while a cell runs. It uses 1/120 of a core where that allows four looks per second, and at most 1/5.
+- While nothing changes the thread sleeps on a condition. With no viewer it ends, and no source is subscribed.
+- A browser that missed a message is correct again within `heal` seconds of a change: viewers send whole states then.
+- After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self
 
 import anywidget
 import traitlets
 
-from rpcbench.base.conditions import Changes
-from rpcbench.cells.widgets import heard_where_asked
+from rpcbench.base.conditions import Condition
+from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import text
@@ -44,99 +39,75 @@ from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World, diff
 
 logger = logging.getLogger(__name__)
-# Pauses to work: views are made in the process that runs the user's cells.
+# Ratios of pause to work: views are computed in the process that runs the user's cells, and must not slow these down.
 _REST, _LONG_REST = 5, 120
 _CALM = 0.25
-"""Seconds between two looks that still are no delay: for them a view rests long, for more only as long as it must."""
+"""Seconds between two looks up to which a user sees no delay; `_LONG_REST` applies below, `_REST` above."""
 
 
 class Source(Protocol):
-    """Where worlds come from. `wake` is called from any thread, once the change can be seen in `world()`."""
+    """A source of worlds."""
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` after each change, until the returned function is called."""
+        """Call `wake` after each change, on any thread, once `world()` has it. Return a function that ends that."""
 
     def world(self) -> World:
-        """The present state, in dicts that nobody changes later; rows may be shared."""
-
-
-@runtime_checkable
-class Settles(Protocol):
-    """A source that has to be told by others."""
-
-    def settle(self) -> bool:
-        """Wait until all have told what they had to tell; False if not all did in time."""
-
-
-class Viewer(Protocol):
-    """Something that draws a world: a panel."""
-
-    def show(self, world: World) -> bool:
-        """Send what changed; False if nothing did."""
-
-    def send_whole(self) -> None:
-        """Send everything again, for browsers that missed something."""
-
-    def fail(self, error: Exception) -> None:
-        """Say why no more will come."""
+        """Return the present state in dicts that are never changed later; rows may be shared."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    viewer: Viewer
+    viewer: Panel
     source: Source
     unsubscribe: Callable[[], None] = field(init=False)
-    stale: bool = True
-    whole_at: float = math.inf
+    stale: bool = True  # the world has changed since the last look
+    whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
 
 
-class Publisher:
-    """Shows worlds to the open viewers, from one thread that lives while there are any."""
+class PanelFeed:
+    """The thread that shows worlds to open viewers; it exists while there are any."""
 
     def __init__(self, period: float = 0.15, heal: float = 5.0) -> None:
         self._period = period
         self._heal = heal
         self._lock = threading.Lock()
-        self._changes = Changes()
-        self._closed = Changes()  # apart from changes, which do not wake the thread while it rests
-        self._entries: dict[int, _Entry] = {}
-        self._pushing: Viewer | None = None
+        self._changes = Condition()
+        self._closed = Condition()  # apart from `_changes`, which must not wake the thread while it rests
+        self._entries: dict[int, _Entry] = {}  # by id of the viewer
+        self._pushing: Panel | None = None  # the viewer that is being shown, for `close` to wait for
         self._thread: threading.Thread | None = None
 
-    def open(self, viewer: Viewer, source: Source) -> None:
-        """Show `viewer` the source's world now, and again after each change. Harmless if it is open already."""
+    def open(self, viewer: Panel, source: Source) -> None:
+        """Show `viewer` the source's world now and after each change. Idempotent."""
         entry = _Entry(viewer, source)
         entry.unsubscribe = source.subscribe(partial(self._wake, entry))
         with self._lock:
             new = id(viewer) not in self._entries
             if new:
                 self._entries[id(viewer)] = entry
-                self._start()
-        if not new:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="rpcbench-panels", daemon=True)
+                    self._thread.start()
+        if not new:  # outside the lock, as this runs code of the source
             entry.unsubscribe()
-        self._changes.tell()
+        self._changes.notify_all()
 
-    def close(self, viewer: Viewer) -> None:
-        """Stop showing: no message is sent after this, and the source is told. Harmless if it is closed already."""
+    def close(self, viewer: Panel) -> None:
+        """Unsubscribe from the source; no message is sent once this returns. Idempotent."""
         with self._lock:
             entry = self._entries.pop(id(viewer), None)
-        self._changes.tell()
-        self._closed.tell()
-        if threading.current_thread() is not self._thread:
+        self._changes.notify_all()
+        self._closed.notify_all()
+        if threading.current_thread() is not self._thread:  # which closes viewers that fail, and cannot wait for itself
             self._changes.wait_for(lambda: self._pushing is not viewer)
         if entry is not None:
             entry.unsubscribe()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rpcbench-panels", daemon=True)
-            self._thread.start()
-
     def _wake(self, entry: _Entry) -> None:
-        if entry.stale:  # `_next` clears it before the world is read: this change will be seen
+        if entry.stale:  # `_next` clears it before the world is read, which so has this change
             return
         entry.stale = True
-        self._changes.tell()
+        self._changes.notify_all()
 
     def _run(self) -> None:
         while due := self._next():
@@ -146,11 +117,11 @@ class Publisher:
             self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
     def _pause(self, took: float) -> float:
-        """Seconds from one look to the next."""
+        """Return the seconds from one look to the next."""
         return max(self._period, min(_LONG_REST * took, _CALM), _REST * took)
 
     def _next(self) -> list[tuple[_Entry, bool]]:
-        """Wait for entries with something to send, each with whether its world changed; none when no viewer is left."""
+        """Wait for entries that are due; return each with whether its world changed, or [] if no viewer is left."""
         while True:
             with self._lock:
                 entries = list(self._entries.values())
@@ -167,26 +138,28 @@ class Publisher:
             self._changes.wait_for(partial(self._differs, entries), None if first == math.inf else first - now)
 
     def _differs(self, entries: list[_Entry]) -> bool:
-        """Whether there is something to do since these were looked at."""
+        """Return whether viewers were opened or closed, or a world changed."""
         with self._lock:
             return list(self._entries.values()) != entries or any(entry.stale for entry in entries)
 
     def _push(self, due: list[tuple[_Entry, bool]]) -> None:
         worlds: dict[int, World] = {}
         for entry, changed in due:
-            with self._turn(entry) as is_open:
-                if is_open:
-                    self._try(entry, changed, worlds)
-
-    def _try(self, entry: _Entry, changed: bool, worlds: dict[int, World]) -> None:
-        try:
-            if changed:
-                self._show(entry, worlds)
-            if entry.whole_at <= time.monotonic():
-                entry.whole_at = math.inf
-                entry.viewer.send_whole()
-        except Exception as error:  # noqa: BLE001  whatever a source or a view raises, the other panels go on
-            self._give_up(entry, error)
+            with self._lock:
+                if self._entries.get(id(entry.viewer)) is not entry:  # closed meanwhile
+                    continue
+                self._pushing = entry.viewer
+            try:
+                if changed:
+                    self._show(entry, worlds)
+                if entry.whole_at <= time.monotonic():
+                    entry.whole_at = math.inf
+                    entry.viewer.send_whole()
+            except Exception as error:  # noqa: BLE001  (an error of a source or a view must not stop other panels)
+                self._give_up(entry, error)
+            finally:
+                self._pushing = None
+                self._changes.notify_all()
 
     def _show(self, entry: _Entry, worlds: dict[int, World]) -> None:
         """Show one viewer the world; one look at a source serves all its viewers."""
@@ -195,18 +168,6 @@ class Publisher:
             worlds[id(source)] = source.world()
         if entry.viewer.show(worlds[id(source)]):
             entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
-
-    @contextlib.contextmanager
-    def _turn(self, entry: _Entry) -> Iterator[bool]:
-        """Marks whose turn it is, so that `close` can wait for its end. False if it was closed meanwhile."""
-        with self._lock:
-            is_open = self._entries.get(id(entry.viewer)) is entry
-            self._pushing = entry.viewer if is_open else None
-        try:
-            yield is_open
-        finally:
-            self._pushing = None
-            self._changes.tell()
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
         logger.warning("a panel stopped", exc_info=error)
@@ -218,16 +179,16 @@ class Publisher:
 
 
 _HERE = Path(__file__).parent
-SESSION = Publisher()  # one per process, as all widgets of a kernel share one way out
+SESSION = PanelFeed()  # one per process: all widgets of a kernel share one connection to the front end
 
 
 def piece(name: str, suffix: str) -> str:
-    """The text of one file."""
+    """Return the text of a file of this package."""
     return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
 
 
 def asset(name: str, suffix: str, *parts: str) -> str:
-    """The text of `common`, of whatever parts a panel has besides, and of its own file, as one."""
+    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined."""
     return "\n".join(piece(each, suffix) for each in ("common", *parts, name))
 
 
@@ -237,32 +198,32 @@ class Panel(anywidget.AnyWidget):
     `print(panel)` gives the present view as text.
     """
 
-    look: ClassVar[staticmethod[[World], View]]
-    sentence: ClassVar[str]
+    look: ClassVar[staticmethod[[World], View]]  # computes the view of a world
+    sentence: ClassVar[str]  # shown instead of the widget without a kernel
 
-    state = traitlets.Dict().tag(sync=True)
-    problem = traitlets.Unicode("").tag(sync=True)
+    state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}
+    problem = traitlets.Unicode("").tag(sync=True)  # the error that has ended the updates
 
-    def __init__(self, source: Source, publisher: Publisher = SESSION, **traits: Any) -> None:
-        world = source.world() if isinstance(source, Still) else {}  # the next cell may look before the publisher has
+    def __init__(self, source: Source, publisher: PanelFeed = SESSION, **traits: Any) -> None:
+        world = source.world() if isinstance(source, Still) else {}  # the next cell may print it before the first look
         super().__init__(state={"version": 0, "view": type(self).look(world)}, **traits)
-        heard_where_asked(self.comm)
+        receive_on_named_subshell(self.comm)
         self._source = source
         self._publisher = publisher
-        self._eyes: set[str] = set()
+        self._open_views: set[str] = set()  # ids of the browsers' views that are open
         self.on_msg(self._heard)
         publisher.open(self, source)
 
     @classmethod
     def live(cls) -> Self:
-        """A panel of the current cluster."""
+        """Make a panel of the current cluster."""
         return cls(collector.current_collector())
 
     def show(self, world: World) -> bool:
-        """Send browsers what changed since the last call; False if nothing did. Called by the publisher's thread."""
+        """Send browsers the changes since the last call; return False if there are none. On the feed's thread."""
         view = type(self).look(world)
         delta = diff(self.state["view"], view)
-        if not delta and self.state["version"]:
+        if not delta and self.state["version"]:  # version 0 was only the empty view of the constructor
             return False
         version = self.state["version"] + 1
         self.state = {"version": version, "view": view}
@@ -274,62 +235,63 @@ class Panel(anywidget.AnyWidget):
         self.send_state("state")
 
     def fail(self, error: Exception) -> None:
-        """Say in the picture why it stands still."""
+        """Show the error in the picture, which is updated no more."""
         self.problem = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
-        """Remove the panel from all browsers and stop following. Harmless when called twice."""
-        if self.comm is not None:  # also called by ipywidgets' finalizer, perhaps on a half-made panel
+        """Remove the panel from all browsers and unsubscribe. Idempotent."""
+        if self.comm is not None:  # also called by ipywidgets' finalizer, perhaps on a half-constructed panel
             self._publisher.close(self)
         super().close()
 
     def snapshot(self) -> Snapshot:
-        """What the panel shows now, as a picture and text that need no kernel: for notebooks that are committed."""
+        """Return the present view as a picture and text that need no kernel, for notebooks that are committed."""
         return Snapshot(type(self).look(self._settled()))
 
     def export(self, path: str | Path) -> Path:
-        """Write what the panel's source holds now as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+        """Write the present state of the panel's source as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-        Messages are in it while a messages panel or a `%%trace` asks for them, and calls as far as theirs are.
+        Messages, and the calls that they belong to, are in it only while a messages panel or a `%%trace` is open.
         """
         return trace.save(self._settled(), path)
 
     def _settled(self) -> World:
-        """What the source holds, with all that members have to tell by now; also where no browser shows the panel."""
+        """Return the source's world with all pending reports of members, even if no browser shows the panel."""
+        # Subscribed for the time: a source without a subscriber does not collect.
         stop = self._source.subscribe(lambda: None)
         try:
-            if isinstance(self._source, Settles):
-                self._source.settle()
+            if settle := getattr(self._source, "settle", None):  # only of sources that wait for members' reports
+                settle()
             return self._source.world()
         finally:
             stop()
 
     def notify_change(self, change: Any) -> None:
-        """As every widget's, but a new `state` is not sent: its delta is."""
+        """Like every widget's, but do not send a new `state`: its delta is sent instead."""
         if change["name"] == "state":
             traitlets.HasTraits.notify_change(self, change)
         else:
             super().notify_change(change)
 
     def _heard(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
-        """A browser began or ceased to show this panel; after the last one ceased, nobody is asked for news."""
+        """Count the browsers that show this panel, and unsubscribe after the last one closes it."""
         match content:
             case {"kind": "opened", "eye": str(eye)}:
-                self._eyes.add(eye)
+                self._open_views.add(eye)
                 self._publisher.open(self, self._source)
             case {"kind": "closed", "eye": str(eye)}:
-                self._eyes.discard(eye)
-                if not self._eyes:
+                self._open_views.discard(eye)
+                if not self._open_views:
                     self._publisher.close(self)
             case _:
                 self.heard(content)
 
     def heard(self, content: dict[str, Any]) -> None:
-        """A browser says something else: nothing that a panel without buttons would know."""
+        """Handle another message of a browser; a panel without buttons has none."""
 
     @property
     def view(self) -> View:
-        """What is drawn: `{section: {key: row}}`, as the functions of `rpcbench.telemetry` make it."""
+        """The present view, `{section: {key: row}}`, as made by the functions of `rpcbench.telemetry`."""
         view: View = self.state["view"]
         return view
 

@@ -1,4 +1,4 @@
-"""The messages panel: a sequence diagram of every message between members, and of what they do together."""
+"""The messages panel: a sequence diagram of all messages and collectives between members."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Self
 
 from rpcbench.panels.base import Panel, asset
 from rpcbench.telemetry import collector
-from rpcbench.telemetry.collector import Traced
+from rpcbench.telemetry.collector import TracedCollector
 from rpcbench.telemetry.message_views import messages_view
 
 
 class MessagesPanel(Panel):
     """A lifeline per member, an arrow per message, dots per collective; see `telemetry.message_views.messages_view`.
 
-    Members tell of every message only while such a panel, or a `%%trace`, is open.
-    """
+    Members report each message only while such a panel, or a `%%trace`, is open."""
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
@@ -23,5 +22,5 @@ class MessagesPanel(Panel):
 
     @classmethod
     def live(cls) -> Self:
-        """A panel of the current cluster, all members of which tell of their messages as long as it is open."""
-        return cls(Traced(collector.current_collector()))
+        """Make a panel of the current cluster. All its members report their messages as long as it is open."""
+        return cls(TracedCollector(collector.current_collector()))

@@ -1,4 +1,4 @@
-"""The pipeline panel: where each micro-batch is, and how much of the step workers stood idle."""
+"""The pipeline panel: the location of each micro-batch, and the share of the step in which workers were idle."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
-"""A record played in a panel: no worker, no cluster. A slider, a play button, steps, and any of the panels below.
+"""Plays a record in a panel without workers: a slider, a play button, steps, and any of the panels.
 
-Beside the widget stands the same record as a page of its own (`panels.replay`), which needs no kernel either.
-
-The page: the panel's own drawing code, and what it is to draw at each frame.
-- It asks nothing of any server, which its own policy forbids it, and runs in a frame apart from whatever shows it.
-- What workers have said is data, never markup: it stands in JSON without a `<`, and the panel makes text of it.
-- Its size is bounded: of a long record, frames are left out evenly, never one that has a name; then those at the end.
-  How many is said below the panel.
+Below the widget it shows the same record as an HTML page, which needs no kernel. The page has the panel's own drawing
+code, and the delta of each frame. Guarantees
+- The page sends no request to a server, which its content security policy forbids, and runs in a sandboxed frame.
+- Values from workers are data, never markup: they are in JSON without a `<`, and the panel turns them into text.
+- The size of the page is bounded. Frames of a long record are left out evenly, except those with a name, and then those
+  at the end. A note below the panel gives their number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,32 +24,31 @@ from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, diff
 
 MOST_FRAMES = 300
-MOST_ROWS = 400_000  # looked at, over all frames: views of many rows take their time
-MOST_BYTES = 4_000_000
+MOST_ROWS = 400_000  # computed over all frames: views of many rows take long
+MOST_BYTES = 4_000_000  # of JSON
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _DEFAULT = "export default "
-_OPENS = "(d => { d.open = !d.closest('div.jp-Notebook') })(document.currentScript.parentElement)"  # nbconvert: a body
+# Opens the page unless it is in a notebook that runs: JupyterLab has the class on a div, nbconvert on the body.
+_OPENS = "(d => { d.open = !d.closest('div.jp-Notebook') })(document.currentScript.parentElement)"
 
-
+# The text in the frame. Jupyter strips frames, but not the text in them, from notebooks that are not trusted.
 _DISTRUSTED = (
     "This notebook is not trusted here, so it may play nothing: Trust Notebook, in JupyterLab's palette of commands."
 )
 
 
 def folded(record: Record, kind: type[Panel]) -> str:
-    """The page inside another one: open where no notebook runs, else to be opened by a click, below the live panel.
-
-    Jupyter leaves frames out of notebooks that are not trusted, but not the words in them, which browsers do not show.
-    """
+    """Return the page for embedding: open where no notebook runs, otherwise opened by a click, below the live panel."""
     frame = f'sandbox="allow-scripts" style="width:100%;height:620px;border:0" srcdoc="{escape(page(record, kind))}"'
     inside, script = f"<iframe {frame}>{_DISTRUSTED}</iframe>", f"<script>{_OPENS}</script>"
     return f"<details><summary>The record, played without a kernel</summary>{inside}{script}</details>"
 
 
 def page(record: Record, kind: type[Panel]) -> str:
-    """The page as one HTML document."""
+    """Return the page as one HTML document."""
     drawing, driver = str(kind._esm), piece("player", ".js")
     assert drawing.count(_DEFAULT) == 1 and "</script" not in drawing + driver
+    # Without a `<` in it, the data cannot end the script element.
     data = json.dumps(played(record, kind)).replace("<", "\\u003c")
     styles = f"{kind._css}\n{piece('player', '.css')}"
     start = "play(JSON.parse(document.getElementById('record').textContent), made_(), document.body);"
@@ -63,10 +60,12 @@ def page(record: Record, kind: type[Panel]) -> str:
 
 
 def played(record: Record, kind: type[Panel]) -> dict[str, Any]:
-    """`seconds`, `note` (what is left out, or "") and `frames`, each `time`, `name` and the `delta` of its view."""
+    """Return `seconds`, `note` (on frames left out, or "") and `frames`: each `time`, `name`, `delta` of the view."""
     frames: list[dict[str, Any]] = []
-    size, before = 0, View()
-    for at, view in _views(record, kind, _chosen(record)):
+    size, before, player = 0, View(), Player(record)
+    for at in _chosen(record):
+        player.go(at)
+        view = kind.look(player.world())
         seconds, _, name = record.frames[at]
         delta, before = diff(before, view), view
         size += len(json.dumps(delta))
@@ -81,15 +80,8 @@ def played(record: Record, kind: type[Panel]) -> dict[str, Any]:
     return {"seconds": round(record.seconds, 3), "note": note, "frames": frames}
 
 
-def _views(record: Record, kind: type[Panel], wanted: list[int]) -> Iterator[tuple[int, View]]:
-    player = Player(record)
-    for at in wanted:
-        player.go(at)
-        yield at, kind.look(player.world())
-
-
 def _chosen(record: Record) -> list[int]:
-    """Which frames there is room for: evenly many, besides those with a name, the first and the last."""
+    """Choose the frames within the limits: evenly spaced ones, those with a name, the first and the last."""
     count = len(record.frames)
     rows = sum(len(change["set"]) for _, delta, _ in record.frames for change in delta.values() if change)
     most = min(MOST_FRAMES, max(2, MOST_ROWS // max(1, rows)))
@@ -98,16 +90,16 @@ def _chosen(record: Record) -> list[int]:
     return sorted({*range(0, count, stride), *named, *([count - 1] if count else [])})
 
 
-_MILLISECONDS = 200
+_MILLISECONDS = 200  # per frame while it plays
 _ALONE = "The same record, played by a browser alone."
 _SENTENCE = "A record, played while this notebook's kernel runs. Run the cell to see it."
 
 
 class Replay(ipywidgets.VBox):  # type: ignore[misc]
-    """Made by `replay`. `go(frame)` and `step(by)` move it, as its buttons do; `print` says what its panel shows."""
+    """The widget that `replay` makes. `go(frame)` and `step(by)` move it, like its buttons; `print` shows text."""
 
     def __init__(self, record: Record, kinds: dict[str, type[Panel]], panel: str) -> None:
-        self.player = Player(record)
+        self.player = Player(record)  # the source of the panel
         self._kinds = kinds
         last = max(0, len(record.frames) - 1)
         self._play = ipywidgets.Play(min=0, max=last, interval=_MILLISECONDS)
@@ -128,23 +120,23 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self._tell()
 
     def go(self, frame: int) -> None:
-        """Show that frame, or the nearest one."""
+        """Show a frame, or the nearest one."""
         self.player.go(frame)
         self._slider.value = max(0, self.player.at)
         self._tell()
 
     def step(self, by: int = 1) -> None:
-        """So many frames on, or back."""
+        """Move by a number of frames, back if it is negative."""
         self.go(self.player.at + by)
 
     def snapshot(self) -> Snapshot:
-        """What is shown now, as a picture and text that need no kernel."""
+        """Return the present view as a picture and text that need no kernel."""
         return self.panel.snapshot()
 
     def _show(self, name: str) -> None:
         before, self.panel = self.panel, self._kinds[name](self.player)
         self.children = (*self._above, self.panel)
-        before.close()
+        before.close()  # after the change: the box never shows a closed widget
 
     def _tell(self) -> None:
         frames, at = self.player.record.frames, self.player.at
@@ -152,8 +144,8 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self._said.value = f"{seconds:.2f} s of {self.player.record.seconds:.2f} s{f', {name}' if name else ''}"
 
     def close(self) -> None:
-        """Remove it and its parts."""
-        if hasattr(self, "panel"):  # also called by ipywidgets' finalizer, perhaps on a half-made one
+        """Remove the widget and its panel."""
+        if hasattr(self, "panel"):  # also called by ipywidgets' finalizer, perhaps on a half-constructed widget
             self.panel.close()
         super().close()
 
@@ -172,7 +164,18 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
 
 
 def replay(path: str | Path, panel: str = "rrefs") -> Replay:
-    """Play a record that `%record` has made, in one of the panels. ValueError for a file that is no record."""
+    """Play a record of `%record` or `rpcbench.record`, without workers.
+
+    Args:
+        path: the file of the record.
+        panel: the panel to begin with, as in `rpcbench.panel`.
+
+    Returns:
+        A widget to display.
+
+    Raises:
+        ValueError: if the file is not a record, or there is no such panel.
+    """
     from rpcbench.panels import PANELS
 
     if panel not in PANELS:

@@ -1,4 +1,4 @@
-"""The RRef panel: who owns each RRef, who uses it, and which forks are still on their way."""
+"""The RRef panel: the owner and the users of each RRef, and the forks that are in transit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step panel: the messages that a stepper holds, and buttons to let them go, in whatever order."""
+"""The step panel: the messages that a stepper holds, and buttons to release them in any order."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rpcbench.base.errors import RpcError
-from rpcbench.panels.base import Panel, Publisher, asset
+from rpcbench.panels.base import Panel, PanelFeed, asset
 from rpcbench.telemetry.views import View, World
 
 logger = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
-    """What a panel needs of a stepper; see `rpcbench.testing.Stepper`."""
+    """The part of a stepper that the panel uses; see `rpcbench.testing.Stepper`."""
 
     delivered: int
     dropped: int
@@ -33,8 +33,8 @@ class Steps(Protocol):
     def submit(self, job: Callable[[], object]) -> None: ...
 
 
-class _Source:
-    """A stepper as a source of worlds: under each number a message, under 0 the stepper itself."""
+class _StepperSource:
+    """A stepper as a source of worlds: each message under its number, the stepper itself under 0."""
 
     def __init__(self, stepper: Steps) -> None:
         self._stepper = stepper
@@ -47,7 +47,8 @@ class _Source:
 
 
 def step_view(world: World) -> View:
-    """What is held. Sections: stepper (one row), held: n, sender, to, kind, label, and `about`, ids as text."""
+    """Return the view of held messages: the sections stepper (one row) and held."""
+    # A row of held has n, sender, to, kind, label, and `about`: the message's ids as text.
     none = {"on": True, "delivered": 0, "dropped": 0, "order": []}
     return {"stepper": {"0": world.get(0, none)}, "held": {str(n): _row(one) for n, one in world.items() if n}}
 
@@ -58,16 +59,16 @@ def _row(one: dict[str, Any]) -> dict[str, Any]:
 
 
 class StepPanel(Panel):
-    """Follows a stepper. Its buttons work while no cell runs in the notebook, as every widget's."""
+    """A panel of a stepper. Like those of any widget, its buttons work while no cell runs in the notebook."""
 
     look = staticmethod(step_view)
     sentence = "Held messages, live while this notebook's kernel runs. Run the cell to step through them."
     _esm = asset("step", ".js")
     _css = asset("step", ".css")
 
-    def __init__(self, stepper: Steps, **how: Publisher) -> None:
+    def __init__(self, stepper: Steps, **how: PanelFeed) -> None:
         self._stepper = stepper
-        super().__init__(_Source(stepper), **how)
+        super().__init__(_StepperSource(stepper), **how)
 
     def _heard(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
         stepper = self._stepper
@@ -82,10 +83,10 @@ class StepPanel(Panel):
                 super()._heard(_, content, buffers)
 
     def _do(self, deed: Callable[[], object]) -> None:
-        """Not on this thread: a member that is stuck must not hold the notebook up."""
+        """Run an action of a button on the stepper's thread, so that a stuck member does not block the notebook."""
 
         def obey() -> None:
-            with contextlib.suppress(ValueError):  # it has gone since the click
+            with contextlib.suppress(ValueError):  # the message was released after the click
                 try:
                     deed()
                 except RpcError as error:

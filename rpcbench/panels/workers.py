@@ -1,4 +1,4 @@
-"""The workers panel: how each worker is, and buttons that interrupt, restart and scale, also while a cell runs."""
+"""The workers panel: the state of each worker; buttons that interrupt, restart and scale, also while a cell runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 import traitlets
 
 from rpcbench.launch.actions import Actions
-from rpcbench.panels.base import SESSION, Panel, Publisher, Source, asset
+from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source, asset
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import HealthPoller
 from rpcbench.telemetry.views import workers_view
@@ -24,16 +24,16 @@ class WorkersPanel(Panel):
     sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("workers", ".js")
     _css = asset("workers", ".css")
-    acts = traitlets.Bool(False).tag(sync=True)
+    acts = traitlets.Bool(False).tag(sync=True)  # show buttons
 
-    def __init__(self, source: Source, publisher: Publisher = SESSION, act: Act | None = None) -> None:
+    def __init__(self, source: Source, publisher: PanelFeed = SESSION, act: Act | None = None) -> None:
         self._act = act
         super().__init__(source, publisher, acts=act is not None)
 
     @classmethod
     def live(cls) -> Self:
         agent = current.current()
-        actions = agent.part(Actions)
+        actions = agent.part(Actions)  # offered if a cluster owns the agent, not after a plain `init_rpc`
         return cls(agent.part(HealthPoller), act=actions.begin if actions.offered else None)
 
     def heard(self, content: dict[str, Any]) -> None:

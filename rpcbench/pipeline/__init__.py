@@ -1,4 +1,4 @@
-"""Pipeline-parallel training, driven from one cell: `split` a model, make a `Pipeline`, `step`."""
+"""Pipeline-parallel training from one notebook cell: `split` a model, make a `Pipeline`, call `step`."""
 
 from __future__ import annotations
 

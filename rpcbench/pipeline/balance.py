@@ -1,7 +1,7 @@
-"""The best way to share out a row of modules among stages, each stage a piece of the row and none empty.
+"""The best partition of a row of modules into stages: each stage is a piece of the row, and none is empty.
 
-A module weighs its parameters, or the time or memory that it takes with a sample. Weighing leaves the model as it was:
-parameters, buffers, gradients, random numbers; a tied weight counts where it comes first.
+A module's weight is its number of parameters, or the time or memory that it needs for a sample. Weighing leaves the
+model unchanged: parameters, buffers, gradients, random state. A tied weight counts at its first module.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from torch import nn
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.lazy import Lazy
 from rpcbench.pipeline.recompute import seeded
-from rpcbench.pipeline.stage_graph import OUTSIDE, Link, Value, given
+from rpcbench.pipeline.stage_graph import OUTSIDE, ModuleLink, Value, given
 
 ROUNDS = 5
-"""So often is each module timed; the median counts."""
+"""Measurements of the time of each module; the median counts."""
 
 
 def weigh(
-    kind: str, links: Sequence[Link], taken: Sequence[tuple[Value, ...]], sample: tuple[Any, ...] | None
+    kind: str, links: Sequence[ModuleLink], taken: Sequence[tuple[Value, ...]], sample: tuple[Any, ...] | None
 ) -> list[int]:
-    """The weight of each link, by this kind of `balance`: "params", "time" (ns) or "memory" (bytes).
-
-    "time" and "memory" run every module on the `sample`, the model's inputs: forward, and backward as far as gradients
-    flow. Memory is what training needs: weights, their gradients, and what the backward keeps of the sample.
-    """
+    """Return the weight of each link, by this kind of `balance`: "params" (count), "time" (ns) or "memory" (bytes). The
+    last two run every module on the `sample`, the model's inputs: forward, and backward as far as gradients flow.
+    Memory is that of training: weights, their gradients, and the tensors that the backward keeps for the sample."""
     kinds: dict[str, Callable[[nn.Module, tuple[Any, ...]], int]] = {"time": _nanoseconds, "memory": _kept}
     if kind != "params" and kind not in kinds:
         raise PipelineError(
@@ -51,11 +49,12 @@ def weigh(
     measured = _measured(kinds[kind], links, taken, sample)
     if kind == "time":
         return measured
-    return [m + sum(_held(p) for p in new) for m, new in zip(measured, _new_parameters(links), strict=True)]
+    held = [sum(p.nbytes * (2 if p.requires_grad else 1) for p in new) for new in _new_parameters(links)]
+    return [kept + own for kept, own in zip(measured, held, strict=True)]
 
 
-def _new_parameters(links: Sequence[Link]) -> Iterator[list[nn.Parameter]]:
-    """Parameters per link; one that is used again comes where it is first."""
+def _new_parameters(links: Sequence[ModuleLink]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters of each link; one that is used again is at its first link only."""
     seen: set[int] = set()
     for link in links:
         new = [parameter for parameter in link.module.parameters() if id(parameter) not in seen]
@@ -63,22 +62,18 @@ def _new_parameters(links: Sequence[Link]) -> Iterator[list[nn.Parameter]]:
         yield new
 
 
-def _held(parameter: nn.Parameter) -> int:
-    return parameter.nbytes * (2 if parameter.requires_grad else 1)
-
-
 def _measured(
     measure: Callable[[nn.Module, tuple[Any, ...]], int],
-    links: Sequence[Link],
+    links: Sequence[ModuleLink],
     taken: Sequence[tuple[Value, ...]],
     sample: tuple[Any, ...],
 ) -> list[int]:
-    """Each link's own measure, on a copy, with the values it would get."""
+    """Return the measure of each link, on a copy of its module, with the values that it gets in the model."""
     held = {Value(OUTSIDE, place): value for place, value in enumerate(sample)}
     measured = []
     for number, (link, values) in enumerate(zip(links, taken, strict=True)):
         module, args = copy.deepcopy(link.module), link.terms.taken([held[value] for value in values])
-        with seeded(0), torch.enable_grad():
+        with seeded(0), torch.enable_grad():  # the process's random state stays as it was
             measured.append(measure(module, args))
             made = module(*map(_own, args))
         held.update((Value(number, place), value) for place, value in enumerate(given(made, link.terms)))
@@ -86,22 +81,22 @@ def _measured(
 
 
 def _nanoseconds(module: nn.Module, args: tuple[Any, ...]) -> int:
-    """The median of some rounds, after one that counts for nothing."""
-    return int(median([_round(module, args) for _ in range(ROUNDS + 1)][1:]))
+    return int(median([_round(module, args) for _ in range(ROUNDS + 1)][1:]))  # the first warms up
 
 
 def _round(module: nn.Module, args: tuple[Any, ...]) -> int:
     begin = time.perf_counter_ns()
     made = module(*map(_own, args))
-    roots = [value for value in _tensors(made) if value.requires_grad]
+    values = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else (made,)
+    roots = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return time.perf_counter_ns() - begin
 
 
 def _kept(module: nn.Module, args: tuple[Any, ...]) -> int:
-    """Bytes that the backward keeps, each memory once; parameters are counted elsewhere."""
+    """Return the bytes that autograd saves for the backward, each memory once; parameters are counted elsewhere."""
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, int] = {}  # address → bytes
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -117,56 +112,49 @@ def _kept(module: nn.Module, args: tuple[Any, ...]) -> int:
 
 
 def _own(value: Any) -> Any:
-    """The value as a stage would get it: of a graph of its own, and to be changed in place if the module likes."""
+    """Return the value as a stage would receive it: in a graph of its own, and free to be modified in place."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad).clone()
 
 
-def _tensors(made: Any) -> list[torch.Tensor]:
-    values = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else (made,)
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-class _Plan(NamedTuple):
-    """The first stages: how heavy they are, and how many things they have, each the largest first; less is better."""
+class _Partition(NamedTuple):
+    """The first stages of a partition: their weights and module counts, largest first; smaller is better."""
 
     weights: tuple[int, ...]
     counts: tuple[int, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # module counts in the order of the stages
 
     @property
     def badness(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.weights, self.counts
 
-    def extended(self, weight: int, count: int) -> _Plan:
+    def extended(self, weight: int, count: int) -> _Partition:
         weights, counts = sorted((*self.weights, weight), reverse=True), sorted((*self.counts, count), reverse=True)
-        return _Plan(tuple(weights), tuple(counts), (*self.sizes, count))
+        return _Partition(tuple(weights), tuple(counts), (*self.sizes, count))
 
 
 def balanced(weights: Sequence[int], stages: int) -> tuple[int, ...]:
-    """How many things each stage gets so that the heaviest stage is as light as can be, then the second, and so on.
-
-    Ties go to the even numbers of things, then to the late cuts: a thing without weight stays with the one before it.
-    Exact; needs 1 <= stages <= len(weights).
-    """
+    """Return how many modules each stage gets so that the heaviest stage is as light as possible, then the second, and
+    so on. Ties go to equal module counts, then to late cuts: a module without weight stays with the one before it. The
+    result is exact. Needs 1 <= stages <= len(weights)."""
     # Adding the same stage to two plans never changes which is better, so the best prefixes extend to the best plan.
-    sums = list(accumulate(weights, initial=0))
-    best = {0: _Plan((), (), ())}
+    sums = list(accumulate(weights, initial=0))  # prefix sums: the weight of a piece is a difference
+    best = {0: _Partition((), (), ())}  # modules so far → best plan for them
     for stage in range(1, stages + 1):
         ends = range(stage, len(weights) - (stages - stage) + 1)
         best = {end: _extend(best, sums, end) for end in ends}
     return best[len(weights)].sizes
 
 
-def _extend(best: dict[int, _Plan], sums: Sequence[int], end: int) -> _Plan:
-    """The best plan up to `end` with one more stage than those in `best`."""
-    begins = sorted((begin for begin in best if begin < end), reverse=True)
+def _extend(best: dict[int, _Partition], sums: Sequence[int], end: int) -> _Partition:
+    """Return the best plan up to `end`, with one more stage than those in `best`."""
+    begins = sorted((begin for begin in best if begin < end), reverse=True)  # late cuts first: they win ties
     found = best[begins[0]].extended(sums[end] - sums[begins[0]], end - begins[0])
     for begin in begins[1:]:
         weight = sums[end] - sums[begin]
         if weight > found.weights[0]:
-            break  # too heavy alone, and it only grows
+            break  # this stage alone is too heavy, and earlier cuts add to it
         other = best[begin].extended(weight, end - begin)
         found = min(found, other, key=lambda plan: plan.badness)
     return found

@@ -1,11 +1,11 @@
-"""Batch normalization in micro-batches: a warning of what it does, and running statistics of whole batches.
+"""Batch normalization over micro-batches: a warning about its effect, and running statistics of whole batches.
 
-In training a batch norm sees one micro-batch at a time. It normalizes by the mean and variance of that, whatever is
-done here, so gradients are not those of the whole batch. Its running statistics, for evaluation, would also move once
-for each micro-batch; deferred, they move once a step, by the mean and variance of all samples, as torchgpipe has it.
+In training a batch norm sees one micro-batch at a time and normalizes by its mean and variance, in every mode here, so
+gradients are not those of the whole batch. By default its running statistics, for evaluation, move once for each
+micro-batch; "deferred" ones move once a step, by mean and variance of all samples, as in torchgpipe.
 
-Guarantees of deferred ones: a forward that is recomputed counts once; a step that fails here moves nothing; names and
-values of buffers are those of torch's own layers.
+Guarantees of deferred ones: a recomputed forward counts once; a step that fails here moves nothing; names and values of
+buffers are those of torch's own layers.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.split import Stage
 
 WARN, MICROBATCH, DEFERRED = "warn", "microbatch", "deferred"
-_TOLD = (
+_WARNING = (
     "batch norms in a pipeline that trains see one micro-batch at a time ({names}): they normalize by its mean and "
     "variance, so gradients are not those of the whole batch, and running statistics move once for each of the {count} "
     'micro-batches. Pipeline(batch_norm="deferred") moves these once a step, by the whole batch; "microbatch" is what '
-    "you have now, without this warning; a GroupNorm or LayerNorm knows no batch"
+    "you have now, without this warning; GroupNorm and LayerNorm do not depend on the batch"
 )
 
 
 def check(batch_norm: str) -> None:
-    """PipelineError for a word that is none of the three."""
+    """Raise PipelineError if `batch_norm` is none of the three modes."""
     if batch_norm not in (WARN, MICROBATCH, DEFERRED):
         raise PipelineError(f"unknown batch_norm {batch_norm!r}; there are '{WARN}', '{MICROBATCH}' and '{DEFERRED}'")
 
 
 def warn_of_microbatches(stages: Sequence[Stage], microbatches: int) -> None:
-    """UserWarning, at the line that makes the pipeline, that names the batch norms of all stages."""
+    """Issue a UserWarning, at the line that makes the pipeline, with the names of all batch norms."""
     found = [
         stage.key(own).rstrip(".") for stage in stages for own, layer in _batch_norms(stage.module) if layer.training
     ]
     if found and microbatches > 1:
-        warnings.warn(_TOLD.format(names=", ".join(found), count=microbatches), UserWarning, stacklevel=3)
+        warnings.warn(_WARNING.format(names=", ".join(found), count=microbatches), UserWarning, stacklevel=3)
 
 
 def _batch_norms(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -53,34 +53,33 @@ def _batch_norms(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 @dataclass(slots=True)
 class _Moments:
-    """Of all samples so far, for each channel: mean, and the sum of squared distances from it."""
+    """Mean and sum of squared distances from it, for each channel, over all samples so far."""
 
     count: int = 0
     mean: torch.Tensor | float = 0.0
     squares: torch.Tensor | float = 0.0
 
     def add(self, samples: torch.Tensor) -> None:
-        """Samples with channels along dimension 1. Sums of squares are joined by distance, so no digits are lost."""
+        """Add samples, with channels along dimension 1."""
         dims = [dim for dim in range(samples.dim()) if dim != 1]
         count = samples.numel() // samples.shape[1]
-        variance, mean = torch.var_mean(samples.detach().double(), dims, correction=0)
+        variance, mean = torch.var_mean(samples.detach().double(), dims, correction=0)  # double: sums lose no digits
         self.join(count, mean, variance * count)
 
     def join(self, count: int, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        """Those of other samples."""
         total = self.count + count
-        apart = mean - self.mean
+        apart = mean - self.mean  # joined by distance of the means: no cancellation
         self.mean = self.mean + apart * (count / total)
         self.squares = self.squares + squares + apart**2 * (self.count * count / total)
         self.count = total
 
 
 class Deferred:
-    """The batch norms of these modules that have running statistics; these move only by `step`."""
+    """The batch norms of these modules that have running statistics, which move only by `step`."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._moments: dict[Any, _Moments] = {}
-        self._counting = False
+        self._counting = False  # whether forwards count now
         for layer in (layer for module in modules for _, layer in _batch_norms(module)):
             if layer.track_running_stats and layer.running_mean is not None:
                 layer.track_running_stats = False  # in training it leaves its buffers alone; in evaluation it uses them
@@ -93,7 +92,7 @@ class Deferred:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Around a step on this worker: at its end the statistics move, unless it fails."""
-        self._moments = {layer: _Moments() for layer in self._moments}
+        self._moments = {layer: _Moments() for layer in self._moments}  # drops those of a step that failed
         yield
         for layer, moments in self._moments.items():
             if moments.count:
@@ -101,7 +100,7 @@ class Deferred:
 
     @contextlib.contextmanager
     def counting(self, first: bool) -> Iterator[None]:
-        """Around a stage's forward; `first`: it is no recomputed one."""
+        """Around a stage's forward; `first`: not a recomputed one, so it counts."""
         self._counting = first
         try:
             yield
@@ -110,15 +109,15 @@ class Deferred:
 
     # -- over replicas of a module
     def told(self, module: nn.Module, replica: int, replicas: int) -> list[torch.Tensor]:
-        """What this step has seen in each layer of a module: a row for each replica, and only its own is filled."""
+        """Return each layer's moments in this step, a row for each replica, of which only the own one is filled."""
         return [_row(layer, self._moments[layer], replica, replicas) for layer in self._own(module)]
 
     def take(self, module: nn.Module, told: Sequence[torch.Tensor]) -> None:
-        """What the step has seen in these layers is what all replicas have seen."""
+        """Replace the moments of a module's layers by those of all replicas. `told`: their rows, summed."""
         for layer, rows in zip(self._own(module), told, strict=True):
             moments = self._moments[layer] = _Moments()
             for row in rows:
-                if row[0]:
+                if row[0]:  # no samples: zeros
                     moments.join(int(row[0]), *row[1:].chunk(2))
 
     def _own(self, module: nn.Module) -> list[Any]:
@@ -130,19 +129,19 @@ class Deferred:
 
 
 def _move(layer: Any, moments: _Moments) -> None:
-    """As torch's own forward does, with these mean and variance; the latter is the unbiased one there, too."""
+    """Update running statistics as torch's own forward does, by these moments."""
     with torch.no_grad():
-        layer.num_batches_tracked.add_(1)
+        layer.num_batches_tracked.add_(1)  # first, as its share depends on it
         share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
         for running, new in (
             (layer.running_mean, moments.mean),
-            (layer.running_var, moments.squares / max(moments.count - 1, 1)),
+            (layer.running_var, moments.squares / max(moments.count - 1, 1)),  # unbiased, as in torch
         ):
             running.copy_((1 - share) * running.double() + share * new)
 
 
 def _row(layer: Any, moments: _Moments, replica: int, replicas: int) -> torch.Tensor:
-    """Number of samples, means, sums of squares; on each replica's row its own."""
+    """Return number of samples, means, sums of squares in the row of this replica: (replicas, 1 + 2 * channels)."""
     device = layer.running_mean.device
     rows = torch.zeros(replicas, 1 + 2 * layer.num_features, dtype=torch.double, device=device)
     if moments.count:

@@ -1,17 +1,17 @@
-"""The driver of a pipeline: the workers as it holds them, and the steps that it has them do.
-
-    step: ── run and apply ──►   the workers agree by themselves that all have all gradients, see `mailboxes`
-    run:  ── run ──► … apply: ── apply ──►   once all have told the driver
+"""The driver of a pipeline: its handles of the workers, and the steps that it runs on them.
 
 Guarantees
-- The first failure of any worker is raised at once, and the others are woken.
-- Optimizers step only when all workers have all gradients. Where one fails or is lost all the same, the error says
-  which optimizer step each stage holds; nothing runs on stages that do not agree on it.
-- Ctrl-C ends a step that was not agreed on; else it is raised when all have stepped. Whenever it comes, and however
-  often, what became of a step is found out before the next one.
-- Where a worker is lost, whatever the stages are asked for says so.
-- What a stage holds comes back under the names of the un-split model.
+- The first failure of any worker is raised at once, and the other workers are woken.
+- Optimizers step only when all workers have all gradients. If one fails or is lost all the same, the error says which
+  optimizer step each stage holds; nothing runs on stages that do not agree on it.
+- Ctrl-C aborts a step that was not committed; else it is raised when all optimizers have stepped. Whenever it comes,
+  and however often, the outcome of a step is found out before the next one.
+- After the loss of a worker every request to the stages raises the same error.
+- Values that stages hold are returned under the names of the un-split model.
 """
+
+# step: ── run and apply ──►   the workers commit among themselves, see `mailboxes`
+# run:  ── run ──► … apply: ── apply ──►   once all have reported to the driver
 
 from __future__ import annotations
 
@@ -24,50 +24,48 @@ from typing import Any, TypeVar
 
 import torch
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Future, collect_all, settle_all, wait_all
 from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline import execution
-from rpcbench.pipeline.failures import ANEW, CommitState, LostStages, ProcessWatch
+from rpcbench.pipeline.failures import RECOVERY_ADVICE, CommitState, LostStages, ProcessWatch
 from rpcbench.pipeline.gradient_sums import ties
 from rpcbench.pipeline.lazy import built
-from rpcbench.pipeline.mailboxes import end
+from rpcbench.pipeline.mailboxes import ENDS, error_text
 from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.placement import WorkerMesh
 from rpcbench.pipeline.split import Groups, Stage, whole_name
 from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
 from rpcbench.pipeline.stage_graph import inputs_of
-from rpcbench.pipeline.tasks import Apply, LossFn, Report, Task
+from rpcbench.pipeline.tasks import Apply, LossFn, StepReport, Task
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import label_of
-from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.locked_node import uninterrupted
 
 Ask = Callable[..., Future[Any]]
-"""Of a worker's id, a function of `requests` and its arguments but the key."""
+"""Calls a function of `execution` on a worker, by its id: the arguments are those after the key."""
 End = Callable[[int, int, str], object]
-"""Tell a worker, by its id, that a step is not to go on, and why."""
-Done = Callable[[list[Report], list[int]], object]
-"""Hears of a step that all optimizers have done: what came of it, and who has let go of its context by itself."""
-_Running = dict[int, Future[Any]]
-_LAST_WORDS = 0.5
-"""Seconds that the others are waited for, after one worker has failed."""
+"""Notifies a worker, by its id, that a step is aborted, and why."""
+Done = Callable[[list[StepReport], list[int]], object]
+"""Called after a step that all optimizers have done, with the reports and the ids that have released its context."""
+_Running = dict[int, Future[Any]]  # worker id → its answer
+_GRACE_SECONDS = 0.5
+"""Seconds to wait for the other workers after one has failed."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """An optimizer step that may have been done by some. `going`: who does it, or may; None: that is not known yet."""
+class _OpenStep:
+    """An optimizer step that some workers may have done."""
 
     number: int
     running: _Running = field(default_factory=dict)
-    going: Collection[int] | None = None
+    going: Collection[int] | None = None  # ids that do it, or may; None: not known yet
 
 
 class StepDriver:
-    """`homes`: stage → id of its worker; `ids`: of the workers, first the one that decides.
-
-    `standing`: which optimizer step each stage holds. `on_applied` is called, with its number, after each.
-    """
+    """Runs steps on the workers. `homes`: stage → id of its worker; `ids`: of all workers, the coordinator first;
+    `commit_state`: which optimizer step each stage holds. `on_applied` is called after each, with its number."""
 
     def __init__(
         self,
@@ -76,16 +74,16 @@ class StepDriver:
         ids: Sequence[int],
         homes: Mapping[int, int],
         losses: LostStages,
-        standing: CommitState,
+        commit_state: CommitState,
     ) -> None:
-        self._ask, self._tell_end, self._ids, self._homes = ask, end, ids, homes
-        self._losses, self.standing = losses, standing
+        self._ask, self._notify_end, self._ids, self._homes = ask, end, ids, homes
+        self._losses, self.commit_state = losses, commit_state
         self.on_applied: Callable[[int], object] = lambda number: None
-        self._open: _Open | None = None  # until it is known what became of it
+        self._open: _OpenStep | None = None  # until its outcome is known
 
     # -- a step
-    def run(self, tasks: Mapping[int, Task]) -> list[Report]:
-        """One step: worker id → what it does. The error of a worker's operation as it was; StageLostError."""
+    def run(self, tasks: Mapping[int, Task]) -> list[StepReport]:
+        """Run one step: worker id → its task. Raises the error of a worker's operation as it was, or StageLostError."""
         self.check()
         self._losses.tasks = tasks
         running: _Running = {}
@@ -93,18 +91,15 @@ class StepDriver:
             return self._reports(running)
         except BaseException as error:
             for id_ in [id_ for id_ in tasks if not (id_ in running and _succeeded(running[id_]))]:
-                self._end(id_, error)  # who waits for another one, perhaps; nobody waits for it
+                self._end(id_, error)  # it may wait for another worker; its answer is not needed
             self._not_run(error)
             raise
 
     def step(self, tasks: Mapping[int, Task], done: Done) -> None:
-        """As `run`, then a step of every stage's optimizer. `done` hears of it before Ctrl-C is raised.
-
-        Errors as of `run` or `apply`.
-        """
+        """As `run`, then step all optimizers. `done` is called before a Ctrl-C. Raises as `run` and `apply`."""
         self.check()
         self._losses.tasks = tasks
-        opened = self._begin(None)
+        opened = self._begin(None)  # the workers decide
         try:
             reports = self._reports(opened.running)
             with uninterrupted:
@@ -116,29 +111,26 @@ class StepDriver:
             raise
 
     def apply(self, context: int, keeps: bool = False, last: bool = False) -> list[int]:
-        """One step of every stage's optimizer, with the gradients of the latest `run` in this context.
-
-        `keeps`: the workers keep these in place of those kept before. `last`: they need the context no more; returned
-        are those that have let go of it by themselves.
-        Where one fails, its error as it was, or StageLostError; either says what the stages hold.
-        """
+        """Step every stage's optimizer, with the gradients of the latest `run` in this context. `keeps`: the workers
+        keep these in place of those kept before. `last`: they need the context no more. Returns the ids of workers that
+        have released it. Raises a worker's error as it was, or StageLostError; both have the step of each stage."""
         self.check()
         opened = self._begin(self._ids)
         try:
-            with uninterrupted:  # whenever Ctrl-C comes, it is known who has been told
+            with uninterrupted:  # a Ctrl-C comes after the requests are recorded
                 for id_ in self._ids:
                     what = Apply(self._losses.tasks[id_].step, context, keeps, last)
                     opened.running[id_] = self._ask(id_, execution.apply, *what)
             free = wait_all(opened.running.values())
         except BaseException as error:
-            self._settle(_LAST_WORDS)
+            self._settle(_GRACE_SECONDS)
             self._not_applied(error, opened.number)
             raise
         self._applied(opened)
         return [id_ for id_, over in zip(opened.running, free, strict=True) if over]
 
     def after_applying(self, job: Callable[[], object]) -> None:
-        """Run a job once nobody applies any more: now, or where Ctrl-C has ended the wait, when all have answered."""
+        """Run a job once no worker applies any more: now, or when the last worker has answered after a Ctrl-C."""
         left = [] if self._open is None else [future for future in self._open.running.values() if not future.done()]
         if not left:
             job()
@@ -147,55 +139,53 @@ class StepDriver:
 
     # -- whether there can be one
     def check(self) -> None:
-        """StageLostError where a stage is gone; PipelineError where the stages hold different optimizer steps."""
+        """Raise StageLostError if a stage is lost, PipelineError if the stages hold different optimizer steps."""
         self.check_there(changed=False)
-        if self.standing.number is None:
+        if self.commit_state.number is None:
             raise PipelineError(self._apart())
 
     def check_there(self, *, changed: bool) -> None:
-        """StageLostError where a stage is gone."""
+        """Raise StageLostError if a stage is lost."""
         self._losses.repeat()
-        if self._open is not None and self._open.going is None:
-            self._decide(self._open, PipelineError("nobody waits for it any more"), None)
+        if self._open is not None and self._open.going is None:  # a Ctrl-C left it undecided
+            self._decide(self._open, PipelineError("its driver no longer waits for it"), None)
         self._settle(None)
         self._losses.look(changed=changed)
 
     def _apart(self) -> str:
-        return f"{self.standing.words(self._homes)}. Before the pipeline can go on, {ANEW}"
+        return f"{self.commit_state.words(self._homes)}. Before the pipeline can go on, {RECOVERY_ADVICE}"
 
     # -- inside
     @property
     def _step(self) -> int:
         return next(iter(self._losses.tasks.values())).step
 
-    def _begin(self, going: Collection[int] | None) -> _Open:
-        """What may be done from now on; in this order, as Ctrl-C may come in between."""
-        number = self.standing.number
-        assert number is not None, "an optimizer step on top of different ones"
-        opened = self._open = _Open(number + 1, going=going)
-        self.standing.begin()
+    def _begin(self, going: Collection[int] | None) -> _OpenStep:
+        # first: a Ctrl-C may come before the next line
+        opened = self._open = _OpenStep(self.commit_state.least + 1, going=going)
+        self.commit_state.begin()
         return opened
 
-    def _reports(self, running: _Running) -> list[Report]:
-        """Begin what all do, and wait until it is done."""
+    def _reports(self, running: _Running) -> list[StepReport]:
+        """Start the tasks of all workers, and wait for their reports."""
         for id_, task in self._losses.tasks.items():
-            with uninterrupted:  # what has gone out is known
-                running[id_] = self._ask(id_, execution.run, *task.told)
-        return [Report.heard(told) for told in wait_all(running.values())]
+            with uninterrupted:  # each request that was sent is in `running`
+                running[id_] = self._ask(id_, execution.run, *task.packed)
+        return [StepReport.unpacked(told) for told in wait_all(running.values())]
 
     def _end(self, id_: int, error: BaseException) -> None:
-        self._tell_end(id_, self._step, _words(error))
+        self._notify_end(id_, self._step, error_text(error))
 
-    def _applied(self, opened: _Open, done: Done | None = None, reports: Sequence[Report] = ()) -> None:
-        """All have."""
+    def _applied(self, opened: _OpenStep, done: Done | None = None, reports: Sequence[StepReport] = ()) -> None:
+        """Record that all stages have done the step."""
         self._open = None
-        self.standing.reached(opened.number)
+        self.commit_state.reached(opened.number)
         if done is not None:
             done([*reports], [id_ for id_, report in zip(self._losses.tasks, reports, strict=True) if report.over])
         self.on_applied(opened.number)
 
     def _settle(self, seconds: float | None) -> None:
-        """Take in who has applied, of those that were to, once all have answered, or after so many seconds."""
+        """Wait until all that apply have answered, or `seconds`, and record which stages have stepped."""
         opened = self._open
         if opened is None or opened.going is None:
             return
@@ -203,110 +193,99 @@ class StepDriver:
         answered = _await(applying, seconds)
         for stage, id_ in self._homes.items():
             if id_ not in applying or _succeeded(applying[id_]):
-                self.standing.reached(opened.number - (id_ not in applying), [stage])
+                self.commit_state.reached(opened.number - (id_ not in applying), [stage])
         if answered:
             self._open = None
 
     # -- a step that fails
-    def _after(self, error: BaseException, opened: _Open, done: Done) -> None:
-        """Find out who does the step although there is an error; all have done it, where that is Ctrl-C, and too late.
-
-        Raises another error where there is one to be raised in its stead.
-        """
-        self._decide(opened, error, _LAST_WORDS)
+    def _after(self, error: BaseException, opened: _OpenStep, done: Done) -> None:
+        """Find out which workers do the step in spite of an error: all, if it is a late Ctrl-C. May raise another."""
+        self._decide(opened, error, _GRACE_SECONDS)
         if opened.going is None:
-            self._losses.tell_of(error, f"in step {self._step}", changed=True)
-            add_note(error, f"One worker has yet to say whether the step is done: {self.standing.words(self._homes)}.")
+            self._losses.raise_if_lost(error, f"in step {self._step}", changed=True)
+            add_note(
+                error, f"A worker has not reported whether the step is done: {self.commit_state.words(self._homes)}."
+            )
             return
-        interrupted = not isinstance(error, Exception)
-        self._settle(None if interrupted else _LAST_WORDS)
+        interrupted = not isinstance(error, Exception)  # Ctrl-C: the workers are alive, so wait for all
+        self._settle(None if interrupted else _GRACE_SECONDS)
         if not opened.going or (self._ids[1:] and not set(opened.going) - {self._ids[0]}):
-            self._not_run(error)
+            self._not_run(error)  # no worker that is left applies it
         elif not interrupted:
             self._not_applied(error, opened.number)
         elif all(map(_succeeded, opened.running.values())):
-            self._applied(opened, done, [Report.heard(future.value()) for future in opened.running.values()])
+            self._applied(opened, done, [StepReport.unpacked(future.value()) for future in opened.running.values()])
         else:
-            self._raise_failure(opened)
+            try:
+                wait_all(opened.running.values())
+            except Exception as failed:  # of a worker that failed to apply
+                self._not_applied(failed, opened.number)
+                raise
 
-    def _raise_failure(self, opened: _Open) -> None:
-        """Of a step that was to be done."""
-        try:
-            wait_all(opened.running.values())
-        except Exception as failed:
-            self._not_applied(failed, opened.number)
-            raise
-
-    def _decide(self, opened: _Open, error: BaseException, seconds: float | None) -> None:
-        """End the step, unless all have agreed on it, and note who goes on; nothing where that is not known yet.
-
-        As long as the first worker lives, it alone knows. If it has gone, each of the others says what it does.
-        """
+    def _decide(self, opened: _OpenStep, error: BaseException, seconds: float | None) -> None:
+        """Abort the step, unless it is committed, and record in `going` which workers do it, if that can be found out.
+        While the first worker lives, only it has the answer. If it is lost, each of the others reports for itself."""
         first, *others = self._ids
         asked = self._asked_to_stop([first], error)
         _await(asked, seconds)
         stopped = _answer(asked.get(first))
         if stopped is not None:
             opened.going = [] if stopped else self._ids
-            for id_ in others if stopped else ():
+            for id_ in others if stopped else ():  # wakes those that wait for it
                 self._end(id_, error)
         elif self._is_gone(first, asked):
             rest = self._asked_to_stop(others, error)
             _await(rest, seconds)
             going = [id_ for id_ in others if not _answer(rest.get(id_))]
-            alone = self._losses.watch.has_ended(first, self._step)  # it may have agreed, and told nobody
+            alone = self._losses.watch.has_ended(first, self._step)  # it may have committed without notifying any
             opened.going = [first, *going] if going or alone else []
-        elif first in asked:
+        elif first in asked:  # alive, but slow: its answer comes later
             asked[first].add_done_callback(partial(self._late, others, self._step, error))
 
     def _asked_to_stop(self, ids: Sequence[int], error: BaseException) -> _Running:
-        """Whether the step does not go on there; of those that are there."""
+        """Ask the workers that are left to abort the step: id → future, True if it is aborted there."""
         asked: _Running = {}
         for id_ in ids:
             with contextlib.suppress(WorkerLostError):
-                self._end(id_, error)  # at once, even where other calls keep it from answering
-                asked[id_] = self._ask(id_, execution.stop, self._step, _words(error))
+                self._end(id_, error)  # a notice, as calls may fill its thread pool
+                asked[id_] = self._ask(id_, execution.stop, self._step, error_text(error))
         return asked
 
     def _is_gone(self, id_: int, asked: _Running) -> bool:
-        """Whether a worker that has given no answer never will."""
+        """Return whether a worker that has not answered is lost."""
         watch = self._losses.watch
         failed = id_ in asked and asked[id_].done()
-        return id_ in (watch.await_gone() if failed else watch.gone())
+        return id_ in (watch.await_gone() if failed else watch.gone())  # a call fails before the loss is published
 
     def _late(self, others: Sequence[int], step: int, error: BaseException, stopped: Future[bool]) -> None:
-        """The first worker has answered, when nobody waited for it any more; by now another step may be under way."""
+        """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""
         for id_ in others if _answer(stopped) else ():
-            self._tell_end(id_, step, _words(error))
+            self._notify_end(id_, step, error_text(error))
 
     def _not_run(self, error: BaseException) -> None:
-        """An error has come before all had their gradients. Raises StageLostError where it comes of a death."""
+        """Handle an error before the commit. Raises StageLostError if its cause is the loss of a worker."""
         changed = any(op.kind is Kind.UPDATE for task in self._losses.tasks.values() for op in task.ops)
-        if changed:
-            self.standing.unknown()
-        self._losses.tell_of(error, f"in step {self._step}", changed=changed)
+        if changed:  # the schedule updates within the step, and no process counts how far
+            self.commit_state.unknown()
+        self._losses.raise_if_lost(error, f"in step {self._step}", changed=changed)
 
     def _not_applied(self, error: BaseException, number: int) -> None:
-        """An error has come while optimizers stepped. Raises StageLostError where it comes of a death."""
-        self._losses.tell_of(error, f"while optimizer step {number} was applied", changed=True)
-        add_note(error, self._apart() if self.standing.number is None else self.standing.words(self._homes))
+        """Handle an error while optimizers stepped. Raises StageLostError if its cause is the loss of a worker."""
+        self._losses.raise_if_lost(error, f"while optimizer step {number} was applied", changed=True)
+        add_note(error, self._apart() if self.commit_state.number is None else self.commit_state.words(self._homes))
 
 
 def _await(running: _Running, seconds: float | None) -> bool:
-    """Wait until all have answered, or so many seconds; whether they have."""
-    changes, futures = Changes(), list(running.values())
+    """Wait until all have answered, or `seconds`. Returns whether they have."""
+    changes, futures = Condition(), list(running.values())
     for future in futures:
-        future.add_done_callback(lambda _: changes.tell())
+        future.add_done_callback(lambda _: changes.notify_all())
     return changes.wait_for(lambda: all(future.done() for future in futures), seconds)
 
 
 def _answer(future: Future[bool] | None) -> bool | None:
-    """None where there is none."""
+    """Return the value of a future; None if it has none."""
     return future.value() if future is not None and _succeeded(future) else None
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _succeeded(future: Future[Any]) -> bool:
@@ -322,13 +301,9 @@ T = TypeVar("T")
 
 
 class WorkerGroup:
-    """`homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef; `workers`: id → RRef of its loop.
-
-    Stages are known here by their numbers in the `layout`: `row` has those of the first replica, whose parameters and
-    gradients all others have, too.
-
-    `standing`: which optimizer step each stage holds; `steps` moves them on.
-    """
+    """The workers of one pipeline. `homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef;
+    `workers`: id → RRef of its `StageWorker`; `commit_state`: which optimizer step each stage holds, kept by `steps`.
+    Stages have their numbers in the `layout`: `row` has those of the first replica, and all replicas are equal."""
 
     def __init__(
         self,
@@ -344,17 +319,17 @@ class WorkerGroup:
         self.layout = WorkerMesh(len(stages) // replicas, replicas)
         self.row = stages[: self.layout.stages]
         self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
-        self.standing = CommitState(self.homes, self.layout)
+        self.commit_state = CommitState(self.homes, self.layout)
         self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
         self.modules = {stage.index: self._create(stage.index, built, stage.module, stage.tied) for stage in stages}
         self.workers: dict[int, Any] = {}
-        self._taken: dict[int, list[int]] = {}
-        self.ties = ties(self.row)
+        self._taken: dict[int, list[int]] = {}  # id → numbers of the model inputs that its stages take
+        self.ties = ties(self.row)  # within a replica; the all-reduce keeps replicas equal
         ids = list(dict.fromkeys(self.homes.values()))
         watch = ProcessWatch(agent, ids)
-        self._losses = LostStages(watch, self.homes, self.standing)
-        self.steps = StepDriver(self._ask, self._end, ids, self.homes, self._losses, self.standing)
-        with watch.opening() as records:
+        self._losses = LostStages(watch, self.homes, self.commit_state)
+        self.steps = StepDriver(self._ask, self._end, ids, self.homes, self._losses, self.commit_state)
+        with watch.opening() as records:  # the files are removed once both processes have mapped them
             for id_ in ids:
                 modules = self._own(id_, self.modules)
                 ports = {stage: self.row[stage].ports for stage in modules}
@@ -364,7 +339,7 @@ class WorkerGroup:
                 self._taken[id_] = inputs_of(ports.values())
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
-        if optimizer is not None:
+        if optimizer is not None:  # after the modules, whose errors are to be raised first
             make, names = execution.make_optimizer, self._names()
             self.optimizers = {
                 s: self._create(s, make, m, names[self.layout.stage(s)], *optimizer) for s, m in self.modules.items()
@@ -373,7 +348,7 @@ class WorkerGroup:
             wait_all([self._ask(id_, execution.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
 
     def _names(self) -> dict[int, Callable[[str], str]]:
-        """Stage → what the un-split model calls its parameters; a copy of a tied weight has the name of the first."""
+        """Return stage → a function from own name to un-split name. All copies of a tied weight have one name."""
         first: dict[int, dict[str, str]] = {stage.index: {} for stage in self.row}
         for tie in self.ties:
             name = self.row[min(tie)].key(tie[min(tie)])
@@ -388,26 +363,26 @@ class WorkerGroup:
         wait_all([self._agent.call(rref._owner, execution.made, (rref,), timeout=0) for rref in rrefs])
 
     def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
-        """Of what is known by number, that of a worker's stages, as they are called there."""
+        """Return the values of a worker's stages, by the stage numbers that it uses itself."""
         return {self.layout.stage(number): own for number, own in each.items() if self.homes[number] == id_}
 
     def _ask(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
-        """`function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
+        """Call `function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
         return self._agent.call(id_, function, (self._key, *args), timeout=0)
 
     def _end(self, id_: int, step: int, reason: str) -> None:
-        end(self._agent, id_, self._key, step, reason)
+        self._agent.notify(id_, ENDS, (self._key, step, reason))
 
     def check_optimizer(self) -> None:
-        """PipelineError where there is none."""
+        """Raise PipelineError if there is no optimizer."""
         if not self.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
 
     def check_may_update(self) -> None:
-        """PipelineError where no schedule may step the optimizers within a step."""
+        """Raise PipelineError if a schedule cannot step the optimizers within a step."""
         faults = {
-            "takes no tied weights": bool(self.ties),
-            "takes no replicas": self.layout.replicas > 1,
+            "does not support tied weights": bool(self.ties),  # copies get their sum only after the step
+            "does not support replicas": self.layout.replicas > 1,
             "needs an optimizer": not self.optimizers,
         }
         for why, there in faults.items():
@@ -415,65 +390,57 @@ class WorkerGroup:
                 raise PipelineError(f"a schedule that updates within a step {why}")
 
     def inputs(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Of the model's inputs those that this worker's stages take."""
+        """Return the model inputs that a worker's stages take."""
         return tuple([given[number] for number in self._taken[id_]])
 
     # -- what stages hold
     def state(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers."""
+        """Return all parameters and buffers."""
         return self._gather(execution.state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
-        """Those of all parameters that have one in this context; of a tied one under its first name."""
+        """Return the gradients in a context; that of a tied weight under its first name."""
         return self._without_copies(self._gather(execution.gradients, context))
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """The gradients that were kept last; of a tied one under its first name."""
-        own = {stage: gradients for each in self.on_row(execution.kept) for stage, gradients in each.items()}
+        """Return the gradients that the workers kept last; that of a tied weight under its first name."""
+        own = {stage: gradients for each in self.on_row(StageWorker.kept) for stage, gradients in each.items()}
         named = {stage.key(name): gradient for stage in self.row for name, gradient in own[stage.index].items()}
         return self._without_copies(named)
 
     def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A module that runs in two stages of a traced model has one name in both."""
         names = [[self.stages[stage].key(name) for stage, name in sorted(tie.items())] for tie in self.ties]
+        # a module that runs in two stages of a traced model has one name in both
         copies = {copy for first, *others in names for copy in others if copy != first}
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
-        found = self.on_stages(function, {stage.index: (self.modules[stage.index], *args) for stage in self.row})
+        found = self.on_stages(function, {stage.index: args for stage in self.row})
         return {stage.key(own): t for stage in self.row for own, t in found[stage.index].items()}
 
-    def stage(self, stage: int) -> tuple[Any, Any, Any]:
-        """What a stage is there: RRefs of its worker's loop, of its module and of its optimizer, if it has one."""
-        return self.workers[self.homes[stage]], self.modules[stage], self.optimizers.get(stage)
-
     def on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """`function(*args[stage])` on each stage's worker, all at once: stage → what came of it. StageLostError."""
-        there = partial(self._agent.call, function=function, timeout=0)
-        found = self._all(lambda: [there(self.homes[stage], args=own) for stage, own in args.items()])
+        """Call `function(its StageWorker, stage there, *args[stage])` for each stage, all at once: stage → result.
+        Raises StageLostError."""
+        found = self._on([(self.homes[s], (self.layout.stage(s), *own)) for s, own in args.items()], function)
         return dict(zip(args, found, strict=True))
 
     def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """`function(its StageWorker, *args)` on each worker. StageLostError."""
-        return self._on(self.workers, function, args)
+        """Call `function(its StageWorker, *args)` on each worker. Raises StageLostError."""
+        return self._on([(id_, args) for id_ in self.workers], function)
 
     def on_row(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """As `on_workers`, on those of the first replica."""
-        return self._on(dict.fromkeys(self.homes[stage.index] for stage in self.row), function, args)
-
-    def _on(self, ids: Iterable[int], function: Callable[..., T], args: tuple[Any, ...]) -> list[T]:
-        served = partial(self._agent.call, function=execution.served, timeout=0, label=label_of(function))
-        return self._all(lambda: [served(id_, args=(self._key, function, args)) for id_ in ids])
+        """As `on_workers`, on the workers of the first replica."""
+        return self._on([(id_, args) for id_ in dict.fromkeys(self.homes[s.index] for s in self.row)], function)
 
     def scale(self, context: int, factor: float) -> None:
-        """Multiply all gradients in this context."""
         self.on_workers(execution.scale, context, factor)
 
-    def _all(self, calls: Callable[[], list[Future[T]]]) -> list[T]:
-        """Calls of workers, all at once; what came of each."""
+    def _on(self, asked: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
+        """Call a function on workers, all at once. `asked`: ids, with the arguments after the `StageWorker`."""
         self.steps.check_there(changed=True)
+        served = partial(self._agent.call, function=execution.served, timeout=0, label=label_of(function))
         try:
-            return settle_all(calls())
+            return settle_all([served(id_, args=(self._key, function, args)) for id_, args in asked])
         except WorkerLostError as error:
-            self._losses.tell_of(error, "between two steps", changed=True)
+            self._losses.raise_if_lost(error, "between two steps", changed=True)
             raise

@@ -1,22 +1,28 @@
-"""What goes between stages in one step, and the slots where it waits for the operation that needs it.
-
-    stage 0 ──h, enc──► stage 1 ──h──► stage 3        one message from a stage to each that takes something of it,
-       └───────────enc────────────────────┘           and one back, with a gradient or None for each value
+"""Messages between stages in one step, and the slots in which they wait for the operation that needs them.
 
 Guarantees
-- A message goes straight from the worker of one stage to that of the other; in a context it is a recorded send.
-- A stage waits for gradients exactly where it gave something that requires one, whatever becomes of it there. So a
+- A message goes straight from the worker of one stage to the worker of the other; in a context it is a recorded send.
+- A stage waits for gradients exactly where it has sent a value that requires one, even if that is not used there. So a
   frozen stage waits for none.
-- Gradients of a value that several stages take are added up in the order of the stages.
-
-A slot is named by step, kind (F: for a forward, B: gradients for a backward, T: gradient of a tied weight), stage,
-micro-batch and the stage that it comes from; it is filled once, by that stage, and emptied once. Between replicas (A:
-has the gradients of a stage, G: where it is found) it is named by the replica that takes it, in place of the
-micro-batch, and the one that it comes from; and D is filled here, when an all-reduce is done. Those of a commit (R: a
-worker is ready, O: all are) are named by worker ids in the same places. A step that was aborted wakes all threads that
-wait; what still comes for it, or for a step that is over, is dropped. So nothing is left after a step, however it ends.
-What comes from another worker is opened by the thread that takes it.
+- Gradients of a value that several stages take are summed in the order of the stages.
+- An aborted step wakes all threads that wait for it. Later values for it, or for a step that is over, are dropped. So
+  nothing is left after a step, however it ends.
+- The thread that takes a value from another worker unpickles it.
 """
+
+# Theory of operation
+#
+#     stage 0 ──h, enc──► stage 1 ──h──► stage 3     one message from a stage to each that takes some of its values,
+#        └───────────enc────────────────────┘          and one back, with a gradient or None for each value
+#
+# A slot has the name (step, kind, stage, micro-batch, source). It is filled once, by its source, and emptied once.
+#
+#     kind                               micro-batch               source
+#     F activations, B gradients         micro-batch               stage that sends
+#     T gradient of a tied weight        number of the weight      stage that sends
+#     A replica is ready, G an address   replica that takes        replica that sends
+#     D work of the group is done        number of the tensor      own replica: filled on this worker
+#     R worker is ready, O all are       id of the taker           id of the sender, see `mailboxes`
 
 from __future__ import annotations
 
@@ -28,153 +34,154 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Waits, blocked
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.stage_graph import OUTSIDE, StageIO, ValuePath
 
 Opened = Callable[[], Any]
-"""Gives what is in a slot: some values in a tuple, or one that is none."""
-FORWARD, BACKWARD, TIED, READY, GROUP, DONE, MINE, ALL = map(ord, "FBTAGDRO")
-"""Kinds are numbers, so that a slot is as it is on the wire."""
-AMONG_REPLICAS = READY, GROUP
-IN_ACCORD = MINE, ALL
+"""Returns the content of a slot: values in a tuple, or one value that is no tuple."""
+FORWARD, BACKWARD, TIED, READY, GROUP, DONE, VOTE, DECISION = map(ord, "FBTAGDRO")
+"""Kinds are numbers, so that a slot has the same form on the wire."""
+REPLICA_KINDS = READY, GROUP  # between workers of one replica group
+COMMIT_KINDS = VOTE, DECISION  # of the two-phase commit
+
+
+new_tuple = tuple.__new__
+"""Makes a `Slot` or the like without the call of the class's own __new__."""
 
 
 class Slot(NamedTuple):
+    """The name of one message in a step."""
+
     step: int
     kind: int
     stage: int
-    microbatch: int
+    microbatch: int  # or the taker, see above
     source: int
 
     def __str__(self) -> str:
-        """As in pictures: "F3 for stage 1"."""
+        """Return the name as in pictures: "F3 for stage 1"."""
         return _told(self.kind, self.stage, self.microbatch)
 
 
 @lru_cache(maxsize=1024)  # the same in each step
 def _told(kind: int, stage: int, microbatch: int) -> str:
-    if kind in AMONG_REPLICAS:
+    if kind in REPLICA_KINDS:
         return f"{kind:c} for replica {microbatch} of stage {stage}"
-    if kind in IN_ACCORD:
+    if kind in COMMIT_KINDS:
         return f"{kind:c} for worker {microbatch}"
     return f"{kind:c}{microbatch} for stage {stage}"
 
 
 Help = Callable[[Waits, Slot], object]
-"""Of a thread that waits until something is reached: takes part in what brings it into this slot."""
+"""Run by a thread that waits for a slot: receives messages until the condition holds."""
 Look = Callable[["Slots", Slot], object]
-"""Of a thread that needs this slot: brings what lies ready for it, of which nobody is told."""
+"""Run by a thread that needs a slot: fetches values from shared memory, which come without a notice."""
 
 
 def _nothing(*_: object) -> None:
-    """There is nothing to help along, or to look at."""
+    """Do nothing: there are no other workers."""
 
 
 class Slots:
-    """The slots of one worker in one pipeline. Steps are numbered upward. `changed` is called after each change that
-    ends a wait."""
+    """The slots of one worker in one pipeline. Steps are numbered upward. `changed` runs after a change ends a wait."""
 
     def __init__(
         self, help_along: Help = _nothing, look: Look = _nothing, changed: Callable[[], object] = _nothing
     ) -> None:
         self._help_along, self._look, self._changed = help_along, look, changed
         self._lock = threading.Lock()
-        self._changes = Changes()
+        self._changes = Condition()
         self._filled: dict[tuple[int, ...], Opened] = {}
-        self._over: float = -1  # this step and all before are over
-        self._agreed = -1  # the latest step of an accord, which nobody ends any more
-        self._aborted: dict[int, str] = {}
-        self._closed = ""  # why no step goes on any more
+        self._over: float = -1  # this step and all before it are over; infinity: all
+        self._committed = -1  # the latest step that was committed: it can no longer be aborted
+        self._aborted: dict[int, str] = {}  # step → reason
+        self._closed = ""  # the reason why no step can run any more
 
     def put(self, slot: tuple[int, ...], values: Opened) -> None:
-        with self._lock:  # else what is put while a step ends would stay
+        with self._lock:  # else a value that comes while a step ends would stay
             if slot[0] > self._over and slot[0] not in self._aborted:
                 self._filled[slot] = values
-        self.stir()
+        self.wake_waiters()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
-        """What was put there, waited for. PipelineError where the step is aborted, WorkerLostError where all are."""
+        """Wait for the values of a slot. Raises PipelineError if the step is aborted, WorkerLostError if all are."""
         self._look(self, slot)
-        while (values := self._filled.pop(slot, None)) is None:
-            self._await(slot)
-        found = values()
+        while (values := self._filled.pop(slot, None)) is None:  # one operation under the GIL: no lock
+            self.check(slot.step)
+            self.wait_for(slot.step, lambda: self._found(slot), lambda reached: self._help_along(reached, slot))
+        found = values()  # unpickles, on this thread
         return found if type(found) is tuple else (found,)
-
-    def _await(self, slot: Slot) -> None:
-        self.check(slot.step)
-        self.wait_for(slot.step, lambda: self._found(slot), lambda reached: self._help_along(reached, slot))
 
     def _found(self, slot: Slot) -> bool:
         self._look(self, slot)
         return slot in self._filled
 
     def has(self, slot: Slot) -> bool:
-        """Whether it is filled now."""
         return slot in self._filled
 
     def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
-        """Wait until something of a step is reached, or that does not go on; who makes it so calls `stir`."""
+        """Wait until `reached()` or the end of the step. The thread that changes either calls `wake_waiters`."""
 
         def decided() -> bool:
             return reached() or self.aborted(step)
 
         if not decided():
-            with blocked():
-                help_along(decided)
+            with blocked():  # the pool may start another thread
+                help_along(decided)  # receives here, which saves a thread switch
                 if not decided():
                     self._changes.wait_for(decided)
 
-    def stir(self) -> None:
-        """Let those who wait look again."""
-        self._changes.tell()
+    def wake_waiters(self) -> None:
+        """Wake the threads that wait, to check their conditions again."""
+        self._changes.notify_all()
         self._changed()
 
     def check(self, step: int) -> None:
-        """As `take`, where a step does not go on; WorkerLostError also where another worker has noticed the loss."""
+        """Raise as `take` if the step cannot go on; WorkerLostError also if another worker has reported the loss."""
         if self._closed:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
         if self.aborted(step):
-            reason = self._aborted.get(step, "it is over here")
-            died = reason.startswith(WorkerLostError.__name__)
+            reason = self._aborted.get(step, "it has ended on this worker")
+            died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
             raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
 
     def aborted(self, step: int) -> bool:
-        """Whether this step is not to go on."""
+        """Return whether a step is aborted or over."""
         return step <= self._over or step in self._aborted
 
     def abort(self, step: int, reason: str) -> bool:
-        """Nobody shall wait for this step any more. False where there was an accord on it."""
+        """Abort a step, which wakes all threads that wait for it. Returns False if it was committed."""
         with self._lock:
-            if step == self._agreed:
+            if step == self._committed:
                 return False
             if step > self._over:
                 self._aborted[step] = reason
             dropped = self._drop(step)
-        self.stir()
+        self.wake_waiters()
         del dropped
         return True
 
     def agree(self, step: int) -> None:
-        """From now on nobody ends this step. As `check`, where somebody has."""
+        """Commit a step: from now on it cannot be aborted. Raises as `check` if it was aborted before."""
         with self._lock:
             if not self.aborted(step):
-                self._agreed = step
+                self._committed = step
                 return
         self.check(step)
 
     def close(self, reason: str) -> None:
-        """Somebody has gone without whom no step can go on."""
+        """Abort all steps: a process that every step needs has left."""
         with self._lock:
             self._closed, self._over = reason, math.inf
             dropped = self._drop(self._over)
-        self.stir()
+        self.wake_waiters()
         del dropped
 
     def finish(self, step: int) -> None:
-        """The step is over on this worker."""
+        """End a step on this worker, and drop its values."""
         with self._lock:
             self._over = max(self._over, step)
             self._aborted = {later: reason for later, reason in self._aborted.items() if later > step}
@@ -182,21 +189,19 @@ class Slots:
         del dropped
 
     def _drop(self, last: float) -> list[Any]:
-        """Returned, so that tensors are freed after the lock."""
+        # returned, so that tensors are freed after the lock is released
         return [self._filled.pop(slot, None) for slot in list(self._filled) if slot[0] <= last]
 
     def __len__(self) -> int:
         return len(self._filled)
 
 
-_new = tuple.__new__  # a step less than the class itself takes
 Messages = list[tuple[Slot, tuple[Any, ...]]]
 Gradients = Sequence[Tensor | None]
 
 
 class Exchange:
-    """One worker's side. `ports`: those of its stages; `take`: gives what is in a slot, waited for; `inputs`: gives
-    those of the model's inputs that a stage takes, of an op's micro-batch."""
+    """One worker's messages in one step. `ports`: stage → its values; `inputs`: an op's inputs of the whole model."""
 
     def __init__(
         self,
@@ -206,74 +211,79 @@ class Exchange:
         inputs: Callable[[Op], tuple[Any, ...]],
     ) -> None:
         self._step, self._ports, self._take, self._inputs = step, ports, take, inputs
-        self._awaited: dict[tuple[int, int], list[ValuePath]] = {}
+        self._awaited: dict[tuple[int, int], list[ValuePath]] = {}  # (stage, micro-batch) → where gradients come from
 
     # -- forward
     def taken(self, op: Op) -> tuple[Any, ...]:
-        """What the stage's module is to be called with, waited for."""
+        """Wait for the arguments of the stage's module, and return them in its order."""
         ports = self._ports[op.stage]
         came: list[Any] = []
         for source, _ in ports.takes:
             if source == OUTSIDE:
                 came += self._inputs(op)
             else:
-                came += self._take(_new(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
+                came += self._take(new_tuple(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
         return tuple([came[number] for number in ports.order])
 
     def given(self, op: Op, values: Sequence[Any]) -> Messages:
-        """The messages for what the stage gives; gradients will be waited for where one is required."""
+        """Return the messages with the stage's outputs, and note where gradients will come from."""
         messages = []
         for way in self._ports[op.stage].gives:
             message = tuple([values[place] for place in way.places])
-            messages.append((_new(Slot, (self._step, FORWARD, way.stage, op.microbatch, op.stage)), message))
+            messages.append((new_tuple(Slot, (self._step, FORWARD, way.stage, op.microbatch, op.stage)), message))
             if any(map(requires_grad, message)):
                 self._awaited.setdefault((op.stage, op.microbatch), []).append(way)
         return messages
 
     # -- backward
     def gradients(self, op: Op, count: int) -> Gradients:
-        """For each of the `count` values that the stage gave, the sum of the gradients from those who took it."""
+        """Wait for the gradients of the `count` outputs of a stage; each is the sum over all stages that took it."""
         total: list[Tensor | None] = [None] * count
         for source, places in self._awaited.pop((op.stage, op.microbatch), ()):
-            message = self._take(_new(Slot, (self._step, BACKWARD, op.stage, op.microbatch, source)))
+            message = self._take(new_tuple(Slot, (self._step, BACKWARD, op.stage, op.microbatch, source)))
             for place, gradient in zip(places, message, strict=True):
-                before = total[place]
-                total[place] = gradient if before is None else before if gradient is None else before + gradient
+                total[place] = plus(total[place], gradient)
         return total
 
     def wanted(self, op: Op, values: Sequence[Any]) -> list[Tensor]:
-        """Those of the values taken that a gradient goes back for, each once."""
+        """Return the inputs that a gradient goes back for, each once."""
         there = [values[place] for way in self._ports[op.stage].back for place in way.places]
         return list({id(value): value for value in there if requires_grad(value)}.values())
 
     def returned(self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients) -> Messages:
-        """The messages with the gradients found for those wanted; for a value taken in two places, in the first."""
-        if len(values) == 1:  # it has come one way
+        """Return the messages with the gradients found for the `wanted` inputs."""
+        if len(values) == 1:  # the usual case, without the table
             ways = self._ports[op.stage].back if wanted else ()
             return [
-                (_new(Slot, (self._step, BACKWARD, stage, op.microbatch, op.stage)), (found[0],)) for stage, _ in ways
+                (new_tuple(Slot, (self._step, BACKWARD, stage, op.microbatch, op.stage)), (found[0],))
+                for stage, _ in ways
             ]
         grads = {id(value): gradient for value, gradient in zip(wanted, found, strict=True)}
         messages = []
         for way in self._ports[op.stage].back:
             own = [values[place] for place in way.places]
             if any(map(requires_grad, own)):
-                message = tuple([grads.pop(id(value), None) for value in own])
-                messages.append((_new(Slot, (self._step, BACKWARD, way.stage, op.microbatch, op.stage)), message))
+                message = tuple([grads.pop(id(value), None) for value in own])  # a value taken twice: only once
+                messages.append((new_tuple(Slot, (self._step, BACKWARD, way.stage, op.microbatch, op.stage)), message))
         return messages
+
+
+def plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the sum of two gradients; None is no gradient."""
+    return second if first is None else first if second is None else first + second
 
 
 def requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def cut_off(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The values as the other stage would get them, for one on this worker: same memory, another graph."""
+def detach_values(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values for another stage on this worker: the same memory, in a graph of its own."""
     return tuple(v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values)
 
 
 def nbytes(values: Iterable[Any]) -> int:
-    """Of the tensors among them, or in those."""
+    """Return the bytes of all tensors among the values, nested ones included."""
     total = 0
     for value in values:
         if isinstance(value, Tensor):

@@ -1,11 +1,38 @@
-"""One step on one worker: the loop that runs its operations, what these hand to each other, and what a driver asks.
+"""The worker's side of one pipeline step: the operation loop, and the functions that the driver calls on a worker.
 
-All of it happens in the step's autograd context: what is sent to the stage of another worker is a recorded send, and a
-recv where it is taken, as with any call; gradients of parameters add up here, and are the context's at the end. What a
-stage takes and gives is a tuple of values here; a stage of a plain chain has one.
+Guarantees
+- Every operation runs in the step's autograd context. A value for a stage on another worker is a recorded send there
+  and a recorded recv where it is taken, as with any call.
+- Gradients of parameters are summed on the worker. The context receives the sums at the end of the step.
+- An error in a user's stage or loss function has a note that names the operation and, where known, the remedy.
 
-What goes wrong in a user's stage or loss is told in words: which operation it was, and what to do about it.
+Here a stage receives and returns a tuple of values; a stage of a plain chain has one.
 """
+
+# Theory of operation
+#
+# The driver calls `run` with a `Task` on every worker. `StepExecution` runs the worker's list of operations in order;
+# this list is the schedule. For each operation:
+#
+#     wait ─────────────► run ───────────────► send ──────────────► add up
+#     for its input, in   its handler, from    its messages, by     gradients of parameters, after the
+#     a slot (`Slots`)    `_ways`              `Mailbox.send`       messages that other workers wait for
+#
+#     kind         waits for                   runs                                  sends
+#     FORWARD      activations                 module; at the last stage also loss   activations
+#     BACKWARD     gradients of its outputs    backward pass of the stage            gradients of its inputs
+#     INPUT        gradients of its outputs    first half of a split backward pass   gradients of its inputs
+#     WEIGHT       -                           second half: gradients of weights     -
+#     RECOMPUTE    -                           forward again, now with a graph       -
+#     ALL_REDUCE   all replicas of the stage   sum of its gradients over replicas    -
+#     UPDATE       -                           optimizer of the stage                -
+#
+# After the last operation the copies of tied weights exchange gradients, and the sums become the leaves of the context.
+# A task with `applies` then waits for the two-phase commit (`mailboxes`), and `_apply` steps the optimizers. The crash
+# record has the phase:  WAITS ─► RUNS ─► SENDS ─► ... ─► READY ─► commit ─► APPLIES ─► APPLIED
+#
+# A step ends early when its slots are aborted, by `stop`, by a notice of another worker or by the loss of a worker: the
+# next wait raises. `run` holds `worker.step_lock`, so a step begins only after the rest of an aborted one has returned.
 
 from __future__ import annotations
 
@@ -27,50 +54,49 @@ from rpcbench.pipeline.gradient_sums import EngineSums, SplitBackward, Sums, Tie
 from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed
 from rpcbench.pipeline.split import Groups, grouped
-from rpcbench.pipeline.stage import StageWorker, here
+from rpcbench.pipeline.stage import StageWorker, WeightStash, here
 from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, noted
-from rpcbench.pipeline.tasks import Apply, Metric, Report, Task
-from rpcbench.pipeline.weight_stash import WeightStash
+from rpcbench.pipeline.tasks import Apply, Metric, StepReport, Task
 from rpcbench.rpc import RRef
 from rpcbench.runtime.handles import layout_of
 
 IN_PLACE = (
-    "a stage changes in place what it takes, which the stage before and the backward need as it was: let its first "
-    "module do that out of place, or cut the model elsewhere (balance=, at=)"
+    "a stage modifies its input in place, but the stage before it and the backward pass need the original value: let "
+    "its first module work out of place, or cut the model elsewhere (balance=, at=)"
 )
 DETACHED = (
     "the loss needs no gradient although there are parameters to train: loss_fn or the last stage has detached it, so "
     "nothing could learn"
 )
-_NAMES = {
+_NAMES = {  # for the notes on errors
     Kind.FORWARD: "the forward",
     Kind.BACKWARD: "the backward",
     Kind.INPUT: "the gradient of the input",
     Kind.WEIGHT: "the gradients of the weights",
-    Kind.RECOMPUTE: "the forward for its backward",
+    Kind.RECOMPUTE: "the recomputed forward",
     Kind.UPDATE: "the optimizer's step",
     Kind.ALL_REDUCE: "the sum over replicas",
 }
 
 
 def explain(error: BaseException, op: Op, step: int) -> None:
-    """Say on an error what it came of."""
+    """Add a note to an error that names its operation and step."""
     what = _NAMES[op.kind] + ("" if op.kind is Kind.ALL_REDUCE else f" of micro-batch {op.microbatch}")
     add_note(error, f"in {op.label} of stage {op.stage}, {what}, in step {step}")
-    if isinstance(error, RuntimeError) and "used in an in-place operation" in str(error):
+    if isinstance(error, RuntimeError) and "used in an in-place operation" in str(error):  # of a leaf: the input
         add_note(error, IN_PLACE)
 
 
 def scalar(loss: Any) -> Tensor:
-    """What a loss function has returned. PipelineError where that is not one number in a tensor."""
+    """Return the result of a loss function. Raises PipelineError if it is not a tensor with one element."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
     found = layout_of(loss) if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise PipelineError(f"loss_fn must give one number, in a tensor, for each micro-batch; it has given {found}")
+    raise PipelineError(f"loss_fn must return one number, in a tensor, for each micro-batch; it returned {found}")
 
 
 def versions(values: Sequence[Any]) -> list[int]:
-    """They grow where a tensor among these is changed in place."""
+    """Return the version counters of the tensors; torch increments one at each change in place."""
     return [value._version for value in values if isinstance(value, Tensor)]
 
 
@@ -85,45 +111,46 @@ def make_optimizer(
     kwargs: dict[str, Any],
     groups: Groups | None = None,
 ) -> LocalOptimizer | None:
-    """A stage's; None for one without parameters to train. `name`: what the un-split model calls one of them."""
+    """Make a stage's optimizer; None without trainable parameters. `name`: own name → un-split model's name."""
     named = [(name(own), p) for own, p in module.local_value().named_parameters() if p.requires_grad]
     if not named:
         return None
     optimizer = LocalOptimizer(optimizer_class, grouped(groups, named), **kwargs)
+    # groups may reorder parameters: state dicts count them in the module's order
     numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
     optimizer.numbers = [numbers[parameter] for parameter in optimizer.params]
     return optimizer
 
 
 def made(rref: RRef[Any]) -> None:
-    """Wait until there is a value; its error."""
+    """Wait until the value exists. Raises the error of its creation."""
     rref.local_value()
 
 
 def learn(key: str, optimizers: dict[int, RRef[Any]]) -> None:
-    """The worker is told of its stages' optimizers."""
-    here(key).learn(optimizers)
+    """Give the worker its stages' optimizers, which the driver creates after its `StageWorker`."""
+    here(key).optimizers = {stage: rref.local_value() for stage, rref in optimizers.items()}
 
 
 # -- in a step
 def run(key: str, *told: Any) -> tuple[Any, ...]:
-    """All operations of this worker in one step; a `Task` and its `Report`, as they travel."""
-    worker, task, context = here(key), Task.heard(told), recorder().current()
-    with worker.turn:
+    """Run all operations of this worker in one step. Takes the fields of a `Task`, returns those of a `StepReport`."""
+    worker, task, context = here(key), Task.unpacked(told), recorder().current()
+    with worker.step_lock:  # the rest of an aborted step may still run on another thread
         report = StepExecution(worker, task).run()
         if task.applies:
-            assert context is not None, "gradients are those of a context"
+            assert context is not None, "gradients are those of a context"  # and the commit is reached
             report = report._replace(over=_apply(worker, Apply(task.step, context, task.keeps, last=True)))
-        return report.told
+        return report.packed
 
 
 def stop(key: str, step: int, reason: str) -> bool:
-    """A step is not to go on. False where all have agreed on it: then it does."""
+    """Abort a step. Returns False where all workers have committed it: then it is applied."""
     return here(key).slots.abort(step, reason)
 
 
 def apply(key: str, *told: Any) -> bool:
-    """One step of the optimizers here, as an `Apply` says; whether this worker has let go of the context."""
+    """Step the optimizers here, as an `Apply` says. Returns whether this worker has released the context."""
     return _apply(here(key), Apply(*told))
 
 
@@ -133,15 +160,15 @@ def _apply(worker: StageWorker, what: Apply) -> bool:
         worker.keep(what.context)
     for stage, optimizer in worker.optimizers.items():
         if optimizer is not None:
-            note(what.step, WorkerPhase.APPLIES, stage)
+            note(what.step, WorkerPhase.APPLIES, stage)  # after a death here, this stage may hold either step
             optimizer.step(what.context)
     note(what.step, WorkerPhase.APPLIED)
     return what.last and _let_go(worker, what)
 
 
 def _let_go(worker: StageWorker, what: Apply) -> bool:
-    """Unless somebody else has part in the context, who would pass the word on to workers that still apply; or the
-    driver is here, whose word all wait for that have failed."""
+    """Release the context, if the workers of the pipeline and its driver are its only members."""
+    # other members would forward the release to workers that still apply; workers that failed wait for the driver's
     known = worker.recorder.known_workers(what.context)
     if worker.recorder.agent.id == worker.driver or not known <= {worker.driver, *worker.workers}:
         return False
@@ -151,7 +178,7 @@ def _let_go(worker: StageWorker, what: Apply) -> bool:
 
 # -- between steps
 def served(key: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """A function of what the worker has of the pipeline."""
+    """Call a function with this worker's part of the pipeline."""
     return function(here(key), *args)
 
 
@@ -160,17 +187,13 @@ def scale(_worker: StageWorker, context: int, factor: float) -> None:
     recorder().scale(context, list(held), factor)
 
 
-def kept(worker: StageWorker) -> dict[int, dict[str, torch.Tensor]]:
-    return worker.kept()
+def state(worker: StageWorker, stage: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in worker.modules[stage].state_dict().items()}
 
 
-def state(module: RRef[Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach() for name, tensor in module.local_value().state_dict().items()}
-
-
-def gradients(module: RRef[Any], context: int) -> dict[str, torch.Tensor]:
+def gradients(worker: StageWorker, stage: int, context: int) -> dict[str, torch.Tensor]:
     held = recorder().gradients(context)
-    return {name: held[param] for name, param in module.local_value().named_parameters() if param in held}
+    return {name: held[param] for name, param in worker.modules[stage].named_parameters() if param in held}
 
 
 _Values = tuple[Any, ...]
@@ -178,26 +201,28 @@ _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 class StepExecution:
-    """Made for one step; `run` it once."""
+    """The execution of one step on one worker. Call `run` once."""
 
     def __init__(self, worker: StageWorker, task: Task) -> None:
         self._worker, self._task = worker, task
         self._step = task.step
-        self._context = worker.recorder.current()
+        self._context = worker.recorder.current()  # None in evaluation outside a context
         self._tied = TiedGradients(task.step, worker.copies)
-        before = {} if self._context is None else worker.recorder.gradients(self._context)
+        before = {} if self._context is None else worker.recorder.gradients(self._context)  # of earlier `add`s
         self._sums = Sums(worker.params, before)
+        # torch's engine can sum gradients only where each backward pass is one call and the sum starts empty
         usual = task.train and not before and not places_in(task.plan, Kind.WEIGHT) | places_in(task.plan, Kind.UPDATE)
         self._engine_sums = EngineSums(worker.summable if usual else {})
-        self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)
+        self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)  # the samples of each
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
         self._stash = WeightStash(task.plan, worker.modules, worker.optimizers, self._weights)
-        self._shared = GradientAllReduce(task.step, worker.column, worker.computing.norms)
+        self._shared = GradientAllReduce(task.step, worker.column, worker.forward_context.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs)
-        self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # see `_keep`
-        self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes of what is kept
-        self._halves: dict[tuple[int, int], SplitBackward] = {}
-        self._made: Gradients | None = None  # by the latest operation, for its stage's parameters
+        self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # (stage, micro-batch) → in, out, bytes
+        self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes in `_kept`
+        self._halves: dict[tuple[int, int], SplitBackward] = {}  # between INPUT and WEIGHT
+        self._made: Gradients | None = None  # of the latest operation, for its stage's parameters; not summed yet
+        # kind → a function that waits for the input, and the handler that returns the messages to send
         self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
             Kind.FORWARD: (self._exchange.taken, self._forward),
             Kind.BACKWARD: (self._gradients, self._backward),
@@ -207,24 +232,24 @@ class StepExecution:
             Kind.UPDATE: (lambda op: None, self._update),
             Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
-        self._later = places_in(task.plan, Kind.RECOMPUTE)
-        self._given = dict(zip(worker.inputs, task.inputs, strict=True))
+        self._later = places_in(task.plan, Kind.RECOMPUTE)  # (stage, micro-batch) of forwards that run again
+        self._given = dict(zip(worker.inputs, task.inputs, strict=True))  # number of a model input → samples
         self._reduced = 0  # bytes of the latest all-reduce
-        self._losses: dict[int, float] = {}
-        self._outputs: dict[int, Any] = {}
+        self._losses: dict[int, float] = {}  # micro-batch → weighted loss
+        self._outputs: dict[int, Any] = {}  # micro-batch → output or scores, in evaluation
 
-    def run(self) -> Report:
-        """Returns when all operations of this worker are done, and those of all, if the step is to be applied."""
+    def run(self) -> StepReport:
+        """Run the step. Returns after all operations here and, if the step is to be applied, after the commit."""
         self._worker.mail.begin(self._step, self._task.window)
         try:
             report = self._logged()
             if self._task.applies:
-                self._worker.accord.reach(self._step)
+                self._worker.commit_protocol.reach(self._step)
             return report
         finally:
-            self._worker.slots.finish(self._step)
+            self._worker.slots.finish(self._step)  # also after an error: late messages of the step are dropped
 
-    def _logged(self) -> Report:
+    def _logged(self) -> StepReport:
         task, worker = self._task, self._worker
         self._log = worker.log.open(task.step, task.plan, worker.workers, task.ideal, worker.replica)
         state = FAILED
@@ -232,24 +257,28 @@ class StepExecution:
             self._run()
             state = DONE
         finally:
-            self._log.close(state)
-        return Report(self._log.stamps, self._losses, self._outputs)
+            self._log.close(state)  # an aborted step has a row, too
+        return StepReport(self._log.stamps, self._losses, self._outputs)
 
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
         worker.modes.set(train)
-        with torch.set_grad_enabled(train), worker.computing.step():
+        with torch.set_grad_enabled(train), worker.forward_context.norms.step():
             self._operate()
-        worker.mail.settle()
+        worker.mail.lanes.settle()  # records the sends and recvs that are left
         worker.record.note(self._step, WorkerPhase.READY)
         if self._context is not None and train:
-            self._add_up_tied()
+            for slot, message in self._tied.messages():
+                worker.mail.send(slot, message)
+            for stage, gradients in self._tied.totals(worker.slots.take).items():
+                self._sums.add(stage, gradients)
             leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
-            worker.recorder.replace_leaves(self._context, leaves)
+            worker.recorder.passes.replace(self._context, leaves)
 
     def _operate(self) -> None:
-        """For each operation: wait for what it needs, run it, send what it makes."""
+        """Run the operations: for each, wait for its input, run it, send its messages, add up its gradients."""
         log, send, word = self._log, self._worker.mail.send, self._worker.record.word
+        # prepared words: to note a phase in the crash record is then one store of eight bytes
         waits, runs, sends = [
             noted(self._step, doing) for doing in (WorkerPhase.WAITS, WorkerPhase.RUNS, WorkerPhase.SENDS)
         ]
@@ -258,11 +287,12 @@ class StepExecution:
             word[0] = waits + where
             needed = needs(op)
             word[0] = runs + where
-            log.begin()
+            log.begin()  # after the wait: the stamps have the time of the operation alone
             try:
                 made = does(op, needed)
-            except BaseException as error:
-                failed = self._failed()
+            except BaseException as error:  # Ctrl-C, too, ends the log entry
+                # if not of this operation, the step was aborted, and this is a consequence
+                failed = not self._worker.slots.aborted(self._step)
                 log.end(0, self._held[op.stage], failed)
                 if failed:
                     explain(error, op, self._step)
@@ -275,12 +305,8 @@ class StepExecution:
                 word[0] = sends + where
                 for slot, message in made:
                     send(slot, message)
-            if self._made is not None:  # after what others wait for has been sent
+            if self._made is not None:  # after the send, which other workers wait for
                 self._add_up(op, self._made)
-
-    def _failed(self) -> bool:
-        """Whether an error is of this operation; else another one has failed, and this lacks what went with it."""
-        return not self._worker.slots.aborted(self._step)
 
     # -- forward
     def _inputs(self, op: Op) -> _Values:
@@ -305,47 +331,46 @@ class StepExecution:
         return self._exchange.given(op, given)
 
     def _shown(self, op: Op, output: Any) -> Any:
-        """What the driver gets of an output in evaluation: itself, or its scores where there are targets."""
+        """Return the output for the driver in evaluation, or its scores where there are targets."""
         if self._task.targets is None:
             return output
         loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
         judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
-        output, targets = self._worker.computing.judged(output), self._targets(op)
+        output, targets = self._worker.forward_context.for_loss(output), self._targets(op)
         return {name: float(judge(output, targets)) for name, judge in judges.items()}
 
     def _module(self, op: Op, values: _Values) -> Any:
-        """The stage's own forward."""
-        if op.stage in self._worker.changing:
+        if op.stage in self._worker.changes_inputs:  # the input is kept, perhaps in the memory of another stage
             values = tuple([value.clone() if isinstance(value, Tensor) else value for value in values])
-        with self._worker.computing.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
+        with self._worker.forward_context.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
             return self._stash.forward(op, values)
 
     def _compute(self, op: Op, values: _Values) -> _Values:
-        """What the stage gives; at the last stage the loss."""
+        """Return the stage's outputs; at the last stage its loss."""
         worker, before = self._worker, begin_rng(seed(self._task.seed, op))
         try:
             made = self._module(op, values)
             if op.stage < worker.last_stage:
                 return worker.values(op.stage, made)
             assert worker.loss_fn is not None
-            loss = scalar(worker.loss_fn(worker.computing.judged(made), self._targets(op)))
+            loss = scalar(worker.loss_fn(worker.forward_context.for_loss(made), self._targets(op)))
             if not loss.requires_grad and torch.is_grad_enabled() and self._trains(op, values):
                 raise PipelineError(DETACHED)
             return (loss,)
         finally:
-            resume_rng(before)
+            resume_rng(before)  # a stage draws from the step's seed, so that a recomputed forward draws the same
 
     def _trains(self, op: Op, values: _Values) -> bool:
-        """Whether a stage, or one before it, has something to train."""
+        """Return whether this stage, or one before it, has parameters to train."""
         return bool(self._worker.params[op.stage]) or any(map(requires_grad, values))
 
     def _once(self, op: Op, values: _Values) -> _Values:
-        """As `_compute`, and nothing is kept for a backward."""
+        """Run the forward of a stage that is recomputed later: as `_compute`, without a graph."""
         wants = self._trains(op, values)
         before = versions(values)
         with torch.no_grad():
             given = self._compute(op, values)
-        if versions(values) != before:
+        if versions(values) != before:  # the recomputed forward would start from another input
             raise PipelineError(IN_PLACE)
         return tuple(
             value.detach().requires_grad_(wants and (value.is_floating_point() or value.is_complex()))
@@ -360,7 +385,7 @@ class StepExecution:
         return []
 
     def _keep(self, op: Op, values: _Values, given: _Values) -> None:
-        """What a stage took and gave, for the backward, with its bytes. What it saves in between counts for nobody."""
+        """Store inputs and outputs for the backward, with their bytes, without those that autograd saves."""
         size = nbytes(values) + nbytes(given)
         self._kept[op.stage, op.microbatch] = (values, given, size)
         self._held[op.stage] += size
@@ -372,18 +397,17 @@ class StepExecution:
 
     # -- backward
     def _gradients(self, op: Op) -> Gradients:
-        """Those of what the stage gave; none at the last stage."""
+        """Wait for the gradients of the stage's outputs; at the last stage there are none."""
         return self._exchange.gradients(op, len(self._kept[op.stage, op.microbatch][1]))
 
     def _roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
-        """Where the stage's backward begins: what it gave, as far as gradients came for it, or the loss, by its weight
-        in the batch; to multiply that itself would be two more operations of torch."""
         if op.stage == self._worker.last_stage:
+            # the weight is the loss's gradient: to multiply by it instead would be two more operations of torch
             losses = [loss for loss in given if requires_grad(loss)]
             return losses, [torch.full_like(loss, self._weights[op.microbatch]) for loss in losses]
         roots, came = [], []
         for value, gradient in zip(given, gradients, strict=True):
-            if gradient is not None and requires_grad(value):
+            if gradient is not None and requires_grad(value):  # a later stage may not use each output
                 roots.append(value)
                 came.append(gradient)
         return roots, came
@@ -400,7 +424,7 @@ class StepExecution:
         return self._exchange.returned(op, values, wanted, found[: len(wanted)])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
-        values, given, _ = self._kept[op.stage, op.microbatch]
+        values, given, _ = self._kept[op.stage, op.microbatch]  # kept until WEIGHT
         roots, came = self._roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
         params = self._stash.parameters(op, self._worker.params[op.stage])
@@ -421,8 +445,9 @@ class StepExecution:
 
     # -- gradients of parameters
     def _add_up(self, op: Op, made: Gradients) -> None:
-        """Unless they are for a step of the stage's own optimizer; those of replicas and tied parameters at the end."""
+        """Add the latest operation's gradients to the stage's sums."""
         self._made, params = None, self._worker.params[op.stage]
+        # the stash, the all-reduce and tied weights keep their gradients themselves: only the rest is summed here
         if op.kind is Kind.ALL_REDUCE or not (self._stash.keep(op, made) or self._shared.add(op.stage, params, made)):
             self._sums.add(op.stage, self._tied.keep(op.stage, made))
 
@@ -435,18 +460,10 @@ class StepExecution:
         self._stash.update(op)
         return []
 
-    def _add_up_tied(self) -> None:
-        for slot, message in self._tied.messages():
-            self._worker.mail.send(slot, message)
-        for stage, gradients in self._tied.totals(self._worker.slots.take).items():
-            self._sums.add(stage, gradients)
-
 
 def _grad(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Gradients:
-    """`torch.autograd.grad`, without its checks: what comes back for a value was made from one of its shape.
-
-    They cost more than a small backward. Tensors of other classes, and what has no usual gradient, get them.
-    """
+    """As `torch.autograd.grad`, without its checks, which cost more than a small backward pass."""
+    # a gradient comes from a value of its shape; other classes and dtypes get the checks
     if not _PLAIN.issuperset(map(type, (*roots, *inputs))) or not all(map(Tensor.is_floating_point, roots)):
         return torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
     return _engine_run_backward(

@@ -1,16 +1,17 @@
-"""Modules that are built where they are needed: their weights never cross the driver.
+"""Modules that are built on their workers: their weights never pass through the driver.
 
-Guarantees: a module is the same wherever it is built, and in every stage or order: its random numbers begin from a seed
-drawn where `lazy` is called, so `torch.manual_seed` before that decides all. Building draws nothing from the worker's
-own random numbers.
+Guarantees
+- A module is the same wherever it is built, and in every stage or order: it draws from a seed that `lazy` has drawn, so
+  `torch.manual_seed` before that determines all.
+- Building a module draws nothing from the worker's own random state.
 
-Weights that lazy modules have in common are named, as no weight is there yet:
+Weights that lazy modules share are given by name, as no weight exists yet:
 
     split([lazy(nn.Embedding, 9, 5), …, lazy(nn.Linear, 5, 9)], …, tie=[("0.weight", "7.weight")])
-
-The first module of the row that has the weight decides what it is, wherever the others are built: they build that one,
-too, take the weight, and let go of the rest. From then on copies are those of any tied weight.
 """
+
+# The first module of the row that has a tied weight determines its values, wherever the others are built: another stage
+# builds that module, too, copies the weight and frees the rest. From then on the copies are those of any tied weight.
 
 from __future__ import annotations
 
@@ -23,15 +24,14 @@ from torch import nn
 
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.recompute import seeded
-from rpcbench.pipeline.stage_graph import Link
+from rpcbench.pipeline.stage_graph import ModuleLink
 
 Names = tuple[tuple[str, ...], ...]
-"""For each weight all names that it has."""
+"""For each weight all of its names."""
 
 
-def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[Link]) -> Names:
-    """PipelineError for what are no names of weights of lazy modules, of one in each module and in one tie; and for
-    what cannot be lazy."""
+def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[ModuleLink]) -> Names:
+    """Return the ties. PipelineError for bad lazy modules, and for names that are no weights of theirs."""
     checked({link.name: link.module for link in links})
     found = tuple(tuple(names) for names in tie if not isinstance(names, str))
     names = [name for each in found for name in each]
@@ -40,20 +40,20 @@ def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[Link]) -> Names:
     for name in names:
         place, _ = _place(name, links)
         if not isinstance(links[place].module, Lazy):
-            raise PipelineError(f"{name!r} cannot be tied by name: it is there already, so let modules share it")
+            raise PipelineError(f"{name!r} cannot be tied by name: it exists already, so let the modules share it")
         if names.count(name) > 1:
-            raise PipelineError(f"{name!r} is tied twice: name all that are one weight in one list")
+            raise PipelineError(f"{name!r} is tied twice: put all names of one weight into one list")
     for each in found:
         if len({_place(name, links)[0] for name in each}) < len(each):
-            raise PipelineError(f"{' and '.join(map(repr, each))}: a module ties what it has twice by itself")
+            raise PipelineError(f"{' and '.join(map(repr, each))}: a module has to tie its own weights itself")
     return found
 
 
-def tied_in(ties: Names, links: Sequence[Link], begin: int, end: int) -> tuple[Tied, ...]:
-    """What a stage has of them, that of the links from `begin` to `end`."""
+def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> tuple[Tied, ...]:
+    """Return the ties of a stage that has the links from `begin` to `end`."""
     found = []
     for number, names in enumerate(ties):
-        places = sorted(_place(name, links) for name in names)
+        places = sorted(_place(name, links) for name in names)  # the first in the row comes first
         own = tuple(f"{place - begin}.{rest}" for place, rest in places if begin <= place < end)
         first, name = places[0]
         module = links[first].module
@@ -63,29 +63,29 @@ def tied_in(ties: Names, links: Sequence[Link], begin: int, end: int) -> tuple[T
     return tuple(found)
 
 
-def _place(name: str, links: Sequence[Link]) -> tuple[int, str]:
-    """The number of the link that has it, and what that calls it."""
+def _place(name: str, links: Sequence[ModuleLink]) -> tuple[int, str]:
+    """Return the number of the link with this weight, and the name in its module."""
     having = [number for number, link in enumerate(links) if name.startswith(link.keys)]
     if not having:
         raise PipelineError(f"no module has {name!r}, which is to be tied")
-    number = max(having, key=lambda number: len(links[number].keys))
+    number = max(having, key=lambda number: len(links[number].keys))  # a prefix may fit, too: the longest
     return number, name.removeprefix(links[number].keys)
 
 
 _one_at_a_time = threading.Lock()
-"""Several stages of a worker are built by several threads, and all draw from the process's one generator."""
+"""Stages of a worker are built on several threads, and all draw from the process's one random generator."""
 
 
 class Lazy(nn.Module):
-    """A module to be built later, without parameters until then. Made by `lazy`."""
+    """A module that is built later, without parameters until then. Made by `lazy`."""
 
     def __init__(self, factory: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self.factory, self.args, self.kwargs = factory, args, kwargs
-        self.seed = int(torch.randint(2**62, ()))
+        self.seed = int(torch.randint(2**62, ()))  # drawn on the driver
 
     def build(self) -> nn.Module:
-        """A new module, each time the same. PipelineError where the factory makes something else."""
+        """Build the module: a new one, equal each time. Raises PipelineError if the factory returns no module."""
         with _one_at_a_time, seeded(self.seed):
             made = self.factory(*self.args, **self.kwargs)
         if not isinstance(made, nn.Module):
@@ -98,42 +98,46 @@ class Lazy(nn.Module):
 
 
 def lazy(factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Lazy:
-    """`factory(*args, **kwargs)`, usually a class of modules, to be called on the worker that the module is for.
+    """Return a placeholder for `factory(*args, **kwargs)`, which is called on the worker that the module is for.
 
         split([lazy(nn.Linear, 4, 8), nn.ReLU(), lazy(nn.Linear, 8, 1)], workers, balance=[2, 1])
 
-    Its random numbers are decided here: the same after the same `torch.manual_seed`, whatever the split.
+    Its random numbers are determined here: they are equal after an equal `torch.manual_seed`, in every split.
+
+    Args:
+        factory: returns the module, usually its class; it is pickled, as are the arguments.
+        args: arguments of the factory.
+        kwargs: keyword arguments of the factory.
+
+    Returns:
+        A module without parameters, for a place in the row that `split` takes.
     """
     return Lazy(factory, args, kwargs)
 
 
 def checked(row: Mapping[str, nn.Module]) -> None:
-    """PipelineError for a lazy module within another, and for one in two places: each would be another module."""
+    """Raise PipelineError for a lazy module inside another module, and for one in two places: each builds its own."""
     places: dict[nn.Module, str] = {}
     for name, module in row.items():
         for inner, found in module.named_modules():
             if inner and isinstance(found, Lazy):
-                raise PipelineError(f"{found!r} is inside {name!r}: only what stands in the row itself can be lazy")
+                raise PipelineError(f"{found!r} is inside {name!r}: only modules of the row itself can be lazy")
         if isinstance(module, Lazy) and places.setdefault(module, name) != name:
             raise PipelineError(f"{name!r} and {places[module]!r} are the same {module!r}: call lazy() for each")
 
 
 class Tied(NamedTuple):
-    """A weight that lazy modules of a stage have in common with each other, or with `first` in another stage.
+    """A weight that lazy modules of a stage share with each other, or with a module of another stage."""
 
-    `own`: what the stage calls it, in the order of its modules; `name`: what `first` calls it. `number`: which of all
-    ties this is, and `names` are all that the un-split model has for it.
-    """
-
-    number: int
-    own: tuple[str, ...]
-    first: Lazy | None
-    name: str
-    names: tuple[str, ...]
+    number: int  # of all ties of the model
+    own: tuple[str, ...]  # its names in the stage, in the order of modules
+    first: Lazy | None  # the module that determines it; None: it is in this stage
+    name: str  # in `first`
+    names: tuple[str, ...]  # in the un-split model
 
 
 def built(stage: nn.Sequential, tied: Sequence[Tied] = ()) -> nn.Sequential:
-    """The stage, with all that is lazy in its row built, and tied. PipelineError for what cannot be one weight."""
+    """Build and tie all lazy modules of a stage. Raises PipelineError for weights that cannot be one."""
     for place, module in enumerate(stage):
         if isinstance(module, Lazy):
             stage[place] = module.build()
@@ -153,7 +157,7 @@ def _weight(module: nn.Module, name: str, tied: Tied) -> nn.Parameter:
 
 
 def _tie(stage: nn.Module, tied: Tied, own: Sequence[nn.Parameter], first: nn.Parameter) -> None:
-    """Let all of the stage's own be one, which is as the first."""
+    """Make all own parameters of a tie one parameter, with the values of the first."""
     kinds = dict.fromkeys(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (first, *own))
     if len(kinds) > 1:
         raise PipelineError(f"{_listed(tied)} cannot be tied: they are {' and '.join(kinds)}")

@@ -1,29 +1,32 @@
-"""What the workers of one pipeline send each other: values, flow control, and whether a step is applied.
+"""Messages between the workers of one pipeline: values, flow control, and the two-phase commit of a step.
 
-Values go straight to the worker that needs them, through shared memory or as a parcel; on that worker itself they stay
-where they are. Where one does not arrive, its step ends on both sides. That a step ends is told again until it is
-heard. Nothing here holds the stages, so a pipeline is gone as soon as its driver lets go of it.
-
-Flow control: how far a stage may be ahead of another that takes what it gives.
-
-    stage 0 ──F5──F6──F7──► stage 1      `window` micro-batches at most are on their way or wait there; then stage 0
-                                         waits, until it is told that half as many have been taken
-
-- No window stops a schedule that can run to its end. Played through with equal stages the schedule has at most half of
-  it there at once; and where one order of events keeps to such bounds, all do in the end, as each worker has one list.
-- Where a step has no more micro-batches than the window nothing is counted. Nor is what goes through shared memory:
-  that has places for 16 more.
-
-Two-phase commit: whether a step is applied, agreed among the workers, so that none waits for their driver.
-
-    first worker    R R R      all have their gradients ── O O O ──► its optimizers step
-    another one     ── R ──►                               ── O ──►  its optimizers step
-
-- No optimizer steps before all workers have all gradients: the first worker decides.
-- A step that was ended before the first worker had decided is applied nowhere. So a driver that wants to end one asks
-  that worker, and as long as it lives its answer is that of all. If it has gone, each of the others can be ended until
-  it has heard.
+Guarantees
+- A value goes straight to the worker that needs it, through shared memory or as a parcel. For a stage on the same
+  worker it stays in place.
+- A value that cannot be delivered ends its step on both sides. The notice that ends a step is retransmitted until it is
+  acknowledged.
+- Flow control never blocks a schedule that can run to its end.
+- No optimizer steps before all workers have all gradients, and no worker waits for the driver to learn that.
+- Nothing here refers to the stages, so a pipeline is freed as soon as its driver drops it.
 """
+
+# Theory of operation
+#
+#     stage 0 ──F5──F6──F7──► stage 1     at most `window` micro-batches are under way or wait; then stage 0 blocks,
+#             ◄── 4 taken ───             until a notice says that half a window has been taken
+#
+# Flow control: `window` is twice the largest backlog of a simulated run with equal stages. If one order of events stays
+# within such bounds, then all orders end, as each worker has one list of operations. A step with no more micro-batches
+# than the window is not counted, nor are values in shared memory: a ring buffer has room for 16 more.
+#
+# Two-phase commit, among the workers alone; the first one is the coordinator:
+#
+#     coordinator     R R R     all have their gradients ── O O O ──►   its optimizers step
+#     another worker  ── R ──►                              ── O ──►    its optimizers step
+#
+# A step that is aborted before the coordinator decides is applied nowhere. So a driver that aborts a step asks the
+# coordinator, and its answer is that of all. If the coordinator is lost, the driver asks each of the others: a worker
+# can be aborted until it has received its O.
 
 from __future__ import annotations
 
@@ -36,22 +39,21 @@ from typing import Any, NamedTuple
 import torch
 
 from rpcbench.base.futures import Waits
-from rpcbench.pipeline.exchange import ALL, BACKWARD, FORWARD, IN_ACCORD, MINE, Slot, Slots, cut_off
+from rpcbench.pipeline.exchange import BACKWARD, COMMIT_KINDS, DECISION, FORWARD, VOTE, Slot, Slots, detach_values
 from rpcbench.pipeline.ops import Kind, Op, Ops, gives
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.stage_ring import StageRing
 from rpcbench.runtime.agent import Agent
-from rpcbench.transport.shared_ring import AWAY, WORKS, Consumer
+from rpcbench.transport.shared_ring import AWAY, POLLING
 
-_new = tuple.__new__  # a step less than the class itself takes
-LEAST = 8
+MIN_WINDOW = 8  # micro-batches: the smallest window
 COUNTED = (FORWARD, BACKWARD)
-"""The kinds of slots that there may be many of."""
+"""Kinds of slots that flow control counts: a step may have many of them."""
 
 
 class Channel(NamedTuple):
-    """What goes from one stage to another: `kind` of slot, the stage that takes and the one that gives."""
+    """The values of one `kind` of slot from the stage `source` to the stage `stage`."""
 
     kind: int
     stage: int
@@ -59,146 +61,146 @@ class Channel(NamedTuple):
 
 
 def window(ops: Ops, ways: Iterable[tuple[int, int]]) -> int:
-    """How many micro-batches a stage may be ahead. `ways`: stages, each with one that takes some of what it gives."""
+    """Return how many micro-batches a stage may be ahead. `ways`: pairs of a stage and one that takes its values."""
     begins: dict[Op, float] = {}
     ends: dict[Op, float] = {}
     for span in simulate(ops).spans:
         begins[gives(span.op)], ends[gives(span.op)] = span.begin, span.end
-    most = 0
+    most = 0  # the largest backlog so far
     for source, taker in ways:
         for kind, giving, taking in ((Kind.FORWARD, source, taker), (Kind.INPUT, taker, source)):
             given = sorted(end for op, end in ends.items() if (op.kind, op.stage) == (kind, giving))
             taken = sorted(begin for op, begin in begins.items() if (op.kind, op.stage) == (kind, taking))
+            # when the count-th value was made, those that a taker had begun with are no longer in its backlog
             most = max([most, *(count - bisect_left(taken, end) for count, end in enumerate(given, 1))])
-    return max(LEAST, 2 * most)
+    return max(MIN_WINDOW, 2 * most)
 
 
 class FlowControl:
-    """One worker's, in one step."""
+    """The send windows of one worker in one step."""
 
     def __init__(self, step: int, window: int) -> None:
         self.step = step
         self._window = window
-        self._given: Counter[Channel] = Counter()
-        self._gone: Counter[Channel] = Counter()  # of those, taken as far as is known
-        self._taken: Counter[Channel] = Counter()
+        self._given: Counter[Channel] = Counter()  # sent
+        self._gone: Counter[Channel] = Counter()  # of those, acknowledged as taken
+        self._taken: Counter[Channel] = Counter()  # taken here
 
-    def may_give(self, channel: Channel) -> bool:
+    def may_send(self, channel: Channel) -> bool:
         return self._given[channel] - self._gone[channel] < self._window
 
-    def gave(self, channel: Channel) -> None:
+    def record_sent(self, channel: Channel) -> None:
         self._given[channel] += 1
 
-    def took(self, channel: Channel) -> int:
-        """One more was taken here; how many there are now, if who gives is to hear that, else 0."""
+    def record_taken(self, channel: Channel) -> int:
+        """Count one value that was taken here. Returns the total if the source is to be notified now, else 0."""
         count = self._taken[channel] = self._taken[channel] + 1
         return 0 if count % (self._window // 2) else count
 
-    def heard(self, channel: Channel, count: int) -> None:
-        """So many have been taken there."""
-        self._gone[channel] = max(self._gone[channel], count)
+    def acknowledged(self, channel: Channel, count: int) -> None:
+        """Record that the other side has taken `count` values."""
+        self._gone[channel] = max(self._gone[channel], count)  # notices may arrive in any order
 
 
 def channel(slot: Slot) -> Channel:
-    return _new(Channel, (slot.kind, slot.stage, slot.source))
+    return Channel(slot.kind, slot.stage, slot.source)
 
 
 _WORD = torch.zeros(1, dtype=torch.uint8)
-"""Nothing needs to be said; as a tensor it goes by the lanes that there are."""
+"""The message of a commit: a tensor, so that it can use the ring buffers."""
 
 
 class CommitProtocol:
-    """One worker's part. `workers`: ids of all, `own` among them."""
+    """One worker's part of the two-phase commit. `workers`: ids of all; the first is the coordinator."""
 
     def __init__(self, own: int, workers: Sequence[int], mail: Mailbox) -> None:
         self._own, self._first, self._others = own, workers[0], workers[1:]
         self._mail = mail
 
     def reach(self, step: int) -> None:
-        """Wait until all have come so far. From then on the step is to be applied here. As `Slots.take`."""
+        """Wait until all workers are ready. From then on the step is applied here. Raises as `Slots.take`."""
         if self._own == self._first:
             for other in self._others:
-                self._mail.take(Slot(step, MINE, 0, self._own, other))
-            self._mail.slots.agree(step)
-            self._tell_all(step)
+                self._mail.take(Slot(step, VOTE, 0, self._own, other))
+            self._mail.slots.agree(step)  # the decision: the driver can no longer abort the step
+            self._send_decision(step)
         else:
-            self._mail.send(Slot(step, MINE, 0, self._first, self._own), (_WORD,))
-            self._mail.take(Slot(step, ALL, 0, self._own, self._first))
+            self._mail.send(Slot(step, VOTE, 0, self._first, self._own), (_WORD,))
+            self._mail.take(Slot(step, DECISION, 0, self._own, self._first))
             self._mail.slots.agree(step)
 
-    def _tell_all(self, step: int) -> None:
-        """All others hear that it goes on; who cannot be told that waits no longer, and the error is raised."""
+    def _send_decision(self, step: int) -> None:
+        """Send the decision to all others. Ends the step on a worker that cannot be reached, and raises the error."""
         failed: Exception | None = None
         for other in self._others:
             try:
-                self._mail.send(Slot(step, ALL, 0, other, self._own), (_WORD,))
+                self._mail.send(Slot(step, DECISION, 0, other, self._own), (_WORD,))
             except Exception as error:  # noqa: BLE001  (raised below)
                 failed = failed or error
-                self._mail.end(other, step, f"{type(error).__name__}: {error}")
+                self._mail.end(other, step, error_text(error))  # else it would wait for its O
         if failed is not None:
             raise failed
 
 
-_BY_LANE = (*COUNTED, *IN_ACCORD)
+_RING_KINDS = (*COUNTED, *COMMIT_KINDS)  # kinds that may go through a ring buffer
 _QUIET_SECONDS = 0.02
-"""A worker that waits for a value receives itself, until nothing has come for so long."""
+"""A worker that waits for a value receives on its own thread until no message has come for this time."""
 ENDS = "pipeline ends"
-"""The channel of notices (key, step, reason)."""
+"""The channel of notices (key, step, reason): a step was aborted."""
 CREDITS = "pipeline credits"
-"""The channel of notices (key, step, how many were taken there, and what of: see `credits.Channel`)."""
+"""The channel of notices (key, step, number of values taken, then the fields of the `Channel`)."""
 
 
 class Mailbox:
-    """One worker's, of the pipeline `key`. It listens for parcels under that name."""
+    """One worker's messages of the pipeline `key`. It receives parcels under that name."""
 
     def __init__(self, agent: Agent, key: str, homes: StagePlacement) -> None:
         self._agent, self._key, self._homes = agent, key, homes
-        self._lanes = lanes = StageRing(agent, key)
+        self.lanes = lanes = StageRing(agent, key)
         self.slots = Slots(partial(_receive, agent, homes, lanes), partial(_look, homes, lanes), lanes.wake)
-        self._credits: FlowControl | None = None
+        self._credits: FlowControl | None = None  # None: the step is not counted
 
     def begin(self, step: int, window: int) -> None:
-        """A step begins, in which stages may be so many micro-batches ahead of each other; 0: as many as there are."""
+        """Begin a step. `window`: micro-batches that a stage may be ahead of another; 0: no limit."""
         self._credits = FlowControl(step, window) if window else None
-        self._lanes.begin()
+        self.lanes.begin()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
-        """As `Slots.take`, of a kind that goes by lanes, too: who fills it hears from time to time that it has room
-        here, if that is counted."""
-        giver = self._homes.giver(slot)
-        if giver is None or giver == self._agent.id:
+        """Wait for the values of a slot, as `Slots.take`, also in the rings. Sends credits to the source."""
+        giver = self._homes.sender_of(slot)
+        if giver is None or giver == self._agent.id:  # nothing can come from a ring
             return self.slots.take(slot)
-        lanes = self._lanes
-        if (lying := lanes.take(self.slots, slot, giver)) is not None:
-            return lying
-        lanes.settle()
-        if lanes.listen(self.slots, slot, giver) and (lying := lanes.take(self.slots, slot, giver)) is not None:
-            return lying
-        values = self.slots.take(slot)
-        lanes.be(giver, WORKS)
-        if not lanes.brought(slot) and self._credits is not None:
+        lanes = self.lanes
+        if (found := lanes.take(self.slots, slot, giver)) is not None:
+            return found
+        lanes.settle()  # before a wait, so that nothing has to wait for it
+        if lanes.listen(self.slots, slot, giver) and (found := lanes.take(self.slots, slot, giver)) is not None:
+            return found
+        values = self.slots.take(slot)  # the long wait: the source then sends messages, which wake this thread
+        lanes.be(giver, POLLING)  # the source may use the ring again
+        if not lanes.came_by_ring(slot) and self._credits is not None:  # a ring has its own limit
             self._took(self._credits, slot, giver)
         return values
 
     def _took(self, credits_: FlowControl, slot: Slot, giver: int) -> None:
         of = channel(slot)
-        if count := credits_.took(of):
+        if count := credits_.record_taken(of):
             self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
 
-    def heard(self, step: int, count: int, of: Channel) -> None:
-        """Of what was given here, so many have been taken."""
-        if self._credits is not None and self._credits.step == step:
-            self._credits.heard(of, count)
-            self.slots.stir()
+    def acknowledged(self, step: int, count: int, of: Channel) -> None:
+        """Record that the other side has taken `count` of the values sent from here."""
+        if self._credits is not None and self._credits.step == step:  # a late notice of an earlier step is void
+            self._credits.acknowledged(of, count)
+            self.slots.wake_waiters()
 
     def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
-        """Values for another stage, or another replica of one, wherever that is. Waits where that is far behind."""
-        to = self._homes.taker(slot)
+        """Send values to another stage or replica, wherever it is. Blocks while that one is too far behind."""
+        to = self._homes.receiver_of(slot)
         if to == self._agent.id:
-            self.slots.put(slot, partial(cut_off, values))
+            self.slots.put(slot, partial(detach_values, values))  # same worker: no copy
         else:
             counted = slot.kind in COUNTED
-            if (counted or slot.kind in IN_ACCORD) and self._lanes.give(to, slot, values, opens=counted):
+            if (counted or slot.kind in COMMIT_KINDS) and self.lanes.give(to, slot, values, opens=counted):
                 return
             if counted and self._credits is not None:
                 self._await_credit(self._credits, slot)
@@ -206,48 +208,39 @@ class Mailbox:
 
     def _await_credit(self, credits_: FlowControl, slot: Slot) -> None:
         of = channel(slot)
-        if not credits_.may_give(of):
-            self.slots.wait_for(slot.step, lambda: credits_.may_give(of))  # which a thread of the pool hears
-        self.slots.check(slot.step)
-        credits_.gave(of)
-
-    def offered(self, giver: int, lane: Consumer) -> None:
-        """A worker has opened a lane to this one, and gives nothing there before this one looks."""
-        self._lanes.offer(giver, lane)
-
-    def settle(self) -> None:
-        """Record in the step's context what has gone and come until now."""
-        self._lanes.settle()
+        if not credits_.may_send(of):
+            self.slots.wait_for(slot.step, lambda: credits_.may_send(of))  # a pool thread receives the notice
+        self.slots.check(slot.step)  # the wait also ends when the step is aborted
+        credits_.record_sent(of)
 
     def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(place, values)
 
     def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
-        """The driver hears of it from whoever fails."""
-        slot, reason = Slot(*place), f"{type(error).__name__}: {error}"
+        """Abort the step of a value that cannot be delivered, on both sides. The driver gets the error that follows."""
+        slot, reason = Slot(*place), error_text(error)
         self.slots.abort(slot.step, reason)
-        self.end(self._homes.taker(slot), slot.step, reason)
+        self.end(self._homes.receiver_of(slot), slot.step, reason)
 
     def end(self, to: int, step: int, reason: str) -> None:
-        """Tell another worker that a step is not to go on."""
-        end(self._agent, to, self._key, step, reason)
+        """Notify another worker that a step is aborted."""
+        self._agent.notify(to, ENDS, (self._key, step, reason))
 
 
-def end(agent: Agent, to: int, key: str, step: int, reason: str) -> None:
-    """Tell a worker that a step of a pipeline is not to go on."""
-    agent.notify(to, ENDS, (key, step, reason))
+def error_text(error: BaseException) -> str:
+    """Return the reason for a step that an error aborts."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _look(homes: StagePlacement, lanes: StageRing, slots: Slots, slot: Slot) -> None:
-    if slot.kind in _BY_LANE and (giver := homes.giver(slot)) is not None:
+    if slot.kind in _RING_KINDS and (giver := homes.sender_of(slot)) is not None:
         lanes.look(slots, slot, giver)
 
 
 def _receive(agent: Agent, homes: StagePlacement, lanes: StageRing, reached: Waits, slot: Slot) -> None:
-    """On a thread that waits for what is to go into a slot. A worker that waits long is told by messages alone."""
-    giver = homes.giver(slot)
+    giver = homes.sender_of(slot)
     if giver is None:
         return
-    if slot.kind in _BY_LANE:
-        lanes.be(giver, AWAY)
+    if slot.kind in _RING_KINDS:
+        lanes.be(giver, AWAY)  # a long wait is ended by a message only
     agent.requests.receive_until(giver, lambda: not reached(), _QUIET_SECONDS)

@@ -1,8 +1,8 @@
-"""A batch cut into micro-batches and put together again, with the weights that keep gradients exact.
+"""Batches cut into micro-batches and joined again, with the weights that keep gradients exact.
 
-A batch is a tensor, or tuples, lists and dicts of batches; dimension 0 of every tensor counts the samples. The mean
-loss over N samples is the sum of the micro-batches' mean losses, each weighted by its share n_i / N: an unweighted mean
-of means gives other gradients as soon as micro-batches are uneven.
+Rule: a batch is a tensor, or tuples, lists and dicts of batches; dimension 0 of every tensor counts the samples. The
+mean loss over N samples is the sum of the micro-batches' mean losses, each weighted by its share n_i / N: an unweighted
+mean of means gives other gradients as soon as micro-batches are uneven.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rpcbench.base.errors import PipelineError, counted
 
 
 def sizes(samples: int, microbatches: int) -> list[int]:
-    """Samples in each micro-batch, as even as can be, larger ones first. PipelineError if one would be empty."""
+    """Return the sizes of micro-batches, as even as possible, larger ones first. PipelineError if one is empty."""
     if microbatches < 1:
         raise PipelineError(f"microbatches must be at least 1, not {microbatches}")
     if not samples:
@@ -35,21 +35,21 @@ def sizes(samples: int, microbatches: int) -> list[int]:
 
 
 def cut(batch: Any, microbatches: int) -> list[Any]:
-    """The micro-batches, built as `batch` is, of views on its tensors. PipelineError if the tensors do not fit."""
+    """Return the micro-batches: views of the batch's tensors, in its structure. PipelineError if these do not fit."""
     ends = accumulate(sizes(samples(batch), microbatches), initial=0)
     return [part(batch, begin, end) for begin, end in pairwise(ends)]
 
 
 @lru_cache(maxsize=64)
 def bounds(samples: int, microbatches: int, first: int, every: int) -> dict[int, tuple[int, int]]:
-    """Where micro-batches begin and end in a `share`, each under its number in the whole batch of so many samples."""
+    """Return begin and end of each micro-batch within a `share`, by its number in the whole batch."""
     numbers = range(first, microbatches, every)
     own = [sizes(samples, microbatches)[number] for number in numbers]
     return dict(zip(numbers, pairwise(accumulate(own, initial=0)), strict=True))
 
 
 def share(batch: Any, microbatches: int, first: int, every: int) -> Any:
-    """Of the micro-batches of a batch one in `every`, from the `first` on, as one batch; None if there are none."""
+    """Return every `every`-th micro-batch from the `first` on, as one batch; None if there are none."""
     if every == 1:
         return batch
     own = cut(batch, microbatches)[first::every]
@@ -57,24 +57,25 @@ def share(batch: Any, microbatches: int, first: int, every: int) -> Any:
 
 
 def part(batch: Any, begin: int, end: int) -> Any:
-    """Samples of a batch, apart: whatever is done to them there, or recorded of it, other parts know nothing of."""
+    """Return some samples of a batch, with an autograd history and version counter of their own."""
+    # `.data`, so that an in-place change in one micro-batch does not invalidate tensors that another one has saved.
     return mapped(batch, lambda tensor: tensor[begin:end].data.requires_grad_(tensor.requires_grad))
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with each of its tensors changed, built as it is."""
+    """Return the batch, in its structure, with `change` applied to each of its tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
         return _like_dict(batch, {key: mapped(value, change) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
         return _like(batch, [mapped(item, change) for item in batch])
-    return _pytree.tree_map_only(torch.Tensor, change, batch)
+    return _pytree.tree_map_only(torch.Tensor, change, batch)  # a class of the user's, registered with _pytree
 
 
 def samples(batch: Any) -> int:
-    """How many samples a batch has. PipelineError if its tensors disagree, or it has none, or something else in it."""
-    lengths: dict[int, str] = {}
+    """Return the number of samples. PipelineError if tensors disagree, none is there, or other values are in it."""
+    lengths: dict[int, str] = {}  # length -> path of the first tensor with it
     for path, tensor in _tensors(batch, "batch"):
         if tensor.dim() == 0:
             raise PipelineError(f"{path} has no dimension to cut: dimension 0 of every tensor must count the samples")
@@ -88,12 +89,9 @@ def samples(batch: Any) -> int:
 
 
 def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = None) -> list[float]:
-    """Factors that make the micro-batches' losses add up to the whole batch's: shares for "mean", ones for "sum".
-
-    The shares are of `whole` samples, by default of all in these micro-batches.
-
-    Exact where the loss is a mean or sum over samples; not for one that leaves samples out, as `ignore_index` does.
-    """
+    """Return factors by which the micro-batches' losses add up to the whole batch's: shares for "mean", ones for "sum".
+    The shares are of `whole` samples, by default of all in these micro-batches. They are exact if the loss is a mean or
+    sum over samples, but not if it leaves samples out, as `ignore_index` does."""
     if reduction == "mean":
         return [size / (whole or sum(sizes)) for size in sizes]
     if reduction == "sum":
@@ -103,12 +101,12 @@ def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = N
 
 @lru_cache(maxsize=64)
 def factors(samples: int, microbatches: int, reduction: str, whole: int | None) -> list[float]:
-    """The `weights` of all micro-batches of a batch with so many samples."""
-    return weights(sizes(samples, microbatches), reduction, whole)
+    """Return the `weights` of all micro-batches of a batch."""
+    return weights(sizes(samples, microbatches), reduction, whole)  # cached: the same in each step
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """The batch that was cut into these parts, in their order."""
+    """Return the batch that was cut into these parts, in their order."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(parts))
@@ -118,24 +116,25 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def _like(batch: Any, items: Sequence[Any]) -> Any:
-    """A list, tuple or named tuple as `batch` is."""
+    """Return a list, tuple or named tuple of the same class as `batch`."""
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
 
 
 def _like_dict(batch: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """A dict of the same class, as transformers' outputs are, with other values under the same keys."""
+    """Return a dict of the same class, as transformers' outputs are, with other values under the same keys."""
     if type(batch) is dict:
         return items
     _, spec = _pytree.tree_flatten(batch, is_leaf=lambda value: value is not batch)
-    if not spec.is_leaf():
+    if not spec.is_leaf():  # the class is registered with _pytree
         made: dict[Any, Any] = _pytree.tree_unflatten(items.values(), spec)
         return made
-    made = copy.copy(batch)
+    made = copy.copy(batch)  # a class that cannot be made from items alone, as defaultdict
     made.update(items)
     return made
 
 
 def _tensors(batch: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor of a batch with its path, for errors. PipelineError for anything that is not a batch."""
     if isinstance(batch, torch.Tensor):
         yield path, batch
     elif isinstance(batch, dict):

@@ -1,30 +1,28 @@
-"""What schedules are made of: ops, one list for each worker, and their text.
+"""The operations of schedules: one list of ops for each worker, its text, and the checks before anything is sent.
 
-`ops[w][i]` is what worker number w does as its i-th operation. As text, one line per worker and one word per op, `stage
-kind micro-batch`; 1F1B for two workers and three micro-batches is
+`ops[w][i]` is operation i of worker number w, both counted from 0. As text: one line per worker, one word per op,
+`stage kind micro-batch`. 1F1B for two workers and three micro-batches is
 
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
 
-A backward is one op, B, or two: I makes the gradient of the stage's input, which the stage before waits for, and W
-those of its weights, which nobody waits for before the end of the step. Where an R comes before the backward, the
-forward keeps its input only, and R computes it once more. A U, after a backward, is a step of the stage's optimizer
-with the gradients of this micro-batch alone. An A adds up the gradients that the replicas of a stage have made; no
-schedule has one, as the pipeline itself puts them where there are replicas.
-
-Checked before anything is sent: is a schedule the work to do, can it run to its end, does it keep too much?
-
-A schedule checked before anything is sent: is it the work to do, can it run to its end, does it keep too much?
-
-    needs        1F0 ── after 0F0            the activation of the stage before
-                 0B0 ── after 0F0 and 1B0    its own activation, and the gradient from the stage after (or 1I0)
-                 0W0 ── after 0I0            the gradients within its own stage
-                 0R0 ── after 0F0            the input that was kept
-                 0U0 ── after 0B0            the gradients of the stage's weights (or 0W0)
-
-Each worker runs its list in order and waits where a need is not met. Errors point at `ops[w][i]`: operation i of worker
-number w, both counted from 0.
+Rules
+- A backward is one op, B, or two: I computes the gradient of the stage's input, which the stage before waits for, and W
+  those of its weights, which are needed at the end of the step only.
+- Where an R comes before the backward, the forward keeps its input only, and R computes the forward again. A U, after a
+  backward, is a step of the stage's optimizer with the gradients of this micro-batch alone. An A sums the gradients of
+  a stage's replicas; no schedule has one, the pipeline itself adds them where there are replicas.
+- A schedule is validated before anything is sent: it must be complete, be able to run to its end, and keep no more than
+  is allowed.
 """
+
+# Each worker runs its list in order, and waits where a need is not met:
+#
+#     needs        1F0    after 0F0            the activation of the stage before
+#                  0B0    after 0F0 and 1B0    its own activation, and the gradient from the stage after (or 1I0)
+#                  0W0    after 0I0            the gradients within its own stage
+#                  0R0    after 0F0            the input that was kept
+#                  0U0    after 0B0            the gradients of the stage's weights (or 0W0)
 
 from __future__ import annotations
 
@@ -40,18 +38,18 @@ from rpcbench.base.errors import PipelineError, counted
 
 
 class Kind(StrEnum):
-    """What an op computes. The value is its letter in text."""
+    """The kind of computation; the value is its letter in text."""
 
     FORWARD = "F"
     BACKWARD = "B"
-    INPUT = "I"
-    WEIGHT = "W"
+    INPUT = "I"  # first half of a backward: the gradient of the input
+    WEIGHT = "W"  # second half: the gradients of the weights
     RECOMPUTE = "R"
-    UPDATE = "U"
-    ALL_REDUCE = "A"
+    UPDATE = "U"  # a step of the stage's optimizer
+    ALL_REDUCE = "A"  # over the replicas; not in schedules
 
 
-_WRITTEN = [kind for kind in Kind if kind is not Kind.ALL_REDUCE]
+_WRITTEN = [kind for kind in Kind if kind is not Kind.ALL_REDUCE]  # kinds that a schedule may have
 _OP = re.compile(rf"(\d+)([{''.join(_WRITTEN)}])(\d+)", re.ASCII)
 
 
@@ -68,41 +66,41 @@ class Op:
 
     @property
     def label(self) -> str:
-        """What it is called within its stage: `F3`; an all-reduce is one of no micro-batch."""
+        """Its name within its stage, as `F3`; an all-reduce has no micro-batch."""
         return str(self.kind) if self.kind is Kind.ALL_REDUCE else f"{self.kind}{self.microbatch}"
 
     @staticmethod
     def parse(word: str) -> Op:
-        """The op written as `word`; PipelineError if it is none."""
+        """Return the op written as `word`; PipelineError if it is not one."""
         match = _OP.fullmatch(word)
         if match is None:
             kinds = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
-            raise PipelineError(f"{word!r} is no operation; write stage, {kinds}, micro-batch: 0F3")
+            raise PipelineError(f"{word!r} is not an operation; write stage, {kinds}, micro-batch: 0F3")
         stage, kind, microbatch = match.groups()
         return Op(int(stage), Kind(kind), int(microbatch))
 
 
-Ops = list[list[Op]]
+Ops = list[list[Op]]  # one list for each worker
 
 
 class Schedule(Protocol):
-    """What every schedule offers; a user's own function of this shape is one too."""
+    """The signature of a schedule; a user's own function of this signature is one, too."""
 
     def __call__(self, workers: int, microbatches: int, chunks: int = 1) -> Ops: ...
 
 
 def text(ops: Ops) -> str:
-    """The ops as text, a line per worker. `parse(text(ops)) == ops`, unless the first or the last worker has no ops."""
+    """Return the ops as text. `parse(text(ops)) == ops`, unless the first or the last worker has no ops."""
     return "\n".join(" ".join(map(str, own)) for own in ops)
 
 
 def parse(written: str) -> Ops:
-    """The ops of a text, a line per worker; empty lines around it are left out. PipelineError at a wrong word."""
+    """Return the ops of a text; empty lines around it are ignored. PipelineError for a word that is not an op."""
     return [[Op.parse(word) for word in line.split()] for line in written.strip().splitlines()]
 
 
 def read(made: Any) -> Ops:
-    """What a schedule has made: ops or their words, in a list for each worker, or as text. PipelineError for others."""
+    """Return a schedule's result, lists of ops or words or a text, as Ops. PipelineError for any other value."""
     if isinstance(made, str):
         return parse(made)
     if isinstance(made, list | tuple) and all(isinstance(own, list | tuple) for own in made):
@@ -114,38 +112,39 @@ def read(made: Any) -> Ops:
 
 @lru_cache(maxsize=64)
 def ops_in(plan: str) -> tuple[Op, ...]:
-    """One worker's ops, of any kind, as a pipeline has written them; the same at each step, so they are read once."""
+    """Return one worker's ops of any kind from the text of its plan."""
+    # Cached, because a plan is the same in each step. It was written by the pipeline, so it is not validated here.
     found = re.findall(r"(\d+)(\D)(\d+)", plan)
     return tuple(Op(int(stage), Kind(kind), int(microbatch)) for stage, kind, microbatch in found)
 
 
 @lru_cache(maxsize=64)
 def places_in(plan: str, kind: Kind) -> frozenset[tuple[int, int]]:
-    """Stage and micro-batch of each of its ops of this kind."""
+    """Return stage and micro-batch of each op of this kind in a plan."""
     return frozenset((op.stage, op.microbatch) for op in ops_in(plan) if op.kind is kind)
 
 
 def run(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Op]:
-    """One op of one stage for each of these micro-batches."""
+    """Return one op of a stage for each of these micro-batches."""
     return [Op(stage, kind, microbatch) for microbatch in microbatches]
 
 
 def check(workers: int, microbatches: int, chunks: int = 1) -> None:
-    """PipelineError for numbers that make no schedule."""
+    """Raise PipelineError for numbers from which no schedule can be made."""
     for what, number in (("workers", workers), ("microbatches", microbatches), ("chunks", chunks)):
         if not isinstance(number, int) or number < 1:
             raise PipelineError(f"{what} must be a whole number of at least 1, not {number!r}")
 
 
 def check_chunks(name: str, chunks: int, wanted: int) -> None:
-    """PipelineError where a schedule is made for another number of stages per worker."""
+    """Raise PipelineError if the schedule needs another number of stages per worker."""
     if chunks != wanted:
         stages = "one stage" if wanted == 1 else f"{wanted} stages"
         raise PipelineError(f"schedule {name!r} gives each worker {stages}: chunks must be {wanted}, not {chunks!r}")
 
 
 def placement(ops: Ops) -> dict[int, int]:
-    """The worker number of each stage; PipelineError if a stage runs on more than one."""
+    """Return the worker number of each stage; PipelineError if a stage runs on more than one."""
     home: dict[int, int] = {}
     for worker, index, op in walk(ops):
         if home.setdefault(op.stage, worker) != worker:
@@ -154,12 +153,10 @@ def placement(ops: Ops) -> dict[int, int]:
 
 
 def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = None) -> None:
-    """Nothing, if each stage runs each micro-batch forward and backward once, on one worker, in an order that can run.
-
-    A backward may be in two halves. PipelineError otherwise: an op out of range, twice, missing, a stage on two
-    workers, a deadlock; or a worker that keeps more activations than `most_live` at once, as `peak_live` counts them.
-    """
-    seen: dict[Op, str] = {}
+    """Check that each stage runs each micro-batch forward and backward once, on one worker, in an order that can run.
+    PipelineError for an op out of range, twice or missing, a stage on two workers, a deadlock, or a worker that keeps
+    more activations than `most_live` at once, as `peak` counts them."""
+    seen: dict[Op, str] = {}  # op -> its place, for errors
     for worker, index, op in walk(ops):
         if op.stage >= stages or op.microbatch >= microbatches:
             there = f"{counted(stages, 'stage')} and {counted(microbatches, 'micro-batch')}"
@@ -173,14 +170,14 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     placement(ops)
     _recomputed_in_time(ops)
     _updated_in_time(ops)
-    for _ in playable(ops, stages):
+    for _ in playable(ops, stages):  # raises at a deadlock
         pass
     if most_live is not None:
         _within(ops, most_live)
 
 
 def _complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> None:
-    """A forward and a backward of each, whole or in halves."""
+    """Check that each stage has a forward and a backward of each micro-batch, whole or in halves."""
     for stage, number in itertools.product(range(stages), range(microbatches)):
         kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
         forward, whole, first, second = (Op(stage, kind, number) for kind in kinds)
@@ -195,6 +192,7 @@ def _complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> None:
 
 
 def _recomputed_in_time(ops: Ops) -> None:
+    """Check that each recomputation comes before its backward."""
     begun: set[Op] = set()
     for worker, index, op in walk(ops):
         if op.kind is Kind.RECOMPUTE and gives(Op(op.stage, Kind.BACKWARD, op.microbatch)) in begun:
@@ -203,19 +201,21 @@ def _recomputed_in_time(ops: Ops) -> None:
 
 
 def _updated_in_time(ops: Ops) -> None:
-    """A stage is updated after all of its backwards, or never: else gradients would be left for nobody."""
+    """Check that a stage is updated after each of its backwards, or never."""
     updated = {op.stage for _, _, op in walk(ops) if op.kind is Kind.UPDATE}
-    open_: dict[tuple[int, int], str] = {}
+    open_: dict[tuple[int, int], str] = {}  # gradients without an update until now
     for worker, index, op in walk(ops):
         if op.kind in (Kind.BACKWARD, Kind.WEIGHT) and op.stage in updated:
             open_[op.stage, op.microbatch] = f"ops[{worker}][{index}] = {op}"
         elif op.kind is Kind.UPDATE and open_.pop((op.stage, op.microbatch), None) is None:
             raise _fault(worker, index, op, "the gradients of its micro-batch do not come before")
+    # These gradients would belong to no update, and be dropped.
     for first in open_.values():
         raise PipelineError(f"after {first} comes no update: a stage is updated after all of its backwards, or never")
 
 
 def _within(ops: Ops, most: int) -> None:
+    """Check that no worker keeps more than `most` activations at once."""
     for worker, own in enumerate(ops):
         for index, kept in enumerate(live(own)):
             if kept > most:
@@ -224,44 +224,43 @@ def _within(ops: Ops, most: int) -> None:
 
 
 def peak(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> float:
-    """The most that a worker with this list keeps at once; by default each activation counts 1, of whatever stage."""
+    """Return the most that a worker with this list keeps at once; by default each activation counts 1."""
     return max(live(own, activation), default=0)
 
 
 def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> Iterator[float]:
-    """How much is kept after each op: a forward keeps an activation, its backward, or its weights, let it go; one that
-    is to be recomputed counts from then on."""
+    """Yield the activations kept after each op: from the forward, or its recomputation, to the end of the backward."""
     later = {(op.stage, op.microbatch) for op in own if op.kind is Kind.RECOMPUTE}
-    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}
-    skipped = [op.kind is Kind.FORWARD and (op.stage, op.microbatch) in later for op in own]
+    changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}  # of the number of activations
+    skipped = [op.kind is Kind.FORWARD and (op.stage, op.microbatch) in later for op in own]  # it keeps its input only
     pairs = zip(own, skipped, strict=True)
     kept = (0 if skip else changes.get(op.kind, 0) * activation(op.stage) for op, skip in pairs)
     return itertools.accumulate(kept)
 
 
 def needs(op: Op, stages: int) -> list[Op]:
-    """What must have been given (`gives`), by whatever worker, before `op` may begin."""
+    """Return the results (`gives`), of any worker, that must exist before `op` may begin."""
     if op.kind is Kind.FORWARD:
         return [Op(op.stage - 1, Kind.FORWARD, op.microbatch)] if op.stage else []
     if op.kind in (Kind.WEIGHT, Kind.UPDATE):
         return [Op(op.stage, Kind.INPUT, op.microbatch)]
     if op.kind is Kind.RECOMPUTE:
         return [Op(op.stage, Kind.FORWARD, op.microbatch)]
-    if op.kind is Kind.ALL_REDUCE:  # it stands after all that it needs, and so do those of the other replicas
+    if op.kind is Kind.ALL_REDUCE:  # in each replica's list it comes after all that it needs
         return []
     gradient = [Op(op.stage + 1, Kind.INPUT, op.microbatch)] if op.stage + 1 < stages else []
     return [Op(op.stage, Kind.FORWARD, op.microbatch), *gradient]
 
 
 def gives(op: Op) -> Op:
-    """A whole backward gives what its first half would."""
+    """Return the op whose result this op has made: that of a whole backward is that of its first half."""
     return Op(op.stage, Kind.INPUT, op.microbatch) if op.kind is Kind.BACKWARD else op
 
 
 def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
-    """(worker, op) in an order in which all needs are met; PipelineError when none is left that can run."""
+    """Yield (worker, op) in an order that meets all needs; PipelineError if no op can run and some are left."""
     done: set[Op] = set()
-    at = [0] * len(ops)
+    at = [0] * len(ops)  # for each worker, the index of its next op
     progress = True
     while progress:
         progress = False
@@ -277,18 +276,20 @@ def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
 
 
 def _deadlock(ops: Ops, stages: int, at: list[int], done: set[Op]) -> PipelineError:
+    """Return an error with the waiting op of each worker, and the place of the op that it waits for."""
     place = {gives(op): (f"ops[{worker}][{index}]", op) for worker, index, op in walk(ops)}
     lines = []
     for worker, own in enumerate(ops):
         if at[worker] < len(own):
             op = own[at[worker]]
             wanted = next(need for need in needs(op, stages) if need not in done)
-            there, other = place.get(wanted, ("no place: nobody runs it", wanted))
+            there, other = place.get(wanted, ("no place: no worker runs it", wanted))
             lines.append(f"ops[{worker}][{at[worker]}] = {op} waits for {other} at {there}")
     return PipelineError("this schedule never ends: " + "; ".join(lines))
 
 
 def walk(ops: Ops) -> Iterator[tuple[int, int, Op]]:
+    """Yield worker, index and op of all lists."""
     return ((worker, index, op) for worker, own in enumerate(ops) for index, op in enumerate(own))
 
 

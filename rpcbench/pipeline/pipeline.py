@@ -1,15 +1,16 @@
-"""The driver's side of a pipeline: builds the stages on their workers, and runs steps of two phases.
+"""The driver's side of a pipeline: it creates the stages on their workers, and runs training steps on them.
 
     pipe = Pipeline(stages, schedule="1f1b", microbatches=8, loss_fn=F.cross_entropy,
                     optimizer=(torch.optim.SGD, {"lr": 0.1}))
     result = pipe.step(x, y)
 
 Guarantees
-- The driver is not in the data path: for a step each worker gets one call with its list of operations, and one more to
-  apply where somebody looks at the gradients before.
-- Parameters change only after all workers have all gradients: a step that fails in any worker changes nothing.
-- After a step, however it ends, no slot, context or gradient of it is left on any worker; but for the gradients of the
-  latest one where they are to be kept, which no context holds.
+- The driver is not in the data path: in a step each worker gets one call with its list of operations, and a second one,
+  to apply gradients, only if the program reads or changes the gradients before.
+- Two-phase commit: parameters change only after all workers have all gradients. A step that fails on any worker changes
+  nothing.
+- After a step, however it ends, no worker has a slot, context or gradient of it left, except the gradients of the
+  latest step with keep_gradients=True, which no context holds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rpcbench.pipeline.plan import ScheduleCache
 from rpcbench.pipeline.recompute import Recompute, StepSeeds
 from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages, check_patterns
-from rpcbench.pipeline.stage import PrecisionConfig, warn_of_rest
+from rpcbench.pipeline.stage import PrecisionConfig, warn_if_evaluating
 from rpcbench.pipeline.tasks import LossFn, Metric
 from rpcbench.pipeline.training import Fit, History, Schedulers, SchedulerSpec, evaluated, predicted, rate
 from rpcbench.runtime import current
@@ -44,31 +45,10 @@ from rpcbench.runtime.agent import Agent
 class Pipeline:
     """A model cut into stages, each on its worker, trained in micro-batches.
 
-    schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function (workers,
-    microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage steps its
-    optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has changed some.
-    chunks: stages for each worker; by default as many as `split` was told, where the schedule takes any number, else as
-    many as it is made for. A batch with fewer samples than
-    `microbatches` is cut into as many as it has samples. Where `split` has made replicas, each has so many of them; the
-    gradients of all replicas are added up at the end of a step.
-    loss_fn(output, target) where the last stage is gives a scalar; loss_reduction says whether it is the "mean" or the
-    "sum" over samples, so that micro-batches add up to the gradient of the whole batch.
-    optimizer: class and arguments, and groups of parameters with other arguments, if there are any: by patterns of
-    names, as (torch.optim.AdamW, {"lr": 0.01}, {"*.bias": {"weight_decay": 0.0}}), or a function. It gets a list of
-    names and parameters, those of one stage, and gives torch's groups of them, as many for each stage; some may be
-    empty. None to only compute gradients. lr_scheduler: class and arguments, as
-    (torch.optim.lr_scheduler.StepLR, {"step_size": 30}); it moves by `lr_scheduler.step()`, or in `fit`.
-    recompute: "none", "all", "except_last" (micro-batch), or a function (stage, microbatch) -> bool: which activations
-    are computed anew for the backward, not kept. Random numbers of a forward, as for dropout, depend on step, stage,
-    micro-batch and `torch.manual_seed` here, before the pipeline is made.
-    batch_norm: what running statistics of batch norms do, which see micro-batches: with "microbatch" they move at each
-    of these; "warn" is the same with a warning; with "deferred" they move once a step, by the whole batch. All other
-    buffers of replicas are those of the first one, after each step that trains.
-    autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
-    keep_gradients: the workers keep those of a step until the next one, for `gradients`; as much memory as parameters.
-    checkpoint: a folder that all workers reach; checkpoint_every: after so many optimizer steps a checkpoint is written
-    there, which `resume` goes on from; 0 for never.
-    PipelineError where split, schedule and workers do not fit; UnknownWorkerError for a worker that is not there.
+    A batch with fewer samples than `microbatches` is cut into as many micro-batches as it has samples. Each replica has
+    `microbatches` of its own, and the gradients of all replicas are added up at the end of a step. Random numbers of a
+    forward, as for dropout, depend on step, stage, micro-batch and `torch.manual_seed` here, before the pipeline is
+    made.
 
     >>> from rpcbench.pipeline import Pipeline, split
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -78,6 +58,39 @@ class Pipeline:
     >>> before, after = [pipe.step(x, x[:, :1]).loss for _ in range(20)][::19]
     >>> after < before
     True
+
+    Args:
+        stages: a model cut by `split`.
+        schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function
+            (workers, microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage
+            steps its optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has
+            changed some.
+        microbatches: into how many a batch is cut.
+        loss_fn: `loss_fn(output, target)`, called where the last stage is, returns a scalar.
+        optimizer: class and arguments, and optionally groups of parameters with other arguments: by patterns of names,
+            as (torch.optim.AdamW, {"lr": 0.01}, {"*.bias": {"weight_decay": 0.0}}), or a function. It gets a list of
+            names and parameters, those of one stage, and returns torch's groups of them, as many for each stage; some
+            may be empty. None: only compute gradients.
+        loss_reduction: whether the loss is the "mean" or the "sum" over samples, so that micro-batches add up to the
+            gradient of the whole batch.
+        chunks: stages for each worker; by default as many as `split` was given, where the schedule takes any number,
+            else as many as it is made for.
+        recompute: activations that are computed again for the backward, not kept: "none", "all", "except_last"
+            (micro-batch), or a function (stage, microbatch) -> bool.
+        lr_scheduler: class and arguments, as (torch.optim.lr_scheduler.StepLR, {"step_size": 30}); it moves by
+            `lr_scheduler.step()`, or in `fit`.
+        batch_norm: when running statistics of batch norms move: with "microbatch" at each micro-batch; "warn": the same
+            with a warning; with "deferred" once a step, by the whole batch. All other buffers of replicas are those of
+            the first one, after each step that trains.
+        autocast: torch.bfloat16 runs the stages' forwards under autocast; the loss stays in single precision.
+        keep_gradients: the workers keep the gradients of a step until the next one, for `gradients`; as much memory as
+            parameters.
+        checkpoint: a folder that all workers reach, for checkpoints; `resume` continues from there.
+        checkpoint_every: optimizer steps between two checkpoints; 0: write none.
+
+    Raises:
+        PipelineError: where split, schedule and workers do not fit.
+        UnknownWorkerError: for a worker that is not in the world.
     """
 
     def __init__(
@@ -100,57 +113,68 @@ class Pipeline:
     ) -> None:
         self._agent: Agent = current.current()
         _check(stages, optimizer, lr_scheduler)
-        names = {self._agent.member(worker).id: worker for worker in stages.workers}
+        names = {self._agent.member(worker).id: worker for worker in stages.workers}  # raises before a stage is created
         if chunks is None:
             chunks = chunks_for(schedule, stages.sizes, len(stages.row))
-        book = ScheduleCache(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
-        microbatch.weights([1], loss_reduction)
+        schedule_cache = ScheduleCache(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
+        microbatch.weights([1], loss_reduction)  # raises for an unknown reduction
         numerics = PrecisionConfig(autocast, batch_norm)
         numerics.check()
-        self.ops: Ops = book.whole.ops
+        self.ops: Ops = schedule_cache.whole.ops  # for users, to print and simulate
         self.microbatches = microbatches
-        row = stages.cut(book.whole.homes)
+        row = stages.cut(schedule_cache.whole.homes)  # of one replica
         if optimizer is not None and len(optimizer) == 3:
             check_patterns(optimizer[2], row)
         self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
         if loss_fn is not None:
-            warn_of_rest([link.module for link in stages.links] if stages.whole is None else [stages.whole])
+            warn_if_evaluating([link.module for link in stages.links] if stages.whole is None else [stages.whole])
         if batch_norm == batchnorm.WARN and loss_fn is not None:
             batchnorm.warn_of_microbatches(row, microbatches)
-        self.crew = WorkerGroup(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
-        warn_of_hosts(self._agent, self.stages, self.crew.layout)
-        if book.whole.updates:
-            self.crew.check_may_update()
-        self._schedulers = None if lr_scheduler is None else Schedulers(self.crew, lr_scheduler)
+        self.worker_group = WorkerGroup(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
+        warn_of_hosts(self._agent, self.stages, self.worker_group.layout)
+        if schedule_cache.whole.updates:  # the schedule itself steps the optimizers
+            self.worker_group.check_may_update()
+        self._schedulers = None if lr_scheduler is None else Schedulers(self.worker_group, lr_scheduler)
         self._keeps = keep_gradients
-        seeds = StepSeeds(int(torch.randint(2**62, ())))
-        self._runs = BatchRunner(self.crew, book, names, stages.inputs, loss_reduction, loss_fn is not None, seeds)
+        seeds = StepSeeds(int(torch.randint(2**62, ())))  # by the user's generator, so manual_seed repeats it
+        self._runs = BatchRunner(
+            self.worker_group, schedule_cache, names, stages.inputs, loss_reduction, loss_fn is not None, seeds
+        )
+        # Checkpoints have the optimizer's class: its state fits no other class.
         name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
         self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
-        self.crew.steps.on_applied = partial(self._checkpoints.applied, self.crew)
+        self.worker_group.steps.on_applied = partial(self._checkpoints.applied, self.worker_group)
         if self._schedulers is not None:
-            self._schedulers.on_moved = partial(self._checkpoints.moved, self.crew)
+            self._schedulers.on_moved = partial(self._checkpoints.moved, self.worker_group)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
-        """Forward, backward and one optimizer step on a batch.
+        """Run forward, backward and one optimizer step on a batch.
 
-        x, y: tensors (or tuples, dicts of them) with samples along dimension 0. The error of a worker's operation is
-        raised as it was, or StageLostError where a worker died, which says what it was at and which optimizer step each
-        stage holds. No parameter has changed, unless that was in the last phase, where all have their gradients.
+        Args:
+            x: inputs: a tensor (or tuple, dict of them) with samples along dimension 0.
+            y: targets, likewise.
+
+        Returns:
+            The loss of the batch, its idle share and timings.
+
+        Raises:
+            StageLostError: where a worker died; with its last operation, and the optimizer step that each stage holds.
+            Exception: the error of a worker's operation, as it was raised. No parameter has changed, unless it was
+                raised while the optimizers stepped, when all workers had their gradients.
         """
         with self.accumulate() as batch:
             return batch.step(x, y)
 
     @contextlib.contextmanager
     def batch(self, x: Any, y: Any) -> Iterator[Batch]:
-        """Forward and backward; gradients are there inside the block, and parameters change only by `batch.apply()`.
+        """Run forward and backward; in the block read or clip the gradients, and step by `batch.apply()`.
 
             with pipe.batch(x, y) as batch:
                 norm = batch.clip(1.0)
                 batch.apply()
 
-        Without `apply` the gradients are dropped at the end of the block.
+        x, y: as for `step`. Without `apply` the gradients are dropped at the end of the block.
         """
         with self.accumulate() as batch:
             batch.add(x, y)
@@ -158,22 +182,22 @@ class Pipeline:
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[Batch]:
-        """One optimizer step from several batches, of any sizes: `add` each of them, then `apply`.
-
-        The gradients are those of all their samples as one batch. Without `apply` they are dropped at the end of the
-        block.
+        """Make one optimizer step from several batches, of any sizes: `add` each of them, then `apply`.
 
             with pipe.accumulate() as batch:
                 for x, y in four_batches:
                     batch.add(x, y)
                 batch.apply()
+
+        The gradients are those of all their samples as one batch. Without `apply` they are dropped at the end of the
+        block.
         """
         recorder = autograd.recorder(self._agent)
         batch = Batch(self._runs, recorder, recorder.new_context(), self._keeps)
         try:
             yield batch
         finally:
-            batch.release()
+            batch.release()  # on an error, too: no worker keeps gradients of a step that ends here
 
     def fit(
         self,
@@ -188,14 +212,10 @@ class Pipeline:
         on_epoch: Callable[[History], object] | None = None,
         progress: bool = True,
     ) -> History:
-        """A step for each batch of a loader, which gives pairs of inputs and targets; `epochs` times.
+        """Run a step for each batch of a loader, `epochs` times.
 
-        clip: largest norm of all gradients together. lr_step: whether lr_scheduler, if there is one, moves after each
-        "epoch" or each "step"; one that needs a value, as ReduceLROnPlateau, gets the loss of that, or of the
-        validation. validate, metrics: as for `evaluate`, after each epoch. on_step: called with each StepResult;
-        on_epoch: with the History, after each epoch and its validation. progress: show a bar with loss, idle share and
-        samples a second. Ctrl-C ends it, and so does a callback that raises `EndFit`; what has been done is returned
-        as ever. The error of a step is raised, and those before it stay done.
+        Ctrl-C ends it, and so does a callback that raises `EndFit`; the results so far are returned. The error of a
+        step is raised; the steps before it stay done.
 
             def on_epoch(history):
                 if history.validation[-1]["loss"] < 0.1:
@@ -203,105 +223,124 @@ class Pipeline:
 
             history = pipe.fit(DataLoader(dataset, batch_size=64), epochs=30, validate=others, on_epoch=on_epoch)
             history.losses, history.epochs
+
+        Args:
+            loader: yields pairs of inputs and targets.
+            epochs: passes over the loader.
+            clip: largest norm of all gradients together; None: not clipped.
+            lr_step: whether lr_scheduler, if there is one, moves after each "epoch" or each "step". One that needs a
+                value, as ReduceLROnPlateau, gets the loss of that, or of the validation.
+            validate: a loader, for `evaluate` after each epoch.
+            metrics: as for `evaluate`.
+            on_step: called with the StepResult of each step.
+            on_epoch: called with the History, after each epoch and its validation.
+            progress: show a bar with loss, idle share and samples a second.
+
+        Returns:
+            The losses of all steps and epochs, and the scores of the validations.
+
+        Raises:
+            PipelineError: for arguments that do not fit, or a loader that yields no pairs.
         """
-        sums = self._runs.reduction == "sum"
-        rates = self._schedulers
-        calls = on_step, on_epoch
-        return Fit(self, sums, loader, epochs, progress, *calls, clip, rates, lr_step, validate, metrics).run()
+        sums, rates = self._runs.reduction == "sum", self._schedulers
+        own = self.accumulate, self.evaluate, sums
+        return Fit(*own, loader, epochs, progress, on_step, on_epoch, clip, rates, lr_step, validate, metrics).run()
 
     @property
     def lr(self) -> float:
-        """The learning rate as it is now, asked of the workers."""
-        return rate(self.crew)
+        """The current learning rate, read from the workers."""
+        return rate(self.worker_group)
 
     @property
     def lr_scheduler(self) -> Schedulers:
-        """The schedulers of all stages, with `step()`. PipelineError where the pipeline has none."""
+        """The schedulers of all stages, with `step()`. PipelineError if the pipeline has none."""
         if self._schedulers is None:
             raise PipelineError("give Pipeline lr_scheduler=(torch.optim.lr_scheduler.StepLR, {'step_size': 30})")
         return self._schedulers
 
     # -- evaluation
     def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
-        """The loss over a batch `x` with targets `y`, or over all pairs that a loader `x` gives, in evaluation mode.
+        """Return the loss and metrics of a batch with its targets, or of all pairs of a loader, in evaluation mode.
 
             pipe.evaluate(x, y)
             pipe.evaluate(loader, metrics={"accuracy": lambda output, y: (output.argmax(1) == y).double().mean()})
 
-        Returns {"loss": …} and, for each of `metrics`, its mean over samples. Metrics are functions as loss_fn, and run
-        where the last stage is; each gets micro-batches, so it must be a mean over samples.
+        Args:
+            x: a batch, or a loader that yields pairs of inputs and targets.
+            y: the targets of a batch; None for a loader.
+            metrics: functions as loss_fn, by name. They run where the last stage is, on micro-batches, so each must be
+                a mean over samples.
+
+        Returns:
+            {"loss": …} and, for each of `metrics`, its mean over samples.
+
+        Raises:
+            PipelineError: without a loss_fn and metrics, or for data that do not fit.
         """
         return evaluated(self._runs, x, y, metrics or {})
 
     def predict(self, x: Any) -> Any:
-        """Outputs of the last stage in evaluation mode, in the order of the samples.
-
-        x: a batch, or a loader of batches or of pairs, whose targets are left out.
-        """
+        """Return the outputs of the last stage in evaluation mode, in the order of the samples.
+        x: a batch, or a loader of batches or of pairs, of which the targets are ignored."""
         return predicted(self._runs, x)
 
-    # -- what it holds
+    # -- parameters and gradients
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers, under the names of the un-split model."""
-        return self.crew.state()
+        """Return all parameters and buffers, under the names of the un-split model."""
+        return self.worker_group.state()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Those that the latest step has applied, under the names of the un-split model; as clipped, if they were.
-
-        They stay on the workers and are brought here when asked for. PipelineError without keep_gradients=True, and
-        before the first step. `batch.gradients()` needs neither.
-        """
+        """Return the gradients that the latest step has applied, after clipping, under the names of the un-split model.
+        The workers keep them; they are sent at this call. PipelineError without keep_gradients=True, and before the
+        first step. `batch.gradients()` needs neither."""
         if not self._keeps:
             raise PipelineError(
-                "the gradients of a step go with it: give Pipeline keep_gradients=True, or look at them in "
+                "the gradients of a step are dropped at its end: give Pipeline keep_gradients=True, or read them in "
                 "`with pipe.batch(x, y) as batch: batch.gradients()`"
             )
-        if not (found := self.crew.kept()):
+        if not (found := self.worker_group.kept()):
             raise PipelineError("there are no gradients: no step has been applied yet, or nothing is to be trained")
         return found
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Let the stages hold these parameters and buffers, named as in the un-split model. Optimizers go on as before.
-
-        PipelineError where names or shapes do not fit; then nothing has changed.
-        """
-        load_state(self.crew, state)
+        """Set the stages' parameters and buffers, named as in the un-split model. Optimizers keep their state.
+        PipelineError where names or shapes do not fit; then nothing has changed."""
+        load_state(self.worker_group, state)
 
     # -- checkpoints
     @property
     def optimizer_step(self) -> int | None:
-        """Optimizer steps that all stages have had, also before a checkpoint; None where some have had more."""
-        return self.crew.standing.number
+        """Optimizer steps that all stages have made, also before a checkpoint; None if some have made more."""
+        return self.worker_group.commit_state.number
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint: each worker its own stages, parameters and optimizers. It replaces the one in `folder`,
-        which all workers must reach under this path, as soon as it is whole; where that fails it stays.
-        StageLostError, PipelineError; OSError that names the file and its worker.
-        """
-        self._checkpoints.save(self.crew, folder)
+        """Write a checkpoint: each worker writes its own stages' parameters and optimizers.
+        It replaces the one in `folder`, which all workers must reach under this path, once it is complete; if that
+        fails, the old one stays. StageLostError, PipelineError; OSError that names the file and its worker."""
+        self._checkpoints.save(self.worker_group, folder)
 
     def load(self, folder: str | Path) -> int:
-        """Go on from a checkpoint, of whatever split and schedule of the model; its optimizer step.
-
-        PipelineError where there is none that is whole, or where it does not fit; then nothing has changed.
-        """
-        return self._checkpoints.load(self.crew, folder)
+        """Continue from a checkpoint of the model, made with any split and schedule; return its optimizer step.
+        PipelineError where there is no complete one, or it does not fit; then nothing has changed."""
+        return self._checkpoints.load(self.worker_group, folder)
 
     def resume(self) -> int:
-        """As `load`, from the folder that this pipeline's checkpoints go to."""
-        return self._checkpoints.resume(self.crew)
+        """Continue from the latest checkpoint in this pipeline's folder, as `load` does; return its optimizer step."""
+        return self._checkpoints.resume(self.worker_group)
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
-        replicas = f" in each of {self.crew.layout.replicas} replicas" if self.crew.layout.replicas > 1 else ""
-        count = f"{counted(self.crew.layout.stages, 'stage')}{replicas}"
+        replicas = (
+            f" in each of {self.worker_group.layout.replicas} replicas" if self.worker_group.layout.replicas > 1 else ""
+        )
+        count = f"{counted(self.worker_group.layout.stages, 'stage')}{replicas}"
         return f"<Pipeline of {count} ({where}), {counted(self.microbatches, 'micro-batch')}>"
 
 
 def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:
-    """PipelineError for what is none of these."""
+    """Raise PipelineError for arguments of other types."""
     if not isinstance(stages, Stages):
-        raise PipelineError(f"stages must be what split(model, workers) gives, not a {type(stages).__name__}")
+        raise PipelineError(f"stages must be the result of split(model, workers), not a {type(stages).__name__}")
     for name, given, most, example in (
         ("optimizer", optimizer, 3, "(torch.optim.SGD, {'lr': 0.1})"),
         ("lr_scheduler", lr_scheduler, 2, "(torch.optim.lr_scheduler.StepLR, {'step_size': 30})"),

@@ -1,9 +1,9 @@
-"""A schedule made concrete: operations for each worker, checked before anything is sent; to look at, and to train with.
+"""Schedules for concrete numbers: the operations of each worker, validated before anything is sent, to print or to run.
 
 Guarantees
 - All schedules of a pipeline have the same stages on the same workers.
 - A batch with fewer samples than the pipeline has micro-batches gets a schedule with one micro-batch for each sample.
-- Where there are replicas, each has the same order, for micro-batches of its own.
+- All replicas run the same order, each for micro-batches of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from rpcbench.base.errors import PipelineError, counted
-from rpcbench.pipeline import ops as _ops
-from rpcbench.pipeline.ops import Kind, Ops, Schedule, placement, read, validate
-from rpcbench.pipeline.placement import dealt, reducing
+from rpcbench.pipeline.ops import Kind, Ops, Schedule, placement, read, text, validate
+from rpcbench.pipeline.placement import all_reduce_ops, renumbered_ops
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
 from rpcbench.pipeline.simulate import Cost, Each, Simulation, equal_stages, simulate
@@ -23,48 +22,42 @@ from rpcbench.pipeline.simulate import Cost, Each, Simulation, equal_stages, sim
 
 @dataclass(frozen=True)
 class Orders:
-    """Operations for each worker; `ideal` is their idle share if all stages take equally long, None where none is said.
+    """The operations of all workers for one number of micro-batches."""
 
-    `homes[stage]` is the number of its worker among those of a replica; the lists of the `replicas` come one after the
-    other.
-    """
-
-    ops: Ops
+    ops: Ops  # the lists of the first replica, then those of the second, ...
     microbatches: int
-    homes: tuple[int, ...]
-    ideal: float | None
+    homes: tuple[int, ...]  # homes[stage]: the number of its worker within a replica
+    ideal: float | None  # idle share if all stages take equally long; None for a run that does not train
     replicas: int = 1
 
     @property
     def updates(self) -> bool:
-        """Whether optimizers step within a step of the pipeline, as its operations."""
+        """Whether operations of the schedule step the optimizers."""
         return any(op.kind is Kind.UPDATE for own in self.ops for op in own)
 
     @cached_property
     def plans(self) -> list[str]:
-        """The operations as workers are told them, see `ops_in`."""
+        """The operations as texts that workers read with `ops_in`."""
         return [" ".join(map(str, own)) for own in self.ops]
 
     @cached_property
     def forwards(self) -> Orders:
-        """Only the forwards, for a run that does not train."""
+        """The forwards only, for a run that does not train."""
         ops = [[op for op in own if op.kind is Kind.FORWARD] for own in self.ops]
         return Orders(ops, self.microbatches, self.homes, None, self.replicas)
 
     def replica(self, worker: int) -> int:
-        """The one that a worker, by its number, belongs to."""
+        """Return the replica of the worker with this number."""
         return worker // (len(self.ops) // self.replicas)
 
     def has_last(self, worker: int) -> bool:
-        """Whether the last stage is there."""
+        """Return whether the worker has the last stage."""
         return worker % (len(self.ops) // self.replicas) == self.homes[-1]
 
 
 class ScheduleCache:
-    """Orders by one schedule, for batches of any size. PipelineError where schedule and workers do not fit.
-
-    `workers` and `microbatches` are those of one replica.
-    """
+    """The orders of one schedule, for batches of any size. `workers` and `microbatches`: those of one replica.
+    PipelineError where schedule and workers do not fit."""
 
     def __init__(
         self,
@@ -79,14 +72,15 @@ class ScheduleCache:
         self._workers, self._chunks, self._recompute = workers, chunks, recompute
         self.microbatches, self._replicas = microbatches * replicas, replicas
         self._cached = lru_cache(maxsize=16)(self._make)
-        self.whole = self._cached(self.microbatches)
+        self.whole = self._cached(self.microbatches)  # at once, so that errors are raised early
 
     def fitting(self, samples: int) -> Orders:
-        """For a batch of so many samples."""
+        """Return the orders for a batch of this size."""
         orders = self._cached(max(1, min(self.microbatches, samples)))
+        # A user's schedule may place stages by the number of micro-batches, but modules stay on their workers.
         if orders.homes != self.whole.homes:
             raise PipelineError(
-                f"the schedule puts stages elsewhere for {counted(orders.microbatches, 'micro-batch')} than for "
+                f"the schedule puts stages on other workers for {counted(orders.microbatches, 'micro-batch')} than for "
                 f"{self.microbatches}: give batches of at least {counted(self.microbatches, 'sample')}"
             )
         return orders
@@ -95,16 +89,19 @@ class ScheduleCache:
         if self._replicas == 1:
             return self._row(microbatches, 0)
         counts = [len(range(replica, microbatches, self._replicas)) for replica in range(self._replicas)]
+        # A replica without micro-batches still takes part in the all-reduce, and needs an order that can be validated.
         rows = [self._row(max(1, count), replica) for replica, count in enumerate(counts)]
         ops: Ops = []
         for replica, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            ops += [(dealt(own, replica, self._replicas) if count else []) + reducing(own) for own in row.ops]
+            ops += [
+                (renumbered_ops(own, replica, self._replicas) if count else []) + all_reduce_ops(own) for own in row.ops
+            ]
         if any(row.homes != rows[0].homes for row in rows):
-            raise PipelineError("the schedule puts stages elsewhere for one micro-batch more")
+            raise PipelineError("the schedule puts stages on other workers if there is one micro-batch more")
         return Orders(ops, microbatches, rows[0].homes, simulate(ops).idle, self._replicas)
 
     def _row(self, microbatches: int, replica: int) -> Orders:
-        """Of one replica, its micro-batches counted from 0."""
+        """Return the orders of one replica, with its micro-batches counted from 0."""
         chunks = {} if self._chunks is None else {"chunks": self._chunks}
         made = read(self._schedule(self._workers, microbatches, **chunks))
         ops = with_recompute(made, self._wanted(replica), microbatches)
@@ -118,7 +115,7 @@ class ScheduleCache:
         return Orders(ops, microbatches, tuple(homes[stage] for stage in range(stage_count)), simulate(ops).idle)
 
     def _wanted(self, replica: int) -> Recompute:
-        """What is to be recomputed, asked by the numbers that micro-batches have in the batch."""
+        """Return the recompute option with micro-batch numbers of the batch converted from those of the replica."""
         wanted = self._recompute
         if isinstance(wanted, str) or self._replicas == 1:
             return wanted
@@ -127,10 +124,10 @@ class ScheduleCache:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """What each worker does, in `ops`; it can run to its end. Printed it is text that `schedule` reads again.
+    """The operations of each worker in one step, validated. Printed, it is text that `schedule` reads again.
 
-    It is a schedule itself, for these numbers: `Pipeline(stages, schedule=plan, microbatches=plan.microbatches)`. A
-    batch that has fewer samples than that does without the operations of the micro-batches that it lacks.
+    It is a schedule, too, for these numbers: `Pipeline(stages, schedule=plan, microbatches=plan.microbatches)`. A batch
+    with fewer samples leaves out the operations of the missing micro-batches.
     """
 
     ops: Ops
@@ -138,14 +135,20 @@ class Plan:
     microbatches: int
 
     def __str__(self) -> str:
-        return _ops.text(self.ops)
+        return text(self.ops)
 
     __repr__ = __str__
 
     def __call__(self, workers: int, microbatches: int, chunks: int = 0) -> Ops:
-        """The ops of so many micro-batches; PipelineError for more than it was made for, and for other workers.
+        """Return the ops for these numbers; this makes a plan a schedule.
 
-        `chunks`: 0 for what it has.
+        Args:
+            workers: must be the plan's number.
+            microbatches: at most the plan's number.
+            chunks: stages per worker; 0: the plan's number.
+
+        Raises:
+            PipelineError: for other numbers.
         """
         mine = (len(self.ops), self.microbatches)
         if workers != mine[0] or microbatches > mine[1] or chunks * workers not in (0, self.stages):
@@ -157,11 +160,11 @@ class Plan:
         return [[op for op in own if op.microbatch < microbatches] for own in self.ops]
 
     def check(self, most_live: int) -> None:
-        """PipelineError, with the op, if a worker would keep more activations than `most_live` at once."""
+        """Raise PipelineError, with the op, if a worker would keep more activations than `most_live` at once."""
         validate(self.ops, self.stages, self.microbatches, most_live)
 
     def simulate(self, cost: Cost = equal_stages, transfer: float = 0.0, activation: Each = 1.0) -> Simulation:
-        """As `simulate` with these ops."""
+        """Simulate these ops, as `simulate` does."""
         return simulate(self.ops, cost, transfer, activation)
 
     def _repr_html_(self) -> str:
@@ -171,10 +174,7 @@ class Plan:
 def schedule(
     what: str | Schedule | Ops, workers: int | None = None, microbatches: int | None = None, chunks: int | None = None
 ) -> Plan:
-    """A plan from a schedule's name or function, for these numbers; or from a text or lists that have them already.
-
-    The text has a line per worker and a word per op: stage, F, B, I, W, R or U, micro-batch. PipelineError where it is
-    not all of the work, or can never end; it names the op.
+    """Return a plan: of a schedule's name or function and numbers for it, or of a text or lists, which have their own.
 
     >>> from rpcbench.pipeline import schedule
     >>> print(schedule("1f1b", workers=2, microbatches=2))
@@ -185,8 +185,18 @@ def schedule(
     Traceback (most recent call last):
     ...
     rpcbench.base.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
+
+    Args:
+        what: a name, a function, or operations. A text has a line per worker and a word per op: stage, F, B, I, W, R or
+            U, micro-batch.
+        workers: number of workers, for a name or function.
+        microbatches: number of micro-batches, for a name or function.
+        chunks: stages per worker; by default the schedule's own.
+
+    Raises:
+        PipelineError: where the schedule is incomplete or can never end; it names the op.
     """
-    ops = _ops.read(_made(what, workers, microbatches, chunks))
+    ops = read(_made(what, workers, microbatches, chunks))
     every = [op for own in ops for op in own]
     if not every:
         raise PipelineError("this schedule has no operation")
@@ -201,25 +211,25 @@ def schedule(
 
 
 def maker(what: str | Schedule) -> Schedule:
-    """Of a schedule's name, function, plan or text. PipelineError for what is none of them."""
+    """Return the schedule function of a name, function, plan or text. PipelineError for anything else."""
     if isinstance(what, str):
         return schedule(what) if is_text(what) else named(what)
     if not callable(what):
-        raise PipelineError(f"a schedule is a name, as '1f1b', a function, or what schedule() makes, not {what!r}")
+        raise PipelineError(f"a schedule is a name, as '1f1b', a function, or a result of schedule(), not {what!r}")
     return what
 
 
 def _made(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
     if isinstance(what, list) or (isinstance(what, str) and is_text(what)):
         if (workers, microbatches, chunks) != (None, None, None):
-            raise PipelineError("operations that are written down are for numbers of their own: leave the others out")
+            raise PipelineError("operations have numbers of their own: leave out workers, microbatches and chunks")
         return what
     make = maker(what)
     if workers is None or microbatches is None:
-        raise PipelineError("say for how many workers and micro-batches: schedule('1f1b', workers=4, microbatches=8)")
+        raise PipelineError("give numbers of workers and micro-batches: schedule('1f1b', workers=4, microbatches=8)")
     return make(workers, microbatches, **({} if chunks is None else {"chunks": chunks}))
 
 
 def is_text(what: str) -> bool:
-    """A single word that has not the shape of an op is a name."""
+    """Return whether this is operations as text. A single word that does not have the form of an op is a name."""
     return len(what.split()) != 1 or (what.strip()[0].isdigit() and what.strip()[-1].isdigit())

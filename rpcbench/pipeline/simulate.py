@@ -1,10 +1,10 @@
-"""A schedule played through on paper: how long is each worker idle, how much does it keep?
+"""A schedule simulated: how long each worker is idle, and how much it keeps.
 
-Each worker runs its list in order, each op as early as its worker and its needs (see `ops`) allow. What goes from
-one worker to another arrives `transfer` later, and no worker is held up by it; the step ends when the last op ends.
-
-When workers ran their ops, and how long they were idle, is defined once, for measured and for simulated steps. Both are
-drawn as a chart: a line for each worker, blank where it is idle, kinds of ops told apart by letter, shade and colour.
+Rules
+- Each worker runs its list in order, each op as early as its worker and its needs (see `ops`) allow. A result for
+  another worker arrives `transfer` later, which delays neither; the step ends when the last op ends.
+- Spans and idle shares are defined here once, for measured and for simulated steps. Both are drawn as a chart: a line
+  for each worker, blank where it is idle; letter, shade and colour show the kind of op.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def chart(
     unit: str = "",
     per: float = 1.0,
 ) -> Chart:
-    """`names` tells the workers' names by id, `running` the ops that have not ended; `unit`, `per`: as `Chart`'s."""
+    """Return a chart. `names`: of the workers, by id; `running`: ops without an end; `unit`, `per`: see `Chart`."""
     stages: dict[int, set[int]] = {}
     for span in spans:
         stages.setdefault(span.worker, set()).add(span.op.stage)
@@ -59,7 +59,7 @@ def _legend(kinds: set[Kind], running: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a worker ran an op: `begin` to `end`."""
+    """The time in which a worker ran an op."""
 
     worker: int
     op: Op
@@ -68,16 +68,13 @@ class Span:
 
 
 def idle_share(spans: Iterable[Span], workers: int) -> float:
-    """The share of the workers' time, between the first op and the last, in which none ran."""
+    """Return the share of the workers' time, between the first op and the last, in which no op ran."""
     return idle_between([(span.begin, span.end) for span in spans], workers)
 
 
 def idle_between(ops: Collection[tuple[float, float]], workers: int) -> float:
-    """1 - (time in ops) / (workers * (end of the last op - begin of the first)); 0 where nothing took time.
-
-    `ops`: begin and end of each. One definition for measured and for simulated steps. The optimizer is no op, so it
-    does not count.
-    """
+    """Return 1 - (time in ops) / (workers * (end of the last op - begin of the first)); 0 if that took no time."""
+    # The one definition of idle share, for begin and end of each op. An optimizer at the end of a step is not an op.
     if not ops:
         return 0.0
     lasted = max(end for _, end in ops) - min(begin for begin, _ in ops)
@@ -86,18 +83,17 @@ def idle_between(ops: Collection[tuple[float, float]], workers: int) -> float:
 
 
 Cost = Callable[[Op], float]
-"""Duration of an op, in any unit."""
+"""The duration of an op, in any unit."""
 Each = float | Sequence[float]
 """One number for all stages, or one for each stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A cost by kind of op: how long each takes, the same in all stages or a number for each stage, in any unit.
+    """A cost by kind of op: its duration in any unit, the same in all stages or a number for each stage.
 
-    A backward takes twice as long as a forward if not told, each of its halves as long as half a backward, and a
-    recomputed forward as long as the forward. Updates of weights take no time, as at the end of a step, and neither do
-    all-reduces, as transfers.
+    By default a backward takes twice as long as a forward, each of its halves half as long as the backward, and a
+    recomputed forward as long as the forward. Updates of weights and all-reduces take no time.
 
     >>> from rpcbench.pipeline import Costs, schedule
     >>> schedule("1f1b", workers=2, microbatches=2).simulate(Costs(forward=[1, 3])).makespan
@@ -106,8 +102,8 @@ class Costs:
 
     forward: Each = 1.0
     backward: Each | None = None
-    input: Each | None = None
-    weight: Each | None = None
+    input: Each | None = None  # first half of a backward
+    weight: Each | None = None  # second half
     recompute: Each | None = None
 
     def __call__(self, op: Op) -> float:
@@ -128,16 +124,16 @@ def _of(each: Each, stage: int) -> float:
 
 
 equal_stages = Costs()
-"""The usual cost on paper: every forward takes 1, every backward 2, each half of one 1."""
+"""The usual cost in papers: every forward takes 1, every backward 2, each half of a backward 1."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Simulation:
-    """A schedule played through. Times are in the unit of the cost; the step begins at 0. In a notebook: its picture.
+    """A simulated schedule. Times are in the unit of the cost; the step begins at 0. In a notebook it is a picture.
 
     idle: share of `workers * makespan` in which no op ran, 0 to 1.
-    peak_live: per worker, the most micro-batches whose activations one moment finds kept for a later backward,
-        counted once for each stage that keeps them.
+    peak_live: per worker, the most micro-batches with activations kept for a later backward at one time, counted once
+    for each stage that keeps them.
     peak_memory: the same, each counted as much as its stage's `activation`.
     """
 
@@ -155,28 +151,33 @@ class Simulation:
         return chart(self.spans, names, f"{self.makespan:g} long, idle {self.idle:.1%}, kept at most {kept}")
 
     def text(self, width: int = 100) -> str:
-        """Drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
+        """Return a drawing, a line for each worker, at most `width` columns wide (20 columns of time at least)."""
         return self.chart.text(width)
 
-    def __repr__(self) -> str:
-        return self.text()
+    __repr__ = text
 
     def _repr_html_(self) -> str:
         return self.chart.html()
 
 
 def simulate(ops: Ops, cost: Cost = equal_stages, transfer: float = 0.0, activation: Each = 1.0) -> Simulation:
-    """The ops played through. PipelineError at a deadlock.
-
-    cost: how long an op takes; `transfer`, in the same unit, what goes from worker to worker. activation: what a stage
-    keeps of a micro-batch for its backward, as in bytes.
+    """Simulate a schedule's ops.
 
     >>> from rpcbench.pipeline import schedule, simulate
     >>> f"{simulate(schedule('gpipe', workers=4, microbatches=8).ops).idle:.1%}"
     '27.3%'
+
+    Args:
+        ops: a list of ops for each worker.
+        cost: the duration of an op, in any unit.
+        transfer: the duration, in the same unit, until a result reaches another worker.
+        activation: the memory that a stage keeps of a micro-batch for its backward, in any unit, as bytes.
+
+    Raises:
+        PipelineError: at a deadlock.
     """
-    clock = [0.0] * len(ops)
-    ended: dict[Op, tuple[float, int]] = {}
+    clock = [0.0] * len(ops)  # for each worker, when it is free
+    ended: dict[Op, tuple[float, int]] = {}  # result -> when, and on which worker
     spans: list[Span] = []
     stages = 1 + max((op.stage for _, _, op in walk(ops)), default=0)
     for worker, op in playable(ops, stages):

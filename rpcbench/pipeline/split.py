@@ -1,16 +1,13 @@
-"""A model cut into stages: a plan first, the stages themselves once a schedule has said how many.
+"""A model cut into stages: `split` makes a plan, and `Stages.cut` the stages once a schedule has set their number.
 
     model     embed   layers.0   layers.1   layers.2   head          a chain: each module feeds the next
     at=["layers.1"]          │
     stages    0: embed layers.0      1: layers.1 layers.2 head
 
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
-not copies; and each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
+not copies; each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
 Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
 inside; a buffer that may change belongs to one stage, a parameter may be in several.
-
-`Stages.check` runs a split model against the whole one, here, before any worker is asked: is it the same, and what
-crosses the cuts?
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,8 +30,8 @@ from rpcbench.pipeline.lazy import Lazy, Names, Tied, built, checked_ties, tied_
 from rpcbench.pipeline.placement import check_count
 from rpcbench.pipeline.stage_graph import (
     OUTSIDE,
-    Link,
     Model,
+    ModuleLink,
     Segment,
     StageGraph,
     StageIO,
@@ -44,29 +41,26 @@ from rpcbench.pipeline.stage_graph import (
     model_inputs,
     sendable,
 )
-from rpcbench.pipeline.tracing import Recipe, Traced, call_of
+from rpcbench.pipeline.tracing import Recipe, TracedModel, call_of
 from rpcbench.runtime.handles import layout_of
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What goes from a stage to another for one batch: "float32[4, 8]" for each tensor, and bytes of all."""
+    """The values sent from a stage to another for one batch."""
 
     source: int
     stage: int
-    values: tuple[str, ...]
-    nbytes: int
+    values: tuple[str, ...]  # type and shape of each, as "float32[4, 8]"
+    nbytes: int  # of all of them
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`difference`: the largest between an element of the split model's output and the whole's; 0.0 is the same bits.
+    """The result of `Stages.check`: a comparison of the split model with the whole one. `print` shows it."""
 
-    `print` shows it.
-    """
-
-    difference: float
-    crossings: tuple[Crossing, ...]
+    difference: float  # the largest between two elements of the outputs; 0.0: the same bits
+    crossings: tuple[Crossing, ...]  # by sending stage, then by receiving stage
 
     def __str__(self) -> str:
         lines = [f"largest difference from the whole model: {self.difference:g}"]
@@ -75,52 +69,17 @@ class Check:
         return "\n".join(lines)
 
 
-class CheckedStage(Protocol):
-    """What is looked at here of a stage of `split`."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def module(self) -> nn.Sequential: ...
-    @property
-    def ports(self) -> StageIO: ...
-
-
-def check(
-    stages: Sequence[CheckedStage],
-    inputs: tuple[Any, ...],
-    whole: nn.Module,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> Check:
-    """Run the stages one after the other on the model's inputs, and `whole(*args, **kwargs)`; in evaluation mode."""
-    given: dict[int, tuple[Any, ...]] = {}
-    crossings: list[Crossing] = []
-    made: Any = None
-    with contextlib.ExitStack() as modes, torch.no_grad():
-        modes.enter_context(evaluating(whole))
-        for stage in stages:
-            modes.enter_context(evaluating(stage.module))
-            values = _taken(stage, given, inputs, crossings, stages)
-            made = stage.module(*values)
-            if stage is not stages[-1]:
-                given[stage.index] = sendable(made if isinstance(stage.module, Segment) else (made,), stage.index)
-        return Check(
-            _difference(made, whole(*args, **kwargs)), tuple(sorted(crossings, key=lambda c: (c.source, c.stage)))
-        )
-
-
 def _taken(
-    stage: CheckedStage,
+    stage: Stage,
     given: dict[int, tuple[Any, ...]],
     inputs: tuple[Any, ...],
     crossings: list[Crossing],
-    stages: Sequence[CheckedStage],
+    stages: Sequence[Stage],
 ) -> list[Any]:
     values: list[Any] = [None] * len(stage.ports.order)
     for way in stage.ports.takes:
         if way.stage == OUTSIDE:
-            message = tuple(inputs[number] for number in stage.ports.inputs)
+            message = tuple(inputs[number] for number in stage.ports.inputs)  # not a crossing: the driver sends these
         else:
             (sent,) = (each for each in stages[way.stage].ports.gives if each.stage == stage.index)
             message = tuple(given[way.stage][place] for place in sent.places)
@@ -132,7 +91,7 @@ def _taken(
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode inside, and afterwards each of its modules as it was."""
+    """Put the module into evaluation mode inside; afterwards restore the mode of each of its modules."""
     modes = {each: each.training for each in module.modules()}
     module.eval()
     try:
@@ -147,11 +106,12 @@ def _told(value: Any) -> str:
 
 
 def _difference(found: Any, wanted: Any) -> float:
-    """The largest between any two elements; dicts of any class are compared by their keys."""
+    """Return the largest difference between any two elements; dicts of any class are compared by their keys."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         if found.keys() != wanted.keys():
             raise PipelineError(f"the split model gives {_keys(found)}, the whole one {_keys(wanted)}")
         return max((_difference(found[key], wanted[key]) for key in wanted), default=0.0)
+    # A dict is a leaf, also of a class that _pytree does not enter; it is compared by the recursion above.
     (one, spec), (other, others) = (
         _pytree.tree_flatten(made, lambda v: isinstance(v, dict)) for made in (found, wanted)
     )
@@ -159,7 +119,7 @@ def _difference(found: Any, wanted: Any) -> float:
         raise PipelineError(f"the split model gives {type(found).__name__}, the whole one {type(wanted).__name__}")
     if spec.is_leaf():
         return _apart(found, wanted)
-    return max((_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    return max(map(_difference, one, other), default=0.0)
 
 
 def _keys(made: dict[Any, Any]) -> str:
@@ -171,60 +131,52 @@ def _apart(one: Any, other: Any) -> float:
         return 0.0 if one == other else float("inf")
     if one.shape != other.shape or one.dtype != other.dtype:
         raise PipelineError(f"the split model gives {_told(one)}, the whole one {_told(other)}")
-    same = (one == other) | ((one != one) & (other != other))
+    same = (one == other) | ((one != one) & (other != other))  # two NaN at one place are the same
     apart = torch.where(same, 0.0, (one.double() - other.double()).abs())
     return float(apart.max()) if apart.numel() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One piece of the model and the worker it is for. `names[i]` is the un-split name of `module[i]`.
-
-    `ports`: what it takes from which stage, and gives to which. `prefixes[i]`: what the un-split model puts before the
-    names of the parameters of `module[i]`. `tied`: weights that its lazy modules have in common with others.
-    """
+    """A piece of the model and its worker."""
 
     index: int
     worker: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # names[i]: the un-split name of module[i]
     module: nn.Sequential
-    ports: StageIO
-    prefixes: tuple[str, ...]
-    tied: tuple[Tied, ...] = ()
+    ports: StageIO  # connections to other stages
+    prefixes: tuple[str, ...]  # prefixes[i]: the un-split prefix of the parameter names of module[i]
+    tied: tuple[Tied, ...] = ()  # weights that its lazy modules share with others
 
     def key(self, own: str) -> str:
-        """What the un-split model calls a parameter or buffer of `module`: "0.weight" may be "layers.2.weight"."""
+        """Return the un-split name of a parameter or buffer of `module`, as "layers.2.weight" for "0.weight" here."""
         return whole_name(self.prefixes, {}, own)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All parameters and buffers under their un-split names; one used twice comes twice."""
+        """Yield all parameters and buffers under their un-split names; one that is used twice comes twice."""
         parameters = self.module.named_parameters(remove_duplicate=False)
         for own, tensor in chain(parameters, self.module.named_buffers(remove_duplicate=False)):
             yield self.key(own), tensor
 
 
 def whole_name(prefixes: Sequence[str], first: Mapping[str, str], own: str) -> str:
-    """As `Stage.key`, but for weights that have a `first` name elsewhere."""
+    """Return the un-split name, as `Stage.key`; `first` has the names of weights that another stage owns."""
     position, _, rest = own.partition(".")
     return first.get(own, f"{prefixes[int(position)]}{rest}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stages:
-    """A model to be cut for these workers. Made by `split`.
+    """A model to be cut for these workers. Made by `split`."""
 
-    `sizes`: links per stage, or None to balance the links' `weights`. `workers`: those of the first of the `replicas`,
-    then those of the second. `ties`: names of weights that lazy modules have in common.
-    """
-
-    links: tuple[Link, ...]
-    workers: tuple[str, ...]
-    sizes: tuple[int, ...] | None
-    weights: tuple[int, ...] = ()
-    inputs: tuple[str, ...] = ()
-    whole: nn.Module | None = None
+    links: tuple[ModuleLink, ...]
+    workers: tuple[str, ...]  # those of the first replica, then those of the second, ...
+    sizes: tuple[int, ...] | None  # links per stage; None: balance the links' weights
+    weights: tuple[int, ...] = ()  # of the links: parameters, nanoseconds or bytes
+    inputs: tuple[str, ...] = ()  # names of the model's inputs; empty: one input without a name
+    whole: nn.Module | None = None  # the traced model
     replicas: int = 1
-    ties: Names = ()
+    ties: Names = ()  # groups of names of weights that lazy modules share
 
     def __repr__(self) -> str:
         sizes = "balanced" if self.sizes is None else f"of {_list([*map(str, self.sizes)])}"
@@ -236,10 +188,14 @@ class Stages:
         return self.workers[: len(self.workers) // self.replicas]
 
     def cut(self, homes: Sequence[int] | None = None) -> list[Stage]:
-        """The stages of one replica. `homes`: the number of each one's worker, from 0; else each has one, in order.
+        """Return the stages of one replica.
 
-        PipelineError if the split names another number of stages, if the model has too few modules, or if two stages
-        share a buffer.
+        Args:
+            homes: for each stage the index of its worker in `row`; None: one stage for each worker, in order.
+
+        Raises:
+            PipelineError: if the split has another number of stages, the model has too few modules, or two stages share
+                a buffer.
         """
         homes = range(len(self.row)) if homes is None else homes
         bounds = list(accumulate(self._sizes(len(homes)), initial=0))
@@ -261,18 +217,28 @@ class Stages:
         return stages
 
     def check(self, x: Any) -> Check:
-        """Run the stages here, one after the other, on a batch, and the whole model: are they the same?
-
-        Says the largest difference of their outputs, in evaluation mode, and what crosses each cut. Models that are no
-        traced ones are run as the row of modules that they are; lazy ones are built for it, here.
-        """
+        """Run the stages here, one after the other, on a batch `x`, and compare their output with the whole model's.
+        Returns the largest difference of the outputs, in evaluation mode, and the values that cross each cut. A model
+        that is not traced is run as the row of modules that it is; lazy modules are built for it, in this process."""
         inputs = model_inputs(x, self.inputs)
-        whole, call = self.whole, call_of(x)
+        whole, (args, kwargs) = self.whole, call_of(x)
         if whole is None:
+            # One stage of all links is the whole model.
             (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),), replicas=1).cut()
-            whole, call = built(one.module, one.tied), (tuple(inputs[number] for number in one.ports.inputs), {})
+            whole, args, kwargs = built(one.module, one.tied), tuple(inputs[number] for number in one.ports.inputs), {}
         stages = [replace(stage, module=built(stage.module, stage.tied)) for stage in self.cut()]
-        return check(stages, inputs, whole, *call)
+        given: dict[int, tuple[Any, ...]] = {}  # stage -> the values that it has given
+        crossings: list[Crossing] = []
+        made: Any = None
+        with contextlib.ExitStack() as modes, torch.no_grad():
+            modes.enter_context(evaluating(whole))
+            for stage in stages:
+                modes.enter_context(evaluating(stage.module))
+                made = stage.module(*_taken(stage, given, inputs, crossings, stages))
+                if stage is not stages[-1]:
+                    given[stage.index] = sendable(made if isinstance(stage.module, Segment) else (made,), stage.index)
+            found = _difference(made, whole(*args, **kwargs))
+        return Check(found, tuple(sorted(crossings, key=lambda c: (c.source, c.stage))))
 
     def _sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
@@ -287,7 +253,7 @@ class Stages:
 
 
 def split(
-    model: Model | Traced,
+    model: Model | TracedModel,
     workers: Sequence[str],
     balance: str | Sequence[int] = "params",
     at: Sequence[str] | None = None,
@@ -296,7 +262,7 @@ def split(
     replicas: int = 1,
     tie: Sequence[Sequence[str]] = (),
 ) -> Stages:
-    """Plan to cut `model`, an nn.Sequential or a list of modules, for these workers.
+    """Plan how to cut `model` into stages for these workers. Nothing is sent or copied.
 
         split(model, ["worker1", "worker2"])                      # the largest stage as small as can be, in parameters
         split(model, ["worker1", "worker2"], balance=[3, 1])      # that many of the model's children in each stage
@@ -306,28 +272,40 @@ def split(
         split([lazy(nn.Linear, 4, 8), nn.ReLU()], ["worker1", "worker2"], balance=[1, 1])    # built on the workers
         split(model, ["worker1", "worker2", "worker3", "worker4"], replicas=2)      # on 1 and 2, and on 3 and 4
 
-    In a chain each module is called with what the one before returned, one value, and the first with the batch. Where
-    values skip modules, or a module takes or gives several, give a list (or a dict, for names of your own) with their
-    names, and `inputs` names those of the model, which then come as a dict of tensors, or a tuple in this order:
+    In a chain each module is called with the one value that the module before returned, and the first with the batch.
+    Where values skip modules, or a module takes or gives several, give a list (or a dict, for names of your own) with
+    their names, and name the model's inputs:
 
         split([embed, part(encode, gives=("h", "enc")), part(middle, takes=("h",), gives=("h",)),
                part(decode, takes=("h", "enc", "mask"))], workers, inputs=("tokens", "mask"))
 
-    A value goes from the stage that gives it straight to those that take it, and its gradients come back the same way;
-    see `part`. The model's inputs get no gradient. A model with any other forward is cut as `traced(model, x)`.
-    With replicas each has the whole model, split alike, on workers of its own, and trains on its share of each batch;
-    gradients are added up over all, so they stay equal.
-    A parameter that modules of several stages share has a copy in each, and all copies get the sum of their gradients,
-    so they stay equal. Lazy modules share one by its names: `tie=[("embed.weight", "head.weight")]`.
+    A value is sent from the stage that gives it straight to those that take it, and its gradients come back the same
+    way; see `part`. The model's inputs get no gradient. A parameter that modules of several stages share has a copy in
+    each; all copies get the sum of their gradients, so they stay equal.
 
-    Nothing is sent or copied. PipelineError if the model is no chain, or the numbers or names do not fit it.
+    Args:
+        model: an nn.Sequential, a list or dict of modules and parts, or `traced(model, x)` for any other forward.
+        workers: names of the workers, each once.
+        balance: "params", "time" or "memory", or the number of the model's children in each stage.
+        at: names of the modules at which the second and each later stage begins.
+        inputs: names of the model's inputs; a batch is then a dict of tensors by these names, or a tuple in this order.
+        sample: a batch, for balance="time" and "memory".
+        replicas: how many copies of the model train on their shares of each batch, each on as many workers, split
+            alike. Gradients are added up over all replicas, so they stay equal.
+        tie: weights that lazy modules share, by their names: `[("embed.weight", "head.weight")]`.
+
+    Returns:
+        The plan, for `Pipeline`.
+
+    Raises:
+        PipelineError: if the model is not a chain, or the numbers or names do not fit it.
     """
     workers = _checked_workers(workers)
     check_count(workers, replicas)
     row = workers[: len(workers) // replicas]
-    whole = model.model if isinstance(model, Traced) else None
-    if isinstance(model, Traced):
-        parts, inputs = [[link] for link in model.links], model.inputs
+    whole = model.model if isinstance(model, TracedModel) else None
+    if isinstance(model, TracedModel):
+        parts, inputs = [[link] for link in model.links], model.inputs  # already a row of modules
     else:
         parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
@@ -349,7 +327,7 @@ def split(
 
 
 def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, ...] | None:
-    """The sizes of stages, where they are given, if each worker gets as many."""
+    """Return the sizes of the stages. PipelineError where they do not give each worker equally many stages."""
     if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
             f"{counted(len(sizes), 'stage')} for {counted(len(row), 'worker')} ({_list(row)}): each worker needs as "
@@ -376,7 +354,7 @@ def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
     return tuple(workers)
 
 
-def _enough(links: Sequence[Link], stages: int) -> None:
+def _enough(links: Sequence[ModuleLink], stages: int) -> None:
     if len(links) < stages:
         raise PipelineError(
             f"{stages} stages need at least {stages} modules, but the model has {len(links)} ({_names(links)}): "
@@ -385,7 +363,7 @@ def _enough(links: Sequence[Link], stages: int) -> None:
 
 
 def _sizes_by_children(balance: Sequence[int], widths: Sequence[int]) -> list[int]:
-    """Children per stage to links per stage; `widths` is the number of links of each child."""
+    """Return links per stage for children per stage; `widths` is the number of links of each child."""
     if not all(isinstance(size, int) and size > 0 for size in balance):
         raise PipelineError(f"balance={list(balance)!r}: each stage needs a whole number of modules, at least 1")
     if sum(balance) != len(widths):
@@ -395,7 +373,7 @@ def _sizes_by_children(balance: Sequence[int], widths: Sequence[int]) -> list[in
     return [sum(widths[begin:end]) for begin, end in pairwise(accumulate(balance, initial=0))]
 
 
-def _sizes_at(at: Sequence[str], links: Sequence[Link]) -> list[int]:
+def _sizes_at(at: Sequence[str], links: Sequence[ModuleLink]) -> list[int]:
     if isinstance(at, str):
         raise PipelineError(f"at must be a list of names: at=[{at!r}]")
     starts = [_start(name, links) for name in at]
@@ -409,15 +387,16 @@ def _sizes_at(at: Sequence[str], links: Sequence[Link]) -> list[int]:
     return [end - begin for begin, end in pairwise(bounds)]
 
 
-def _start(name: str, links: Sequence[Link]) -> int:
+def _start(name: str, links: Sequence[ModuleLink]) -> int:
     for index, link in enumerate(links):
-        if f"{link.name}.".startswith(f"{name}."):
+        if f"{link.name}.".startswith(f"{name}."):  # a name may be that of a chain: its first link
             return index
     raise PipelineError(f"the model cannot be cut at {name!r}; its modules are {_names(links)}")
 
 
 def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
-    """Each copy of a buffer would go its own way, unseen. Tied weights are kept equal by their gradients (`ties`)."""
+    """Raise PipelineError if two stages share a buffer."""
+    # Each stage would change its own copy of a buffer, unnoticed. Tied weights stay equal by their gradients (`ties`).
     if all(isinstance(module, Recipe) for stage in stages for module in stage.module):
         return  # a trace changes no buffer, so copies stay equal
     first: dict[int, tuple[int, str]] = {}
@@ -432,12 +411,12 @@ def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
                 )
 
 
-def _names(links: Sequence[Link]) -> str:
+def _names(links: Sequence[ModuleLink]) -> str:
     return _list([link.name for link in links])
 
 
 def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:12])
+    shown = ", ".join(names[:12])  # enough to see a pattern, short enough for an error
     return shown if len(names) <= 12 else f"{shown}, … {names[-1]}"
 
 
@@ -448,7 +427,7 @@ Groups = Mapping[str, Mapping[str, Any]] | Callable[[Named], Iterable[Group]]
 
 
 def grouped(groups: Groups | None, named: Named) -> list[Group]:
-    """Torch's groups of these parameters. PipelineError where a function makes something else."""
+    """Return torch's parameter groups. PipelineError where a user's function returns anything else."""
     if groups is None:
         return [{"params": [parameter for _, parameter in named]}]
     if isinstance(groups, Mapping):
@@ -464,7 +443,7 @@ def grouped(groups: Groups | None, named: Named) -> list[Group]:
 
 
 def _by_pattern(groups: Mapping[str, Mapping[str, Any]], named: Named) -> list[Group]:
-    """First the parameters that no pattern has, then those of each; the first pattern that fits has a parameter."""
+    """Return a group of the parameters that fit no pattern, then one per pattern; the first that fits counts."""
     made: dict[str | None, Group] = {None: {"params": []}}
     made.update((pattern, {"params": [], **options}) for pattern, options in groups.items())
     for name, parameter in named:
@@ -474,7 +453,8 @@ def _by_pattern(groups: Mapping[str, Mapping[str, Any]], named: Named) -> list[G
 
 
 def check_patterns(groups: Groups, stages: Sequence[Stage]) -> None:
-    """PipelineError for a pattern that no parameter has; what lazy modules will have is not known yet."""
+    """Raise PipelineError for a pattern that no parameter fits."""
+    # The parameters of lazy modules are not known yet; with those, no pattern can be refused.
     modules = [module for stage in stages for module in stage.module.modules()]
     if not isinstance(groups, Mapping) or any(isinstance(module, Lazy) for module in modules):
         return

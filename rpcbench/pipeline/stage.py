@@ -1,12 +1,16 @@
-"""What one worker has of a pipeline: modules, optimizers and slots of its stages, for as long as its driver wants them.
+"""The part of a pipeline on one worker: modules, optimizers and slots of its stages, while the driver holds it.
 
-Activations and gradients come as parcels, straight from the workers of other stages, and wait in slots; see `execution`
-for what becomes of them.
+Activations and gradients arrive as parcels, straight from the workers of other stages, and wait in slots for
+`execution`.
 
-How stages compute, where it is not as torch does by itself:
+Rules for computing where a stage differs from plain torch
 - A stage's forward runs under autocast as the whole model would in one process; the loss gets outputs of single
-  precision at least, and no autocast. What is recomputed is computed the same way.
-- What came in evaluation mode, as a batch norm that is frozen, stays so while the stage trains.
+  precision at least, and no autocast. A recomputed forward is computed in the same way.
+- A layer that came in evaluation mode, as a frozen batch norm, keeps that mode while the stage trains.
+
+Weight stashing is an experiment: weights that change within a step, as in the schedule "async" (PipeDream; Narayanan et
+al., 2019). A forward uses the newest weights of its stage, and its backward the same ones: each version that is still
+needed is kept once. An update is a step of the stage's optimizer with the gradients of one micro-batch.
 """
 
 from __future__ import annotations
@@ -15,8 +19,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse
@@ -24,18 +27,21 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.data_parallel import ReplicaGroup
+from rpcbench.pipeline.exchange import Gradients
 from rpcbench.pipeline.gradient_sums import Copies, Tie, summable
 from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
+from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.stage_graph import Segment, StageIO, inputs_of, sendable
-from rpcbench.pipeline.stage_ring import LOOK, OPENED
+from rpcbench.pipeline.stage_ring import RING_OPENED, VALUE_IN_RING
 from rpcbench.pipeline.step_log import CrashRecord, OpLog
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.tracing import Recipe
@@ -45,18 +51,81 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.server import caller
 
+Leaves = list[tuple[Tensor, Tensor]]
+_Version = dict[str, Tensor]
+
+
+class WeightStash:
+    """The versions of the weights of one worker's stages in one step."""
+
+    def __init__(
+        self,
+        plan: str,
+        modules: Mapping[int, nn.Module],
+        optimizers: Mapping[int, LocalOptimizer | None],
+        weights: Sequence[float],  # of the micro-batches' losses; an update divides by them
+    ) -> None:
+        self._stages = {stage for stage, _ in places_in(plan, Kind.UPDATE)}  # those that the schedule updates
+        self._modules, self._optimizers, self._weights = modules, optimizers, weights
+        self._newest: dict[int, _Version] = {}  # by stage, until its next update
+        self._used: dict[tuple[int, int], _Version] = {}  # by stage and micro-batch, until its backward
+        self._gradients: dict[tuple[int, int], Leaves] = {}  # likewise, until its update
+
+    def forward(self, op: Op, values: Sequence[Any]) -> Any:
+        """Run the stage's module with the newest weights; a recomputation uses those of the first forward."""
+        module = self._modules[op.stage]
+        if op.stage not in self._stages:
+            return module(*values)
+        if op.stage not in self._newest:
+            # A copy, because the optimizer changes the parameters in place while this version is needed.
+            self._newest[op.stage] = {n: p.detach().clone().requires_grad_() for n, p in _trained(module).items()}
+        version = self._used.setdefault((op.stage, op.microbatch), self._newest[op.stage])
+        return functional_call(module, version, tuple(values))
+
+    def parameters(self, op: Op, own: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the tensors that the micro-batch's forward used: `own`, or a version's copies, in this order."""
+        version = self._used.get((op.stage, op.microbatch))
+        return own if version is None else list(version.values())
+
+    def keep(self, op: Op, gradients: Gradients) -> bool:
+        """Keep the gradients of a micro-batch for its update. Return False for a stage that has no updates."""
+        version = self._used.pop((op.stage, op.microbatch), None)
+        if version is None:
+            return False
+        params = _trained(self._modules[op.stage])
+        scale = self._weights[op.microbatch]  # an update takes the micro-batch as a whole batch, not as a share
+        self._gradients[op.stage, op.microbatch] = [
+            (params[name], gradient / scale)
+            for name, gradient in zip(version, gradients, strict=True)
+            if gradient is not None
+        ]
+        return True
+
+    def update(self, op: Op) -> None:
+        """Step the stage's optimizer with the gradients of this micro-batch."""
+        gradients = dict(self._gradients.pop((op.stage, op.microbatch), ()))
+        optimizer = self._optimizers[op.stage]
+        if optimizer is not None:
+            optimizer.step_with(gradients)
+        self._newest.pop(op.stage, None)  # the next forward copies the updated parameters
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: param for name, param in module.named_parameters() if param.requires_grad}
+
+
 _NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionConfig:
-    """What `Pipeline` was told of it. autocast: the low precision, or None; batch_norm: see `batchnorm`."""
+    """The numeric options of a `Pipeline`."""
 
-    autocast: torch.dtype | None = None
-    batch_norm: str = batchnorm.WARN
+    autocast: torch.dtype | None = None  # the low precision; None: no autocast
+    batch_norm: str = batchnorm.WARN  # a mode of `batchnorm`
 
     def check(self) -> None:
-        """PipelineError for what is unknown."""
+        """Raise PipelineError for a value that is not supported."""
         batchnorm.check(self.batch_norm)
         if self.autocast not in (None, torch.bfloat16):
             raise PipelineError(
@@ -66,51 +135,41 @@ class PrecisionConfig:
 
 
 class ForwardContext:
-    """A worker's side: around its steps, its forwards, and before its losses."""
+    """Context managers around the steps and forwards of a worker, and the precision of its outputs."""
 
     def __init__(self, numerics: PrecisionConfig, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
         self._autocast = numerics.autocast
         self.norms = batchnorm.Deferred(modules if numerics.batch_norm == batchnorm.DEFERRED else [])
-        self._plain = self._autocast is None and not self.norms
-        self._devices = {module: _device(module) for module in modules}
-
-    def step(self) -> contextlib.AbstractContextManager[None]:
-        return self.norms.step()
+        self._plain = self._autocast is None and not self.norms  # nothing to do, the usual case
+        self._devices = {module: next((p.device.type for p in module.parameters()), "cpu") for module in modules}
 
     def forward(self, module: nn.Module, first: bool = True) -> contextlib.AbstractContextManager[object]:
-        """Around the forward of a stage; `first`: it is no recomputed one."""
+        """Return the context for a stage's forward. `first`: it is not a recomputed one."""
         return _NOTHING if self._plain else self._around(module, first)
 
     @contextlib.contextmanager
     def _around(self, module: nn.Module, first: bool) -> Iterator[None]:
-        with self.norms.counting(first), self._casting(module):
+        casting: Any = _NOTHING if self._autocast is None else torch.autocast(self._devices[module], self._autocast)
+        with self.norms.counting(first), casting:  # a recomputed forward counts no statistics twice
             yield
 
-    def _casting(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        return _NOTHING if self._autocast is None else torch.autocast(self._devices[module], self._autocast)
-
-    def judged(self, output: Any) -> Any:
-        """What loss and metrics get for an output of the last stage."""
+    def for_loss(self, output: Any) -> Any:
+        """Return an output of the last stage as the loss and the metrics get it: in single precision at least."""
         if self._autocast is None:
             return output
         return microbatch.mapped(output, lambda tensor: tensor.float() if tensor.dtype == self._autocast else tensor)
 
 
-def _device(module: nn.Module) -> str:
-    """The kind of device that the module is on."""
-    return next((tensor.device.type for tensor in module.parameters()), "cpu")
-
-
 _training = attrgetter("training")
-_RESTS = (
+_IN_EVALUATION_MODE = (
     "the model is in evaluation mode, and its stages train so: dropout drops nothing, and batch norms use the "
     "statistics they have. Call model.train() before split() if that is not what you want"
 )
 
 
 class TrainModes:
-    """The layers of one worker's stages."""
+    """The training modes of the layers in one worker's stages."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
@@ -118,22 +177,22 @@ class TrainModes:
         self._trained, self._resting = [*filter(_training, layers)], [*filterfalse(_training, layers)]
 
     def set(self, training: bool) -> None:
-        """All layers are in training mode, but for those that came in evaluation mode; or all in evaluation mode."""
-        if {*map(_training, self._trained)} - {training}:
+        """Put all layers into evaluation mode, or all but those that came in evaluation mode into training mode."""
+        if {*map(_training, self._trained)} - {training}:  # else all have the mode already
             for module in self._modules:
                 module.train(training)
             for layer in self._resting:
                 layer.training = False
 
 
-def warn_of_rest(modules: Iterable[nn.Module]) -> None:
-    """UserWarning, at the line that makes the pipeline, where none of the model's modules is in training mode."""
+def warn_if_evaluating(modules: Iterable[nn.Module]) -> None:
+    """Warn the user if none of the model's modules is in training mode."""
     if not any(layer.training for module in modules for layer in module.modules()):
-        warnings.warn(_RESTS, UserWarning, stacklevel=3)
+        warnings.warn(_IN_EVALUATION_MODE, UserWarning, stacklevel=3)  # at the line that makes the pipeline
 
 
 def changes_in_place(module: nn.Module) -> bool:
-    """Whether it may change what it is given, as a ReLU(inplace=True) does; not all that may can be told."""
+    """Return whether a layer is known to change its input in place, as ReLU(inplace=True). Others may, unseen."""
     return any(
         getattr(layer, "inplace", False) is True or (isinstance(layer, Recipe) and layer.changes_in_place)
         for layer in module.modules()
@@ -141,18 +200,18 @@ def changes_in_place(module: nn.Module) -> bool:
 
 
 class _Directory:
-    """The pipelines that have stages on this worker, for as long as their drivers hold them."""
+    """The pipelines that have stages on this worker. It keeps none alive: a driver's RRef does."""
 
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
         agent.on_member(self._member)
         agent.on_notice(ENDS, self._ends)
         agent.on_notice(CREDITS, self._taken)
-        agent.on_notice(OPENED, partial(self._opened, agent))
-        agent.on_notice(LOOK, self._look)
+        agent.on_notice(RING_OPENED, partial(self._opened, agent))
+        agent.on_notice(VALUE_IN_RING, self._look)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        """No step goes on without its driver, who would end it, nor without a worker that it waits for."""
+        """Close the slots of each pipeline whose driver or worker has left: no step of it can end."""
         if kind in GONE:
             for worker in list(self.workers.values()):
                 if who.id == worker.driver or who.id in worker.workers:
@@ -166,103 +225,91 @@ class _Directory:
     def _taken(self, _source: int, told: tuple[str, int, int, int, int, int]) -> None:
         key, step, count, kind, stage, source = told
         if (worker := self.workers.get(key)) is not None:
-            worker.mail.heard(step, count, Channel(kind, stage, source))
+            worker.mail.acknowledged(step, count, Channel(kind, stage, source))
 
     def _opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
         key, place, name = told
         connection = agent.connection(source)
         if connection is None:
             return
-        lane = connection.store.lane_from(place, name)  # also for a pipeline that is gone: then it goes back at once
+        lane = connection.store.ring_from_peer(place, name)  # dropped if the pipeline has ended: its memory is returned
         if lane is not None and (worker := self.workers.get(key)) is not None:
-            worker.mail.offered(source, lane)
+            worker.mail.lanes.offer(source, lane)
 
     def _look(self, _source: int, key: str) -> None:
         if (worker := self.workers.get(key)) is not None:
-            worker.slots.stir()
+            worker.slots.wake_waiters()
 
 
 def here(key: str) -> StageWorker:
-    """What this worker has of a pipeline. PipelineError where its driver has let go of that."""
+    """Return this worker's part of a pipeline. PipelineError if its driver has released the pipeline."""
     worker = current.current().part(_Directory).workers.get(key)
     if worker is None:
-        raise PipelineError("this pipeline is gone: its driver holds it no more")
+        raise PipelineError("this pipeline has ended: its driver has released it")
     return worker
 
 
 class StageWorker:
-    """The stages of one pipeline, `key`, on one worker. `modules`: stage → module; `homes`: where the others are.
-
-    `record`: the file behind what the driver reads if this process dies, empty where there is none. `workers`: all that
-    the pipeline has.
-    """
+    """The stages of one pipeline on one worker. The driver's RRef keeps it alive; its calls find it by `here(key)`."""
 
     def __init__(
         self,
-        key: str,
-        modules: dict[int, RRef[Any]],
-        homes: StagePlacement,
-        loss_fn: LossFn | None,
+        key: str,  # of the pipeline
+        modules: dict[int, RRef[Any]],  # by stage
+        homes: StagePlacement,  # where the other stages are
+        loss_fn: LossFn | None,  # None: no loss is computed
         ports: dict[int, StageIO],
         ties: Sequence[Tie],
-        record: str,
+        record: str,  # path of the crash record; empty: no process reads it
         numerics: PrecisionConfig,
-        workers: Sequence[int],
+        workers: Sequence[int],  # ids of all workers of the pipeline
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
         self.loss_fn = loss_fn
         self.ports, self.inputs = ports, inputs_of(ports.values())
         self.params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}
-        self.modes = TrainModes(self.modules.values())
-        self.changing = {stage for stage, module in self.modules.items() if changes_in_place(module)}
-        """Stages that may change what they take."""
+        self.modes = TrainModes(self.modules.values())  # before any step changes modes
+        self.changes_inputs = {stage for stage, module in self.modules.items() if changes_in_place(module)}
+        """Stages that may change their input in place."""
         self.copies = Copies(ties, self.modules, self.params)
         self.record = CrashRecord.at(record)
-        self.computing = ForwardContext(numerics, self.modules.values())
+        self.forward_context = ForwardContext(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
-        self.driver, self.workers = caller(), workers
+        self.driver, self.workers = caller(), workers  # the driver makes this object by a call
         self.last_stage = len(homes.stages) - 1
         self.share = homes.replica, len(homes.column)
-        """Which of how many replicas this is."""
-        self.replica = homes.replica if len(homes.column) > 1 else None
+        """The index of this replica, and the number of replicas."""
+        self.replica = homes.replica if len(homes.column) > 1 else None  # None: only one replica
+        # A copy of a tied parameter, or a replica, must first exchange its gradients.
         untied = {stage: own for stage, own in self.params.items() if not self.copies.places[stage]}
         self.summable = summable(untied) if self.replica is None else {}
-        """Those of `params` whose gradients torch's engine may add up."""
-        self.turn = threading.Lock()
-        """Held while a step runs here, even the rest of one that was aborted."""
-        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
+        """Those of `params` whose gradients torch's engine may sum."""
+        self.step_lock = threading.Lock()
+        """Held while a step runs here, also by the rest of a step that was aborted."""
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}  # by parameter, of the last step that kept them
         agent: Agent = current.current()
         self.log, self.recorder = agent.part(OpLog), recorder(agent)
         self.mail = mail = Mailbox(agent, key, homes)
         self.slots = mail.slots
-        self.accord = CommitProtocol(agent.id, workers, mail)
+        self.commit_protocol = CommitProtocol(agent.id, workers, mail)
         self.column = ReplicaGroup(agent, key, homes, mail.slots, mail.send) if len(homes.column) > 1 else None
         agent.part(_Directory).workers[key] = self
         agent.parcels.listen(key, mail)
-        weakref.finalize(self, agent.parcels.deaf, key, mail)
-
-    def learn(self, optimizers: dict[int, RRef[Any]]) -> None:
-        """Take the stages' optimizers."""
-        self.optimizers = {stage: rref.local_value() for stage, rref in optimizers.items()}
+        weakref.finalize(self, agent.parcels.stop_listening, key, mail)
 
     # -- gradients
     def keep(self, context: int) -> None:
-        """Keep the gradients of a context when that is over, until those of the next one are kept."""
+        """Keep the gradients of a context after it has ended, until those of the next one are kept."""
         self._gradients = self.recorder.gradients(context)
 
     def kept(self) -> dict[int, dict[str, torch.Tensor]]:
-        """What was kept: stage → its own names → gradients."""
+        """Return the kept gradients: stage → the module's own names → gradients."""
         return {
             stage: {name: self._gradients[p] for name, p in module.named_parameters() if p in self._gradients}
             for stage, module in self.modules.items()
         }
 
-    # -- what steps need
-    def between_steps(self) -> AbstractContextManager[object]:
-        """No step runs here inside."""
-        return self.turn
-
     def values(self, stage: int, made: Any) -> tuple[Any, ...]:
-        """What the stage's module has returned, as the values that go to other stages."""
+        """Return the output of the stage's module as the values that are sent to other stages."""
         return sendable(made if isinstance(self.modules[stage], Segment) else (made,), stage)

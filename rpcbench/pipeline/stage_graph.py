@@ -1,25 +1,32 @@
-"""What each stage takes from which other stage, and gives to which: names are looked up once, before anything is sent.
-
-    row of modules      embed      encode              decode                 head
-    takes → gives        → h       h → h, enc          h, enc → h             h →
-    stages               0         1                   2                      3
-    paths                0 → 1     1 → 2: h, enc       2 → 3                  a value that skips a stage passes it by
+"""The dataflow between stages: which values each stage takes from which other stage. Names are resolved before a run.
 
 Guarantees
 - A model is a row of modules, each under its name in the un-split model. The row has every module that runs, in the
-  order in which they run, one that is used twice twice; a chain in the row is taken apart, as long as it does nothing
-  but run its modules.
-- A name means the latest value given under it before; a value goes once to each stage that takes it, and to no other;
-  what goes from one stage to another has the same order at both ends.
-- Parts may state names of dimensions for their values. Two parts that do so for one value agree before anything is
-  sent.
-
-    part(encode, takes={"x": ("N", "T")}, gives={"h": ("N", "T", "E"), "mask": None})    None: of that one nothing
-
-- A value has the names stated for it wherever the model is cut: a dimension without a name gets its name, and one of
-  another name ends the step with an error that tells of stage, part, value, and both. A model that states none loads
-  nothing of `rpcbench.named`.
+  order in which they run; a module that is used twice is in it twice. A chain in the row is expanded, if it does
+  nothing but run its modules.
+- A name refers to the latest value given under it before. A value is sent once to each stage that takes it, and to no
+  other stage. Values between two stages have the same order at both ends.
+- Parts may state names of dimensions for their values. Two parts that do so for one value are compared before anything
+  is sent. A value has the names stated for it wherever the model is cut: a dimension without a name gets its name; one
+  of another name ends the step with an error that shows stage, part, value and both names.
+- A model that states no names of dimensions does not import `rpcbench.named`.
 """
+
+# Theory of operation
+#
+#     row of links    embed      encode              decode                 head
+#     takes -> gives  -> h       h -> h, enc         h, enc -> h            h ->
+#     stages          0          1                   2                      3
+#     paths           0 -> 1: h  1 -> 2: h, enc      2 -> 3: h              a value that skips a stage is not sent to it
+#
+# 1. `children` and `expanded` turn a model into links; `connect` resolves each name to a `Value`: a link's number and a
+#    place among the values that this link gives. OUTSIDE is the number for the model's inputs.
+# 2. `StageGraph` is given the bounds of the stages. A stage needs each value that a link of it takes from an earlier
+#    link outside the stage, and gives each value of its own that a later stage needs; both lists are sorted.
+# 3. A `StageIO` has one `ValuePath` for each pair of stages. Both ends derive it from these sorted lists, so they agree
+#    on the order of the values in a message, and no names are sent.
+# 4. `module` makes the stage's module: a plain nn.Sequential if every link takes the one value before it, else a
+#    `Segment`, which keeps all values of the stage by number while it runs.
 
 from __future__ import annotations
 
@@ -35,28 +42,28 @@ from rpcbench.base.errors import PipelineError
 
 Dims = tuple[str | None, ...]
 Stated = dict[str, Dims]
-"""Value → the names of its dimensions."""
+"""Names of dimensions by the name of the value."""
 Values = Sequence[str] | Mapping[str, Sequence[str | None] | None]
-"""Names of values, perhaps with those of their dimensions."""
+"""Names of values, with or without the names of their dimensions."""
 
 
 class DimensionSpec(NamedTuple):
-    """What a module of the row takes and gives: names of values, and of their dimensions."""
+    """The values that a link takes and gives: their names, and the names of their dimensions."""
 
-    name: str
-    takes: tuple[str, ...] | None
-    gives: tuple[str, ...] | None
-    dims_taken: Stated
+    name: str  # of the link, for errors
+    takes: tuple[str, ...] | None  # None: all values of the link before
+    gives: tuple[str, ...] | None  # None: one value without a name
+    dims_taken: Stated  # only values whose dimensions are stated
     dims_given: Stated
 
     def taken(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
-        """What it is called with, under the names that it states. `where`: as "stage 1, ", for errors."""
+        """Return the module's arguments, with the stated names. `where`: a prefix for errors that names the stage."""
         if not self.dims_taken:
             return tuple(values)
         return _under(self.dims_taken, zip(self.takes or (), values, strict=True), f"{where}{self.name!r} takes")
 
     def given(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
-        """What it has given, likewise."""
+        """Return the values that the module has returned, with the stated names; see `taken`."""
         if not self.dims_given:
             return tuple(values)
         return _under(self.dims_given, zip(self.gives or (), values, strict=True), f"{where}{self.name!r} gives")
@@ -67,6 +74,7 @@ def _under(dims: Stated, values: Iterable[tuple[str, Any]], who: str) -> tuple[A
 
 
 def _named(value: Any, dims: Dims, who: str) -> Any:
+    # Imported here, so that a model without names of dimensions never loads the package.
     from rpcbench.named import NamesError, named
     from rpcbench.named.rules import show
 
@@ -79,7 +87,7 @@ def _named(value: Any, dims: Dims, who: str) -> Any:
 
 
 def stated(what: str, values: Values | None) -> Stated:
-    """Those given in `takes=` or `gives=`. PipelineError where one is no name."""
+    """Return the names of dimensions given in `takes=` or `gives=`. PipelineError for one that is not a name."""
     if not isinstance(values, Mapping):
         return {}
     found = {value: dims for value, dims in values.items() if dims is not None}
@@ -98,10 +106,11 @@ def _checked_names(what: str, value: str, dims: Sequence[str | None]) -> Dims:
 
 
 def agree(value: str, giver: DimensionSpec, taker: DimensionSpec) -> None:
-    """PipelineError where no value can have the names that one module states and those that another does."""
+    """Raise PipelineError if two modules state different names for the dimensions of one value."""
     given, taken = giver.dims_given.get(value), taker.dims_taken.get(value)
     if given is None or taken is None:
         return
+    # The taker may name a dimension that the giver leaves open (None), but not the reverse: a name is never dropped.
     if len(given) != len(taken) or any(a not in (None, b) for a, b in zip(given, taken, strict=True)):
         raise PipelineError(
             f"{taker.name!r} takes {value!r} as {_listed(taken)}, but {giver.name!r} gives it as {_listed(given)}: "
@@ -113,20 +122,20 @@ def _listed(dims: Dims) -> str:
     return f"({', '.join(map(str, dims))})"
 
 
-_SENDABLE = (torch.Tensor, int, float, type(None))
+_SENDABLE = (torch.Tensor, int, float, type(None))  # types that a message between stages may have
 OUTSIDE = -1
-"""Number of the stage, or link, that the model's inputs come from."""
+"""The number of the stage, or of the link, that the model's inputs come from."""
 
 
 class Value(NamedTuple):
-    """What a link gives: which of its values."""
+    """One value of the model: a link, and the place among the values that it gives."""
 
     link: int
     place: int
 
 
 class ValuePath(NamedTuple):
-    """What goes between a stage and another, `stage`: the places it has among all that the first takes, or gives."""
+    """The values sent between a stage and `stage`: their places among all that the first one takes, or gives."""
 
     stage: int
     places: tuple[int, ...]
@@ -134,63 +143,62 @@ class ValuePath(NamedTuple):
 
 @dataclass(frozen=True)
 class StageIO:
-    """What one stage takes, and to whom it gives. `inputs`: those of the model's inputs that it takes, by number."""
+    """The connections of one stage. `inputs`: the numbers of those of the model's inputs that it takes."""
 
-    takes: tuple[ValuePath, ...]
-    gives: tuple[ValuePath, ...]
+    takes: tuple[ValuePath, ...]  # in the order of the giving stages
+    gives: tuple[ValuePath, ...]  # in the order of the taking stages
     inputs: tuple[int, ...] = ()
 
     @cached_property
     def order(self) -> list[int]:
-        """Of all that it takes, one way after the other, which comes first, second, … in the call of its module."""
+        """For each argument of the module, its index among all values taken, path after path."""
         places = [place for way in self.takes for place in way.places]
         return sorted(range(len(places)), key=places.__getitem__)
 
     @cached_property
     def back(self) -> tuple[ValuePath, ...]:
-        """To whom gradients go back."""
-        return tuple(way for way in self.takes if way.stage != OUTSIDE)
+        """The paths on which gradients are sent back."""
+        return tuple(way for way in self.takes if way.stage != OUTSIDE)  # the model's inputs get no gradient
 
 
 def inputs_of(ports: Iterable[StageIO]) -> list[int]:
-    """The model's inputs that some stages take, by number."""
+    """Return the numbers of the model's inputs that any of these stages takes."""
     return sorted({number for each in ports for number in each.inputs})
 
 
-def connect(links: Sequence[Link], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
-    """For each link, the values it takes. PipelineError for a name that nothing before it has, and where links state
-    different names for the dimensions of a value."""
+def connect(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
+    """Return for each link the values that it takes. PipelineError for an unknown name, or dimensions that disagree."""
     known = {name: Value(OUTSIDE, place) for place, name in enumerate(inputs)}
-    before = tuple(known.values()) or (Value(OUTSIDE, 0),)
+    before = tuple(known.values()) or (Value(OUTSIDE, 0),)  # an input without a name is one value
     taken = []
     for number, link in enumerate(links):
         taken.append(before if link.takes is None else tuple(_find(name, known, link) for name in link.takes))
         before = tuple(Value(number, place) for place in range(len(link.gives or [None])))
-        known.update(zip(link.gives or (), before, strict=False))
+        known.update(zip(link.gives or (), before, strict=False))  # a later value of the same name hides this one
     for link, values in zip(links, taken, strict=True):
         for name, value in zip(link.takes or (), values, strict=False):
-            if value.link != OUTSIDE:
+            if value.link != OUTSIDE:  # no link gives an input
                 agree(name, links[value.link].terms, link.terms)
     return taken
 
 
-def _find(name: str, known: dict[str, Value], link: Link) -> Value:
+def _find(name: str, known: dict[str, Value], link: ModuleLink) -> Value:
     if name not in known:
         there = f"there are {', '.join(known)}" if known else "nothing before it has a name"
         raise PipelineError(
-            f"{link.name!r} takes {name!r}, but {there}: name what a module before it gives (part(module, gives=...)), "
+            f"{link.name!r} takes {name!r}, but {there}: name a value of a module before it (part(module, gives=...)), "
             "or the model's inputs (split(..., inputs=...))"
         )
     return known[name]
 
 
 class StageGraph:
-    """Stages cut from a row of links: stage `s` has links `bounds[s]` to `bounds[s + 1]`."""
+    """Stages cut from a row of links: stage `s` has links `bounds[s]` to `bounds[s + 1] - 1`."""
 
-    def __init__(self, links: Sequence[Link], taken: Sequence[tuple[Value, ...]], bounds: Sequence[int]) -> None:
+    def __init__(self, links: Sequence[ModuleLink], taken: Sequence[tuple[Value, ...]], bounds: Sequence[int]) -> None:
         self._links, self._taken, self._bounds = links, taken, bounds
         self._count = len(bounds) - 1
-        self._home = {link: s for s in range(self._count) for link in range(bounds[s], bounds[s + 1])}
+        self._home = {link: s for s in range(self._count) for link in range(bounds[s], bounds[s + 1])}  # link -> stage
         self._home[OUTSIDE] = OUTSIDE
         self._needs = [sorted(self._needed(s)) for s in range(self._count)]
 
@@ -202,7 +210,7 @@ class StageGraph:
         return sorted({v for needs in self._needs for v in needs if self._home[v.link] == stage})
 
     def ports(self, stage: int) -> StageIO:
-        """Where what the stage takes comes from, and what it gives goes."""
+        """Return the stage's connections."""
         needs, gives = self._needs[stage], self._gives(stage)
         sources = sorted({self._home[value.link] for value in needs})
         takes = [ValuePath(s, tuple(p for p, v in enumerate(needs) if self._home[v.link] == s)) for s in sources]
@@ -211,30 +219,28 @@ class StageGraph:
         return StageIO(tuple(takes), tuple(way for way in to if way.places), inputs)
 
     def module(self, stage: int) -> nn.Sequential:
-        """The stage's modules, as one that is called with what the stage takes, in the order of its ports."""
+        """Return the stage as one module, called with the values that it takes, in the order of its ports."""
         begin, end = self._bounds[stage], self._bounds[stage + 1]
         own, taken = self._links[begin:end], self._taken[begin:end]
         modules = [link.module for link in own]
-        row = [(Value(begin + number, 0),) for number in range(len(own))]
+        row = [(Value(begin + number, 0),) for number in range(len(own))]  # each link's first value
         gives = None if stage + 1 == self._count else self._gives(stage)
         plain = len(self._needs[stage]) == 1 and taken == [tuple(self._needs[stage]), *row[:-1]]
         unnamed = all(link.gives is None and not link.dims_taken for link in own)
+        # A chain in which each module takes the one value before it needs no bookkeeping by name.
         if plain and unnamed and (gives is None or gives == [*row[-1]]):
             return nn.Sequential(*modules)
         return Segment(modules, own, begin, taken, self._needs[stage], gives, stage)
 
 
 class Segment(nn.Sequential):
-    """Some links of the row, which hand values to each other by number; called with `needs`, it returns `gives`.
-
-    `gives` None: what the last of them returns, as it is but for names of dimensions that it states. `stage`: which of
-    the pipeline's this is, for errors.
-    """
+    """Links of the row in one stage, which pass values to each other by number. Called with `needs`, it returns
+    `gives`, or for None the output of its last module, with the stated names of dimensions. `stage`: for errors."""
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        links: Sequence[Link],
+        links: Sequence[ModuleLink],
         begin: int,
         taken: Sequence[tuple[Value, ...]],
         needs: Sequence[Value],
@@ -247,11 +253,11 @@ class Segment(nn.Sequential):
         self._where = f"stage {stage}, "
 
     def forward(self, *values: Any) -> Any:
-        held = dict(zip(self._needs, values, strict=True))
+        held = dict(zip(self._needs, values, strict=True))  # by number, not by name: names may repeat
         made: Any = None
         for number, (module, taken, terms) in enumerate(zip(self, self._taken, self._terms, strict=True)):
             made = module(*terms.taken([held[value] for value in taken], self._where))
-            if number + 1 < len(self) or self._values is not None:
+            if number + 1 < len(self) or self._values is not None:  # not for the output of the model
                 own = given(made, terms, self._where)
                 held.update((Value(self._begin + number, p), v) for p, v in enumerate(own))
         if self._values is None:
@@ -260,7 +266,7 @@ class Segment(nn.Sequential):
 
 
 def given(made: Any, terms: DimensionSpec, where: str = "") -> tuple[Any, ...]:
-    """What a module has returned, as the values it has names for. `where`: as "stage 1, ", for errors."""
+    """Return the output of a module as a tuple of values, one for each name. `where`: see `DimensionSpec.taken`."""
     names = terms.gives
     if names is not None and isinstance(made, dict) and made.keys() >= set(names):
         return terms.given([made[name] for name in names], where)
@@ -272,7 +278,7 @@ def given(made: Any, terms: DimensionSpec, where: str = "") -> tuple[Any, ...]:
 
 
 def _output(made: Any, terms: DimensionSpec, where: str) -> Any:
-    """What the last module of all has returned, as it is but for names of dimensions that it states."""
+    """Return the output of the model's last module, in the same structure, with the stated names of dimensions."""
     if not terms.dims_given:
         return made
     values = given(made, terms, where)
@@ -282,7 +288,7 @@ def _output(made: Any, terms: DimensionSpec, where: str) -> Any:
 
 
 def sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:
-    """The values, if they can go to another stage; PipelineError for what is neither tensor nor number."""
+    """Return the values if they can be sent to another stage. PipelineError unless all are tensors or numbers."""
     for value in values:
         if not isinstance(value, _SENDABLE):
             raise PipelineError(
@@ -298,7 +304,7 @@ def _told(value: Any) -> str:
 
 
 def model_inputs(batch: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """A batch as the model's inputs: by their names, in their order, or where they have none as one."""
+    """Return a batch as the model's inputs, in the order of `names`; without names it is one input."""
     if not names:
         return (batch,)
     if isinstance(batch, dict):
@@ -317,33 +323,30 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of a list, with names for what it takes and gives, and for their dimensions. Made by `part`."""
+    """A module of a list, with names for the values that it takes and gives. Made by `part`."""
 
     module: nn.Module
-    takes: Names | None
-    gives: Names | None
+    takes: Names | None  # None: all values of the module before
+    gives: Names | None  # None: one value without a name
     dims_taken: Stated
     dims_given: Stated
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One module of the row. `takes` None: what the one before gives; `gives` None: one value without a name.
-
-    `prefix`: what the un-split model puts before the names of its parameters; None: the name and a dot.
-    """
+class ModuleLink:
+    """One module of the row."""
 
     name: str
     module: nn.Module
-    takes: Names | None = None
-    gives: Names | None = None
-    prefix: str | None = None
+    takes: Names | None = None  # None: all values of the link before
+    gives: Names | None = None  # None: one value without a name
+    prefix: str | None = None  # of its parameters' names in the un-split model; None: name and dot
     dims_taken: Stated = field(default_factory=dict)
     dims_given: Stated = field(default_factory=dict)
 
     @property
     def keys(self) -> str:
-        """What the un-split model puts before the names of the module's parameters and buffers."""
+        """The prefix that the state_dict of the un-split model has before the module's parameters and buffers."""
         return f"{self.name}." if self.prefix is None else self.prefix
 
     @property
@@ -355,19 +358,29 @@ Model = nn.Module | Sequence[nn.Module | Part] | Mapping[str, nn.Module | Part]
 
 
 def part(module: nn.Module, takes: Values | None = None, gives: Values | None = None) -> Part:
-    """A module for a list given to `split`, with names for what it takes and gives.
+    """Name the values that a module of a list takes and gives, for `split`.
 
-    It is called with the values of these names, in their order: each is the latest that a module before it has given
-    under this name, or the model's input. It returns one value, or as many as it has names for: a tuple in their order,
-    or a dict. Without `takes` it gets all that the module before it gives; without `gives` it gives one value that only
-    the next module can take. Values are tensors of any type and shape, and plain numbers.
+    The module is called with the values of these names, in their order. Each is the latest that a module before it has
+    given under this name, or the model's input. Values are tensors of any type and shape, and plain numbers.
 
-    A dict states the names of dimensions as well, of `rpcbench.named`, or None for a value that it says nothing of:
+    A dict also states the names of dimensions, as in `rpcbench.named`, or None for a value without statement:
 
         part(encode, takes={"x": ("N", "T")}, gives={"h": ("N", "T", "E"), "mask": None})
 
-    A value that comes, or that the module gives, has these names then: a dimension without a name gets it, and one of
-    another name is a PipelineError. None in a tuple is a dimension that stays without.
+    A value that the module takes or gives then has these names: a dimension without a name gets it, and one of another
+    name is a PipelineError. None in a tuple is a dimension that stays without a name.
+
+    Args:
+        module: the module.
+        takes: names of its arguments; None: all values that the module before it gives.
+        gives: names of the values that it returns: a single value, a tuple in this order, or a dict. None: one value
+            that only the next module can take.
+
+    Returns:
+        A Part, to be put into the list.
+
+    Raises:
+        PipelineError: where something is not a name, or `gives` has a name twice.
     """
     names_taken, names_given = _checked("takes", takes), _checked("gives", gives)
     return Part(module, names_taken, names_given, stated("takes", takes), stated("gives", gives))
@@ -383,44 +396,45 @@ def _checked(what: str, names: Values | None) -> Names | None:
     return tuple(names)
 
 
-def children(model: Model) -> list[Link]:
-    """The modules to be run in turn, chains as one. `named_children` would leave out the second use of a module."""
+def children(model: Model) -> list[ModuleLink]:
+    """Return the modules to be run in turn, a chain as one link."""
     named: list[tuple[str, object]]
     if isinstance(model, nn.ModuleList | list | tuple):
         named = [(str(index), item) for index, item in enumerate(model)]
     elif isinstance(model, Mapping):
         named = [(str(name), item) for name, item in model.items()]
     elif isinstance(model, nn.Module) and _is_chain(model):
+        # Not `named_children`: it leaves out the second use of a module.
         named = [(name, module) for name, module in model._modules.items() if module is not None]
     else:
         raise PipelineError(
             f"{type(model).__name__} cannot be cut: it is no plain nn.Sequential, so the order of its modules is not "
-            "known. Give split() an nn.Sequential, a list of modules to be run one after the other, or what "
-            "traced(model, x) gives, which follows its forward"
+            "known. Give split() an nn.Sequential, a list of modules to be run one after the other, or "
+            "traced(model, x), which follows its forward"
         )
     return [_link(name, item) for name, item in named]
 
 
-def _link(name: str, item: object) -> Link:
+def _link(name: str, item: object) -> ModuleLink:
     module = item.module if isinstance(item, Part) else item
     if not isinstance(module, nn.Module):
         raise PipelineError(f"item {name} of the list is {module!r}, not a torch.nn.Module")
     if not isinstance(item, Part):
-        return Link(name, module)
-    return Link(name, module, item.takes, item.gives, dims_taken=item.dims_taken, dims_given=item.dims_given)
+        return ModuleLink(name, module)
+    return ModuleLink(name, module, item.takes, item.gives, dims_taken=item.dims_taken, dims_given=item.dims_given)
 
 
-def expanded(child: Link) -> list[Link]:
-    """The child, or what it chains: the first of these takes what the child takes, the last gives what it gives."""
+def expanded(child: ModuleLink) -> list[ModuleLink]:
+    """Return the child, or the links of its chain: the first takes its values, the last gives its values."""
     found = list(_walk(child.name, child.module))
     found[0] = replace(found[0], takes=child.takes, dims_taken=child.dims_taken)
     found[-1] = replace(found[-1], gives=child.gives, dims_given=child.dims_given)
     return found
 
 
-def _walk(name: str, module: nn.Module) -> Iterator[Link]:
-    if not _is_chain(module) or not len(module._modules):
-        yield Link(name, module)
+def _walk(name: str, module: nn.Module) -> Iterator[ModuleLink]:
+    if not _is_chain(module) or not len(module._modules):  # an empty chain stays a link
+        yield ModuleLink(name, module)
         return
     for own, child in module._modules.items():
         if child is not None:
@@ -428,7 +442,8 @@ def _walk(name: str, module: nn.Module) -> Iterator[Link]:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """An nn.Sequential that does nothing but run its modules: no forward of its own, no hooks, no parameters."""
+    """Return whether this is an nn.Sequential with no forward, hooks or parameters of its own."""
+    # Anything more than running its modules would be lost if the chain were taken apart.
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     own = (module._parameters, module._buffers)
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not any(hooks + own)

@@ -1,12 +1,13 @@
-"""Small tensors between stages of a pipeline lie in shared memory until they are taken, see `transport.shared_ring`.
+"""Ring buffers in shared memory for small tensors between stages, see `transport.shared_ring`.
 
 Guarantees
-- In an autograd context each value that goes this way is a recorded send and recv, as a parcel is: at once where
-  somebody looks at tables, else before this worker waits, and at the end of its operations. Nobody waits for that.
-- All else goes as a parcel: large values, several at once, tensors that are not plain, values for another host or with
-  a device map, for one who waits for messages, or where somebody wants to see each message.
-- What lies in a lane is found also when the connection that it came with has ended; what is of a later step stays
-  there.
+- In an autograd context each value sent through a ring is recorded as a send and a recv, as a parcel is: at once if a
+  reader follows the tables, else before this worker waits, and at the end of its operations. No thread waits for the
+  record.
+- All other values are parcels: large ones, several at once, tensors that are not plain, values for another host or with
+  a device map, for a receiver that waits for messages, and while each message must be visible.
+- Values in a ring are found also after the connection with which it was opened has ended. Values of a later step stay
+  in it.
 """
 
 from __future__ import annotations
@@ -21,78 +22,92 @@ import torch
 from torch import Tensor
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.pipeline.exchange import Slot, Slots
+from rpcbench.pipeline.exchange import Slot, Slots, new_tuple
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.interceptors import InterceptedMessage
-from rpcbench.transport.shared_ring import AWAY, LISTENS, NUMBERS, ROOM, WORKS, Consumer, EventReceiver, Producer
+from rpcbench.transport.shared_ring import (
+    AWAY,
+    NUMBERS,
+    POLLING,
+    SLOT_BYTES,
+    WAITING,
+    Consumer,
+    EventReceiver,
+    Producer,
+)
 from rpcbench.transport.stream import StreamConnection
 
-OPENED = "pipeline lanes"
-"""The channel of notices (key, place, name): the sender gives values there, in the memory that it shares."""
-LOOK = "pipeline values"
-"""The channel of notices (key): one has come while its taker went away."""
+RING_OPENED = "pipeline rings"
+"""The channel of notices (key, place, name): the sender has opened a ring there, in the memory that it shares."""
+VALUE_IN_RING = "pipeline values"
+"""The channel of notices (key): a value has come while its receiver was waiting for messages."""
+# Heads of values are integers: a dtype is its index here, the same in all processes of one version.
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_DIMENSIONS = 6
-_UNRECORDED = -1, -1
-_MOST_VIEWS = 256
-_SOON = 0.01
-"""Seconds that are no long wait: a bell is all that a thread listens for, and it counts as one that runs."""
-_new = tuple.__new__  # a step less than the class itself takes
+_DIMENSIONS = 6  # with these a head still fits its NUMBERS integers
+_UNRECORDED = -1, -1  # context and number of a value outside of an autograd context
+_MOST_VIEWS = 256  # a pipeline has few shapes; a faulty peer must not fill the memory
+_MAX_WAIT = 0.01
+"""Seconds of the longest wait on a ring: meanwhile the thread listens to nothing else, and its pool slot is taken."""
 
 
 class _Views:
-    """Tensors that stand in the places of a ring. Each is made once: the same shapes come again and again."""
+    """Tensors over the slots of a ring. Each is created once, because the same shapes are sent again and again."""
 
     def __init__(self, ring: Producer | Consumer) -> None:
         self._ring = ring
         self._made: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
 
     def at(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
-        """What is in a place, or is to be. ProtocolError for what does not fit there."""
+        """Return the tensor over a slot. ProtocolError for a dtype or shape that does not fit there."""
         found = self._made.get((place, dtype, shape))
         return self._make(place, dtype, shape) if found is None else found
 
     def _make(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
-        if not 0 <= dtype < len(_DTYPES) or min(shape, default=1) < 1 or count * _DTYPES[dtype].itemsize > ROOM:
-            raise ProtocolError(f"a peer has given a value that cannot be: number {dtype} of {shape}")
+        if not 0 <= dtype < len(_DTYPES) or min(shape, default=1) < 1 or count * _DTYPES[dtype].itemsize > SLOT_BYTES:
+            raise ProtocolError(f"a peer has sent an impossible value: dtype number {dtype}, shape {shape}")
         if len(self._made) >= _MOST_VIEWS:
             self._made.clear()
-        with torch.inference_mode(False):  # else it could not be written to outside of that
+        with torch.inference_mode(False):  # an inference tensor could not be written to in training
             flat = torch.frombuffer(self._ring.places[place], dtype=_DTYPES[dtype], count=count)
             made = self._made[place, dtype, shape] = flat.view(shape)
         return made
 
 
 def _fits(value: Any) -> bool:
+    """Return whether a ring can carry this value: a plain, contiguous CPU tensor of at most ROOM bytes."""
     return (
         type(value) is Tensor
         and value.layout is torch.strided
         and value.is_cpu
         and value.dtype in _NUMBER
         and value.is_contiguous()
-        and 0 < value.nbytes <= ROOM
+        and 0 < value.nbytes <= SLOT_BYTES
         and value.dim() <= _DIMENSIONS
     )
 
 
-class _Giving:
+class _ProducerEnd:
+    """The producer's end of a ring, with the connection whose memory it is in."""
+
     def __init__(self, ring: Producer, connection: StreamConnection) -> None:
         self.ring, self.connection = ring, connection
         self.views = _Views(ring)
 
 
-class _Taking:
+class _ConsumerEnd:
+    """The consumer's end of a ring."""
+
     def __init__(self, ring: Consumer) -> None:
         self.ring = ring
         self.views = _Views(ring)
 
     def next(self, last: int) -> tuple[Slot, Tensor, tuple[int, int]] | None:
-        """What lies there next, for its slot, with its context and number there; nothing of steps after `last`."""
+        """Return the next value, with its slot, context and number; None if it is of a step after `last`."""
         ring = self.ring
         if (found := ring.next()) is None:
             return None
@@ -100,56 +115,56 @@ class _Taking:
         if step > last:
             return None
         value = self.views.at(place, number, tuple(sizes[: max(0, dims)])).clone()
-        ring.done(value.nbytes)
+        ring.done(value.nbytes)  # the clone is complete, so the place is free again
         if wanted:
             value.requires_grad_()
-        return _new(Slot, (step, kind, stage, microbatch, source)), value, (context, message)
+        return new_tuple(Slot, (step, kind, stage, microbatch, source)), value, (context, message)
 
 
 class StageRing:
-    """One worker's, in the pipeline `key`. All but `offer` and `wake` is for the thread that runs the step."""
+    """All rings of one worker in the pipeline `key`. The thread that runs the step calls all but `offer` and `wake`."""
 
     def __init__(self, agent: Agent, key: str) -> None:
         self._agent, self._key = agent, key
-        self._giving: dict[int, _Giving] = {}
-        self._refused: set[int] = set()  # who can have no lane in this step
-        self._offers: queue.SimpleQueue[tuple[int, Consumer]] = queue.SimpleQueue()
-        self._taking: dict[int, list[_Taking]] = {}  # by who gives; the latest last, and those before it not empty yet
-        self._brought: set[Slot] = set()  # of this step, in the slots, and not taken yet
-        self._crossed: list[InterceptedMessage] = []  # not recorded yet
-        self._ear: EventReceiver | None = None  # where the thread that runs the step waits
+        self._producers: dict[int, _ProducerEnd] = {}
+        self._refused: set[int] = set()  # workers for which `_open` has failed in this step
+        self._new_rings: queue.SimpleQueue[tuple[int, Consumer]] = queue.SimpleQueue()
+        self._consumers: dict[int, list[_ConsumerEnd]] = {}  # by sender; the latest last, older ones until empty
+        self._from_ring: set[Slot] = set()  # filled from a ring in this step, and not taken yet
+        self._crossed: list[InterceptedMessage] = []  # sends and recvs to be recorded
+        self._event_receiver: EventReceiver | None = None  # set while the step's thread waits on a ring
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._refused.clear()
-        self._brought.clear()
-        self._crossed.clear()  # of a step that has failed, and its context with it
-        for giver in self._taking:
-            self.be(giver, WORKS)
+        self._from_ring.clear()
+        self._crossed.clear()  # of a step that has failed: its context has ended
+        for giver in self._consumers:
+            self.be(giver, POLLING)
 
     # -- giving
     def give(self, to: int, slot: Slot, values: tuple[Any, ...], opens: bool = True) -> bool:
-        """Whether the values lie where their taker finds them. `opens`: a lane, where there is none yet; else they say
-        nothing but that they have come, and are not recorded."""
+        """Put a value into the receiver's ring; return whether that was possible. `opens`: open a ring if there is
+        none, and record the value, unlike messages of the commit."""
         if len(values) != 1 or self._watched() or not _fits(value := values[0]):
             return False
-        lane, connection = self._giving.get(to), self._agent.connection(to)
-        if lane is None or lane.connection is not connection or lane.ring.over:
+        lane, connection = self._producers.get(to), self._agent.connection(to)
+        if lane is None or lane.connection is not connection or lane.ring.over:  # the ring ends with its connection
             lane = self._open(to, connection) if opens else None
-        if lane is None or not self._lay(lane, to, slot, value, opens):
+        if lane is None or not self._write(lane, to, slot, value, opens):
             return False
-        lane.ring.tell(partial(self._agent.notify, to, LOOK, self._key))
+        lane.ring.tell(partial(self._agent.notify, to, VALUE_IN_RING, self._key))
         return True
 
     def _watched(self) -> bool:
-        """Whether each message is to be seen, so that nothing may go beside them."""
+        """Return whether each message must be visible, so that none may bypass the connection."""
         return self._agent.bus.telling or not self._agent.links.plain
 
-    def _lay(self, lane: _Giving, to: int, slot: Slot, value: Tensor, recorded: bool) -> bool:
+    def _write(self, lane: _ProducerEnd, to: int, slot: Slot, value: Tensor, recorded: bool) -> bool:
         ring, recorder, shape = lane.ring, self._agent.values.recorder, tuple(value.shape)
-        with ring.lock:
+        with ring.lock:  # the value, its record and its head together, in the order of the ring
             place = ring.room()
-            if place is None:
+            if place is None:  # full: the value is sent as a parcel
                 return False
             named = (recorder.crossing() if recorded and recorder is not None else None) or _UNRECORDED
             number = _NUMBER[value.dtype]
@@ -159,29 +174,28 @@ class StageRing:
         self._note(named, to, slot, value.requires_grad)
         return True
 
-    def _open(self, to: int, connection: StreamConnection | None) -> _Giving | None:
-        """A lane to a worker, which hears of it; None where they have none in common."""
+    def _open(self, to: int, connection: StreamConnection | None) -> _ProducerEnd | None:
+        """Open a ring to a worker, and notify it; None if the two share no memory."""
         if connection is None or to in self._refused:
             return None
-        mapped = bool(self._agent.values.routes.to(to, False).targets)
-        made = None if mapped else connection.store.open_lane(name := secrets.randbits(62))
+        mapped = bool(self._agent.values.routes.to(to, False).targets)  # a device map moves values to another device
+        made = None if mapped else connection.store.create_ring(name := secrets.randbits(62))
         if made is None:
             self._refused.add(to)
             return None
         place, ring = made
-        lane = self._giving[to] = _Giving(ring, connection)
-        self._agent.notify(to, OPENED, (self._key, place, name))
+        lane = self._producers[to] = _ProducerEnd(ring, connection)
+        self._agent.notify(to, RING_OPENED, (self._key, place, name))
         return lane
 
     # -- taking
     def offer(self, giver: int, ring: Consumer) -> None:
-        """A lane that a worker has opened, to be looked at from the next look on."""
-        self._offers.put((giver, ring))
+        """Store a ring that a worker has opened; `look` adds it."""
+        self._new_rings.put((giver, ring))
 
     def take(self, slots: Slots, slot: Slot, giver: int) -> tuple[Tensor] | None:
-        """What is to go into this slot, if it lies there next: straight to who takes it. Else None, and what does lie
-        there next is in its own slot."""
-        lanes = self._taking.get(giver)
+        """Return the value for this slot if it is next in the ring; else None, and put the next into its own slot."""
+        lanes = self._consumers.get(giver)
         if not lanes or slots.has(slot) or slots.aborted(slot.step) or self._watched():
             return None
         if (found := lanes[0].next(slot.step)) is None:
@@ -194,66 +208,69 @@ class StageRing:
         return (value,)
 
     def listen(self, slots: Slots, slot: Slot, giver: int) -> bool:
-        """Wait for a moment, for what is to go into this slot: whether something lies in the lane now."""
-        lanes = self._taking.get(giver)
-        if not lanes or len(lanes) > 1 or (ear := self.be(giver, LISTENS)) is None:
+        """Wait at most `_MAX_WAIT` for the value of this slot; return whether a value is in the ring now."""
+        lanes = self._consumers.get(giver)
+        if not lanes or len(lanes) > 1 or (event_receiver := self.be(giver, WAITING)) is None:
             return False
-        ring, self._ear = lanes[0].ring, ear
-        try:  # it looks at the slots after that, and who changes them looks for the ear
-            ear.wait_while(lambda: not (ring.lies() or slots.has(slot) or slots.aborted(slot.step)), _SOON)
+        ring, self._event_receiver = lanes[0].ring, event_receiver
+        # Slots are checked after `_event_receiver` is set; a thread that changes them reads it later: none is missed.
+        try:
+            event_receiver.wait_while(
+                lambda: not (ring.lies() or slots.has(slot) or slots.aborted(slot.step)), _MAX_WAIT
+            )
             return ring.lies()
         finally:
-            self._ear = None
-            ring.be(WORKS)
+            self._event_receiver = None
+            ring.be(POLLING)
 
     def wake(self) -> None:
-        """Something has changed that a thread may wait for, which listens; by any thread."""
-        if (ear := self._ear) is not None:
-            ear.ring()
+        """Wake the step's thread if it waits on a ring, because slots have changed. Any thread may call it."""
+        if (event_receiver := self._event_receiver) is not None:
+            event_receiver.ring()
 
     def look(self, slots: Slots, slot: Slot, giver: int) -> None:
-        """Bring what lies there into the slots, up to this one."""
-        while not self._offers.empty():
-            source, ring = self._offers.get()
-            self._taking.setdefault(source, []).append(_Taking(ring))
-        lanes = self._taking.get(giver, ())
+        """Move values from the ring into the slots, up to this slot."""
+        while not self._new_rings.empty():
+            source, ring = self._new_rings.get()
+            self._consumers.setdefault(source, []).append(_ConsumerEnd(ring))
+        lanes = self._consumers.get(giver, ())
         while lanes and not slots.has(slot):
             if (found := lanes[0].next(slot.step)) is not None:
                 self._bring(slots, giver, *found)
             elif len(lanes) > 1 and lanes[0].ring.next() is None:
-                del lanes[0]  # nothing is given there since the next one was opened
+                del lanes[0]  # empty, and nothing is sent there since the next one was opened
             else:
                 break
 
     def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, named: tuple[int, int]) -> None:
-        if slots.aborted(slot.step):  # nor is its context there any more
+        if slots.aborted(slot.step):  # its context has ended
             return
         self._note(named, giver, None, value.requires_grad)
-        self._brought.add(slot)
+        self._from_ring.add(slot)
         slots.put(slot, lambda: value)
 
-    def brought(self, slot: Slot) -> bool:
-        """Whether what has just been taken had come by a lane."""
-        if slot in self._brought:
-            self._brought.remove(slot)
+    def came_by_ring(self, slot: Slot) -> bool:
+        """Return whether the value just taken from this slot had come through a ring."""
+        if slot in self._from_ring:
+            self._from_ring.remove(slot)
             return True
         return False
 
     # -- both
     def _note(self, named: tuple[int, int], other: int, label: Slot | None, requires_grad: bool) -> None:
         if named != _UNRECORDED:
-            self._crossed.append(_new(InterceptedMessage, (*named, other, label, requires_grad)))
-            if self._agent.bus.listening:
+            self._crossed.append(new_tuple(InterceptedMessage, (*named, other, label, requires_grad)))
+            if self._agent.bus.listening:  # a reader follows the tables
                 self.settle()
 
     def settle(self) -> None:
-        """Record what has gone out and come in until now."""
+        """Record all sends and recvs until now, in one call."""
         if self._crossed and (recorder := self._agent.values.recorder) is not None:
             crossed, self._crossed = self._crossed, []
             recorder.crossed(crossed)
 
     def be(self, giver: int, at: int) -> EventReceiver | None:
-        """What this worker is at, for one who gives; always away where messages are watched here. The ear to listen at,
-        if it does and there is one."""
-        lanes = self._taking.get(giver)
+        """Publish this worker's state, AWAY while messages are watched; return the event receiver if the state is
+        WAITING."""
+        lanes = self._consumers.get(giver)
         return lanes[-1].ring.be(AWAY if self._watched() else at) if lanes else None

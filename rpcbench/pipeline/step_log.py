@@ -1,12 +1,12 @@
-"""What a worker notes of its steps: the rows of "steps" and "ops", and the operation that it is at, which outlives it.
+"""The log of a worker's steps: rows of the tables "steps" and "ops", and a crash record, which outlives the process.
 
-A step's row says what is planned here and which workers take part. So a reader of the rows of all of them knows whether
-a step is over, and what a worker that runs nothing waits for. An operation leaves two stamps; a row is made of them
-when it is read.
+The row of a step has this worker's plan and the ids of all workers in it. So a reader of all workers' rows can
+determine whether a step has ended, and which operation a waiting worker waits for. An operation stores two stamps; its
+row is built when it is read.
 
-What a worker is at stands in eight bytes of memory that both processes of one host share: after its death the driver
-reads at which operation it was. To note something is one store into it, no message; a worker on another host notes it
-where no other process looks. The file behind it is gone as soon as both have it.
+The crash record is a word of 8 bytes in memory that the driver and a worker of its host share: after the worker's death
+the driver reads from it at which operation the worker was. To update it is one store, without a message; a worker on
+another host stores it in memory of its own. The file behind it is deleted as soon as both have mapped it.
 """
 
 from __future__ import annotations
@@ -22,71 +22,72 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import Row, Table
 from rpcbench.pipeline.ops import Kind, Op, ops_in
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
 
-_BYTES = 8
+_BYTES = 8  # a machine word, so that one store writes it whole
 PLACES = 1 << 16
-"""So many operations are told apart."""
-_DOINGS = 1 << 4
+"""How many operations of a step the word can number."""
+_PHASES = 1 << 4  # room for the phases
 
 
 class WorkerPhase(IntEnum):
-    """What a worker is at. `NOTHING`: it has not begun."""
+    """The phase of a worker in a step."""
 
-    NOTHING = 0
-    WAITS = 1
+    NOTHING = 0  # the step has not begun
+    WAITS = 1  # for the needs of an operation
     RUNS = 2
     SENDS = 3
-    READY = 4
+    READY = 4  # after its last operation, before the commit
     APPLIES = 5
     APPLIED = 6
 
 
-class Place(NamedTuple):
-    """`where`: the position in the worker's list of operations, or, where it applies, the stage."""
+class StepPosition(NamedTuple):
+    """A crash record, decoded: the position of a worker in a step."""
 
     step: int
     doing: WorkerPhase
-    where: int
+    where: int  # index in the worker's list of operations; in APPLIES the stage
 
 
 class CrashRecord:
-    """One worker's bytes, in one pipeline."""
+    """The crash record of one worker in one pipeline."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
-        self.word = memoryview(memory).cast("Q")
+        self.word = memoryview(memory).cast("Q")  # unsigned, 64 bits
 
     @staticmethod
     def at(path: str) -> CrashRecord:
-        """The one behind a file of `files`; for an empty path one that nobody else reads."""
+        """Return the record in a file of `files`; for an empty path, one in this process's own memory."""
         if not path:
             return CrashRecord(bytearray(_BYTES))
         with Path(path).open("r+b") as file:
             return CrashRecord(mmap.mmap(file.fileno(), _BYTES))
 
     def note(self, step: int, doing: WorkerPhase, where: int = 0) -> None:
-        """One store of a machine word: whoever reads it after a death reads this place, or the one before."""
+        """Store the phase, and the index of the operation or stage."""
+        # One store of a machine word: a reader after a death gets this place or the one before, nothing in between.
         self.word[0] = noted(step, doing) + where % PLACES
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StepPosition:
         rest, where = divmod(self.word[0], PLACES)
-        step, doing = divmod(rest, _DOINGS)
-        return Place(step, WorkerPhase(doing), where)
+        step, doing = divmod(rest, _PHASES)
+        return StepPosition(step, WorkerPhase(doing), where)
 
 
 def noted(step: int, doing: WorkerPhase) -> int:
-    """What the word says of the first place, and one more for each after it."""
-    return (step * _DOINGS + doing) * PLACES
+    """Return the word for index 0 in this phase; each later index adds 1."""
+    return (step * _PHASES + doing) * PLACES
 
 
 @contextlib.contextmanager
 def files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
-    """An empty record's path for each of these workers, for as long as the block takes: open them inside."""
-    token = secrets.token_hex(8)
+    """Create an empty record file for each of these workers; delete them after the block, which opens them."""
+    token = secrets.token_hex(8)  # pipelines of one driver share the directory
     paths = {id_: Path(directory) / f"ops-{token}.{id_}" for id_ in ids}
     try:
         for path in paths.values():
@@ -98,8 +99,8 @@ def files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
             path.unlink(missing_ok=True)
 
 
-def words(place: Place, step: int, ops: Sequence[Op]) -> str:
-    """What a worker was at in this step, of which it had these operations."""
+def words(place: StepPosition, step: int, ops: Sequence[Op]) -> str:
+    """Return a phrase for the place of a worker in this step, in which it had these operations."""
     if place.step != step or place.doing is WorkerPhase.NOTHING:
         return "before its first operation"
     if place.doing is WorkerPhase.APPLIES:
@@ -115,22 +116,22 @@ def words(place: Place, step: int, ops: Sequence[Op]) -> str:
     }[place.doing]
 
 
-KEPT_STEPS = 8
+KEPT_STEPS = 8  # steps whose rows a worker keeps
 RUNNING, DONE, FAILED = "running", "done", "failed"
 Ended = tuple[float, int, int, bool]
-"""Of an operation: when it ended, bytes for other stages, bytes that its stage holds after it, whether it failed."""
-_RUNNING = (None, 0, None, False)
+"""When an operation ended, bytes sent to other stages, bytes that its stage then held, whether it failed."""
+_RUNNING = (None, 0, None, False)  # in place of an Ended that is still to come
 
 
 class Stamps(NamedTuple):
-    """Of a worker's operations in a step, in their order: when each began, and of those that have ended how."""
+    """The stamps of a worker's operations in a step, in order: begins, and ends of those that have ended."""
 
     began: Sequence[float]
     ended: Sequence[Ended]
 
     def rows(self, step: int, worker: int, ops: Sequence[Op]) -> list[Row]:
-        """Of all that have begun."""
-        began = self.began[:]  # first: where one is under way, another thread may end it and begin the next now
+        """Return the rows of all operations that have begun."""
+        began = self.began[:]  # copied first: the step's thread may end an operation and begin the next meanwhile
         ended = [*self.ended, *[_RUNNING] * len(began)]
         return [
             {
@@ -149,25 +150,25 @@ class Stamps(NamedTuple):
         ]
 
 
-class Logged:
-    """A step, while it runs and afterwards; `row` is its own. One thread writes here, others look."""
+class StepRecord:
+    """The log of one step, while it runs and afterwards. One thread writes to it, others read."""
 
     def __init__(self, bus: EventLog, plan: str, row: Row) -> None:
         self._bus, self._ops = bus, ops_in(plan)
         self.key = f"s{row['step']}.w{row['worker']}"
-        self.row = row
+        self.row = row  # of the step; replaced, never changed, as others read it
         self._began: list[float] = []
         self._ended: list[Ended] = []
         self.stamps = Stamps(self._began, self._ended)
 
     def begin(self) -> None:
-        """The next operation begins."""
+        """Record that the next operation begins."""
         self._began.append(monotonic())
-        if self._bus.listening:
+        if self._bus.listening:  # a row costs more than a stamp
             self._tell("OpStarted")
 
     def end(self, sent: int, held: int, failed: bool = False) -> None:
-        """It has ended, with `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
+        """Record its end: `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
         self._ended.append((monotonic(), sent, held, failed))
         if self._bus.listening:
             self._tell("OpEnded")
@@ -177,22 +178,22 @@ class Logged:
         self._bus.note(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
 
     def close(self, state: str) -> None:
-        """The step is over here: DONE or FAILED."""
+        """Record the end of the step on this worker: DONE or FAILED."""
         self.row = {**self.row, "state": state}
         self.tell("StepEnded")
 
     def tell(self, kind: str) -> None:
-        """Of the step."""
+        """Emit an event of the step."""
         self._bus.note(kind, "steps", self.key, lambda: self.row)
 
     def forget(self) -> None:
-        """No table has it any more."""
-        self._bus.note("StepForgotten", "steps", self.key, _gone)
+        """Emit the removal of the step and of its operations from the tables."""
+        self._bus.note("StepForgotten", "steps", self.key, lambda: None)
         for key in self.rows():
-            self._bus.note("StepForgotten", "ops", key, _gone)
+            self._bus.note("StepForgotten", "ops", key, lambda: None)
 
     def rows(self) -> Table:
-        """Of its operations."""
+        """Return the rows of its operations, by key."""
         rows = self.stamps.rows(self.row["step"], self.row["worker"], self._ops)
         return {f"{self.key}.{index}": row for index, row in enumerate(rows)}
 
@@ -203,27 +204,21 @@ class Logged:
         return row
 
 
-def _gone() -> None:
-    return None
-
-
 class OpLog:
-    """One for each agent: `agent.part(OpLog)`."""
+    """The log of an agent's steps, one for each agent: `agent.part(OpLog)`."""
 
     def __init__(self, agent: Agent) -> None:
         self._id, self._bus = agent.id, agent.bus
-        self._steps: dict[int, Logged] = {}
+        self._steps: dict[int, StepRecord] = {}
         agent.bus.register("steps", lambda: {logged.key: logged.row for logged in self._kept()})
         agent.bus.register("ops", lambda: {key: row for logged in self._kept() for key, row in logged.rows().items()})
 
     def open(
         self, step: int, plan: str, workers: Sequence[int], ideal: float | None, replica: int | None = None
-    ) -> Logged:
-        """A step begins: what is to be done here, who else takes part, its ideal idle share, of which replica these
-        stages are, where there are several.
-
-        Rows of steps long before it are dropped.
-        """
+    ) -> StepRecord:
+        """Begin a step, and drop the rows of steps long before it. `plan`: the operations here; `workers`: all that
+        take part; `ideal`: idle share of the schedule; `replica`: that of these stages, where there are several."""
+        # A list, because other threads read the dict; `pop` with a default, as two steps may begin at once.
         for old in [number for number in list(self._steps) if number <= step - KEPT_STEPS]:
             if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
                 logged.forget()
@@ -236,9 +231,9 @@ class OpLog:
             "replica": replica,
             "state": RUNNING,
         }
-        self._steps[step] = logged = Logged(self._bus, plan, row)
+        self._steps[step] = logged = StepRecord(self._bus, plan, row)
         logged.tell("StepBegan")
         return logged
 
-    def _kept(self) -> list[Logged]:
+    def _kept(self) -> list[StepRecord]:
         return list(self._steps.values())

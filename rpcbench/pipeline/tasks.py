@@ -1,6 +1,7 @@
-"""What a driver tells a worker to do in a step, and what the worker says of it afterwards. Plain values, sent whole.
+"""The messages between a driver and its workers: a step's task and report, and the request to apply gradients.
 
-What is said at each step is numbers, text and tensors, not in anything of ours: so it takes the quick ways of the wire.
+Rule: each is plain data, sent as a flat row of numbers, text and tensors instead of an object of this package, because
+the encoding of such values is faster.
 """
 
 from __future__ import annotations
@@ -18,76 +19,64 @@ Metric = Callable[[Any, Any], torch.Tensor | float]
 
 
 class Task(NamedTuple):
-    """What one worker does in one step.
-
-    `plan`: its operations, see `ops_in`. The batch has so many `samples`, in `microbatches`; for the worker of the last
-    stage `targets` are those of its replica, and `inputs` are of the model's those that its stages take. Losses are
-    shares of `whole` samples, by their `reduction`. Where it is not to `train`, the last stage's outputs are sent back,
-    or with targets what the loss and `metrics` say of them. `ideal` idle share: for those who look on. `seed` is the
-    step's, for random numbers. `window`: see `mailboxes`, 0 where there is none. `applies`: once all workers have all
-    gradients, see `mailboxes`, the optimizers step with them; it `keeps` these until the next step.
-    """
+    """The work of one worker in one step."""
 
     step: int
-    plan: str
-    train: bool
-    samples: int
+    plan: str  # its operations as text, see `ops_in`
+    train: bool  # False: the last stage's outputs or scores are returned
+    samples: int  # of the whole batch
     microbatches: int
-    reduction: str
-    whole: int | None
-    ideal: float | None
-    seed: int
-    window: int
-    applies: bool
-    keeps: bool
-    metrics: Mapping[str, Metric] | None
-    targets: Any
-    inputs: tuple[Any, ...]
+    reduction: str  # of the loss over samples: "mean" or "sum"
+    whole: int | None  # number of samples that losses are shares of; None: of this batch
+    ideal: float | None  # idle share of the schedule, for tables
+    seed: int  # of the step, for random numbers
+    window: int  # flow control, see `mailboxes`; 0: none
+    applies: bool  # the optimizers step once all workers have all gradients, see `mailboxes`
+    keeps: bool  # it keeps these gradients until the next step
+    metrics: Mapping[str, Metric] | None  # scores of the last stage's outputs, if there are targets
+    targets: Any  # those of this replica, on the worker of the last stage
+    inputs: tuple[Any, ...]  # those of the model's inputs that its stages take
 
     @property
     def ops(self) -> tuple[Op, ...]:
         return ops_in(self.plan)
 
     @property
-    def told(self) -> tuple[Any, ...]:
-        """As the arguments of a call."""
-        return (*self[:-1], *self.inputs)
+    def packed(self) -> tuple[Any, ...]:
+        """The task as the arguments of a call."""
+        return (*self[:-1], *self.inputs)  # inputs last and flat: their number varies
 
     @staticmethod
-    def heard(told: tuple[Any, ...]) -> Task:
+    def unpacked(told: tuple[Any, ...]) -> Task:
+        """Return the task that such arguments hold."""
         count = len(Task._fields) - 1
         return Task._make((*told[:count], told[count:]))
 
 
-class Report(NamedTuple):
-    """What came of it: operations with their times, and on the last stage's worker losses, outputs or scores.
-
-    `over`: the worker has let go of the context.
-    """
+class StepReport(NamedTuple):
+    """The result of a task: operations with their times; from the last stage also losses, outputs or scores."""
 
     stamps: Stamps
-    losses: dict[int, float]
+    losses: dict[int, float]  # by micro-batch, as are outputs
     outputs: dict[int, Any]
-    over: bool = False
+    over: bool = False  # the worker has released the context
 
     @property
-    def told(self) -> tuple[Any, ...]:
-        """As the result of a call."""
+    def packed(self) -> tuple[Any, ...]:
+        """The report as the result of a call."""
         return (*map(list, self.stamps), *self[1:])
 
     @staticmethod
-    def heard(told: tuple[Any, ...]) -> Report:
+    def unpacked(told: tuple[Any, ...]) -> StepReport:
+        """Return the report that such a result holds."""
         began, ended, *rest = told
-        return Report(Stamps(began, ended), *rest)
+        return StepReport(Stamps(began, ended), *rest)
 
 
 class Apply(NamedTuple):
-    """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`.
-
-    `keeps`: these gradients until the next step. `last`: the context is over then for all workers of the pipeline.
-    """
+    """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`."""
 
     step: int
     context: int
-    keeps: bool
-    last: bool
+    keeps: bool  # the worker keeps these gradients until the next step
+    last: bool  # all workers of the pipeline release the context then

@@ -1,10 +1,10 @@
-"""One pipeline step as it was measured: how much of it the workers were idle, as text, picture and trace.
+"""The measured timeline of one pipeline step: how long the workers were idle, as text, picture and trace.
 
-Made from rows of the `ops` table alone, so a live panel, a saved record and the command line say the same. Times are
-the workers' own stamps, in seconds of one clock. `idle_ideal` replays the same ops in the same order as if every stage
-took equally long and transfers no time: what this schedule cannot avoid.
+It is made from rows of the `ops` table alone, so a live panel, a saved record and the command line show the same. Times
+are the workers' own stamps, in seconds of one clock. `idle_ideal` simulates the same ops in the same order with equally
+fast stages and transfers that take no time: it is the idle share that this schedule cannot avoid.
 
-Operations are Chrome trace events, too, for Perfetto: for a step alone, and for a world with all else in it.
+Rule: operations are also Chrome trace events for Perfetto, for one step alone and within the trace of a world.
 """
 
 from __future__ import annotations
@@ -18,68 +18,67 @@ from typing import Any
 
 from rpcbench.base.charts import Chart, written
 from rpcbench.base.errors import PipelineError
-from rpcbench.base.events import Row
+from rpcbench.base.ids import Row
 from rpcbench.pipeline.ops import Kind, Op
 from rpcbench.pipeline.simulate import Span, chart, idle_between, simulate
-from rpcbench.pipeline.simulate import idle_share as _idle_share
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 TRACK = 3
-"""The track of operations within a member."""
-_TOLD = ("step", "stage", "op", "microbatch", "bytes", "held")
+"""The thread id, in a trace, of the track of operations."""
+_TOLD = ("step", "stage", "op", "microbatch", "bytes", "held")  # shown as arguments of a trace event
 
 
 def trace(rows: Iterable[Row], names: Mapping[int, str]) -> dict[str, Any]:
-    """A trace of these rows of the `ops` table as what JSON can carry; times begin with the first of them."""
-    ended = [row for row in rows if row["end"] is not None]
+    """Return a trace of these rows of the `ops` table, as plain data for JSON; time 0 is the begin of the first row."""
+    ended = [row for row in rows if row["end"] is not None]  # a complete event needs a duration
     began = min((row["begin"] for row in ended), default=0.0)
     events = [slice_of(row, row["worker"], began) for row in ended]
     for event in events:
         in_microseconds(event)
     workers = sorted({row["worker"] for row in ended})
-    heads = [head for id_ in workers for head in _heads(id_, names.get(id_, f"worker{id_}"))]
-    return {"traceEvents": [*heads, *events], "displayTimeUnit": "ms"}
+    told = [head for id_ in workers for head in heads(id_, names.get(id_, f"worker{id_}"), {TRACK: "pipeline"})]
+    return {"traceEvents": [*told, *events], "displayTimeUnit": "ms"}
 
 
-def slice_of(row: Row, member: int, since: float) -> Event:
-    """One operation that has ended, times in seconds after `since`; with its bytes sent, and held by its stage."""
+def slice_of(row: Row, member: int, since: float) -> TraceEvent:
+    """Return the event of an operation that has ended, with times in seconds after `since`."""
     args = {name: row[name] for name in _TOLD if name in row}
     at = {"pid": member, "tid": TRACK, "ts": row["begin"] - since, "dur": row["end"] - row["begin"]}
     name = Op(row["stage"], Kind(row["op"]), row["microbatch"]).label
-    return {"ph": "X", "name": name, "cat": "pipeline", **at, "args": args}
+    return {"ph": "X", "name": name, "cat": "pipeline", **at, "args": args}  # X: a complete event
 
 
-def in_microseconds(event: Event, since: float = 0.0) -> None:
-    """Turn its times, in seconds, into the format's microseconds after `since`."""
+def in_microseconds(event: TraceEvent, since: float = 0.0) -> None:
+    """Convert an event's times, in seconds, to the format's microseconds after `since`."""
     event["ts"] = round((event["ts"] - since) * 1e6, 3)
     if "dur" in event:
         event["dur"] = round(event["dur"] * 1e6, 3)
 
 
-def _heads(id_: int, name: str) -> Iterator[Event]:
+def heads(id_: int, name: str, tracks: Mapping[int, str]) -> Iterator[TraceEvent]:
+    """Yield the metadata events that name a member and its tracks."""
     yield {"ph": "M", "name": "process_name", "pid": id_, "args": {"name": name}}
-    yield {"ph": "M", "name": "thread_name", "pid": id_, "tid": TRACK, "args": {"name": "pipeline"}}
+    for track, about in tracks.items():
+        yield {"ph": "M", "name": "thread_name", "pid": id_, "tid": track, "args": {"name": about}}
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The ops of one step, each worker's in order of time; a running op ends at the time the timeline was made."""
+    """The ops of one step, each worker's in order of time. A running op ends at the time the timeline was made."""
 
     step: int
     spans: tuple[Span, ...]
-    running: frozenset[Span]
-    names: Mapping[int, str]
+    running: frozenset[Span]  # those of `spans` that had not ended
+    names: Mapping[int, str]  # of the workers, by id
     rows: tuple[Row, ...]
 
     @staticmethod
     def of(
         rows: Iterable[Row], step: int | None = None, now: float | None = None, names: Mapping[int, str] | None = None
     ) -> Timeline:
-        """The timeline of a step, by default of the latest in `rows`. LookupError if `rows` has no op of it.
-
-        `now`, in seconds of the rows' clock, is where running ops end: by default the latest stamp there is. `names`
-        tells the workers' names by id; the others are called worker1, worker2, …
-        """
+        """Return the timeline of a step, by default of the latest in `rows`. LookupError if `rows` has no op of it.
+        `now`, in seconds of the rows' clock, is the end of running ops, by default the latest stamp. `names`: the
+        workers' names by id; other workers are called worker1, worker2, …"""
         rows = list(rows)
         if step is None and rows:
             step = max(rows, key=lambda row: float(row["begin"]))["step"]
@@ -99,52 +98,47 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the begin of the first op to the end of the last."""
+        """Time from the begin of the first op to the end of the last."""
         return max(span.end for span in self.spans) - min(span.begin for span in self.spans)
 
     @property
     def idle(self) -> float:
         """Measured share of the workers' time in which no op ran, 0 to 1."""
-        return _idle_share(self.spans, len(self.workers))
+        return idle_between([(span.begin, span.end) for span in self.spans], len(self.workers))
 
     @property
     def idle_ideal(self) -> float | None:
-        """Idle share of the same ops on equally fast stages; None while rows of other workers are still to come."""
+        """Idle share of the same ops on equally fast stages; None while rows of other workers are missing."""
         lanes = [[span.op for span in lane] for _, lane in groupby(self.spans, key=lambda span: span.worker)]
         try:
             return simulate(lanes).idle
-        except PipelineError:
+        except PipelineError:  # an op waits for one whose row has not arrived
             return None
 
     def text(self, width: int = 100) -> str:
-        """The step drawn at most `width` columns wide (20 columns of time at least), a line for each worker."""
+        """Return a drawing of the step, a line per worker, at most `width` columns wide (20 of time at least)."""
         return self.chart.text(width)
 
-    def __str__(self) -> str:
-        return self.text()
+    __str__ = text
 
     def svg(self) -> str:
-        """The step as a picture of its own."""
+        """Return the step as an SVG picture."""
         return self.chart.svg()
 
     def html(self) -> str:
-        """The picture inside a page, with its words for who sees none."""
+        """Return the picture inside a page, with a description for screen readers."""
         return self.chart.html()
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    _repr_html_ = html
 
     def trace(self) -> dict[str, Any]:
-        """The step as Chrome trace events, for ui.perfetto.dev, with the bytes that each operation has sent."""
+        """Return the step as Chrome trace events, for ui.perfetto.dev, with the bytes that each operation sent."""
         return trace(self.rows, self.names)
 
     def save(self, path: str | Path) -> Path:
-        """Write it into a file, as its ending says: .svg, .html, .txt, or .json for `trace`. ValueError for others."""
-        ways = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": self._json}
+        """Write a file in the format of its ending: .svg, .html, .txt or .json (`trace`). ValueError for others."""
+        ways = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": lambda: json.dumps(self.trace())}
         return written(path, ways, "a timeline")
-
-    def _json(self) -> str:
-        return json.dumps(self.trace())
 
     @property
     def chart(self) -> Chart:
@@ -155,11 +149,12 @@ class Timeline:
 
 
 def idle_share(rows: Iterable[Row]) -> float:
-    """Measured idle share of the ops in `rows` that have ended, over the workers that ran them."""
+    """Return the measured idle share of the ops in `rows` that have ended, over the workers that ran them."""
     ended = [row for row in rows if row["end"] is not None]
     return idle_between([(row["begin"], row["end"]) for row in ended], len({row["worker"] for row in ended}))
 
 
 def _span(row: Row, now: float) -> Span:
     op = Op(row["stage"], Kind(row["op"]), row["microbatch"])
+    # An op of another worker may begin after `now`.
     return Span(row["worker"], op, row["begin"], max(now, row["begin"]) if row["end"] is None else row["end"])

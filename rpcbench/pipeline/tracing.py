@@ -1,20 +1,29 @@
-"""A model of any forward as a row of parts: traced by torch.export, and taken apart at the borders of its modules.
-
-    forward       e = embed(x);  h = block(e);  return head(h + e)
-    parts         embed: x → e         block: e → h         head: h, e → the output
+"""A model with any forward as a row of parts: traced by torch.export, and cut at the borders of its modules.
 
 Guarantees
 - A part has the operations of one module, and those that its parents do right after it. Every parameter and buffer of
-  the state_dict has a part, under its un-split name, and is the model's own; one that is tied has the name of where it
-  is used.
-- Batches may have other sizes than the sample; dropout follows train and eval as ever, but where it is in evaluation
-  mode when the model is traced.
-- What tracing cannot keep true, such as batch norm in train mode or a backward of the user's own, is refused.
-
-A part's module runs a list of operations (`Recipe`), plain data, so that it travels as any module does.
-`torch.fx.GraphModule` is traced anew where it is unpickled, for which it changes `nn.Module` for all threads meanwhile.
-So a graph within a graph, such as a branch of `torch.cond`, is a `Recipe`, too.
+  the state_dict is in a part, under its un-split name, and is the model's own tensor; a tied one has the name under
+  which the part uses it.
+- Batches may have other sizes than the sample. Dropout follows train and eval as usual, except where it is in
+  evaluation mode when the model is traced.
+- A model that a trace cannot represent, as with batch norm in train mode or a user's own backward, is refused.
 """
+
+# Theory of operation
+#
+#     forward       e = embed(x);  h = block(e);  return head(h + e)
+#     parts         embed: x -> e       block: e -> h       head: h, e -> the output
+#
+# torch.export gives a graph whose nodes name the module that each operation belongs to:
+#
+#     model, sample -> _exported -> _refuse_functions -> _simplify -> _pieces -> _recipe for each -> ModuleLink
+#
+# `_pieces` cuts the row of nodes where a new module begins. A piece takes the nodes of earlier pieces that it uses, and
+# gives its own nodes that later pieces use; `stage_graph` connects them by these names.
+#
+# A part's module is a `Recipe`, a list of operations as plain data, because it is pickled as any module is. A
+# torch.fx.GraphModule would be traced anew where it is unpickled, and that changes `nn.Module` for all threads while it
+# lasts. So a graph within a graph, such as a branch of `torch.cond`, is a `Recipe`, too.
 
 from __future__ import annotations
 
@@ -31,18 +40,18 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.stage_graph import Link
+from rpcbench.pipeline.stage_graph import ModuleLink
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value that was taken or made before, or something of the module's own."""
+    """A reference by name: to a value that was taken or computed before, or to a tensor or module of the recipe."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TracedOp:
     """`name` = `target`(*args, **kwargs). The target: a function, the name of one in torch.ops, or a submodule."""
 
     name: str
@@ -51,26 +60,24 @@ class Step:
     kwargs: Any
 
     @staticmethod
-    def of(node: fx.Node, found: Callable[[fx.Node], Any]) -> Step:
-        """`found`: what is put in the place of a node among the arguments."""
+    def of(node: fx.Node, found: Callable[[fx.Node], Any]) -> TracedOp:
+        """Return the operation of a node. `found`: returns the replacement for each node among the arguments."""
         args, kwargs = plain(node.args, found), plain(node.kwargs, found)
-        if str(node.target) == "flat_apply":  # of a function that is no operation of torch's
+        if str(node.target) == "flat_apply":  # a call of a Python function, its arguments flattened by torch.export
             function, spec, *flat = args
             args, kwargs = _pytree.tree_unflatten(flat, spec)
-            return Step(node.name, _pytree._retrieve_constant(function).func, args, kwargs)
-        return Step(node.name, _target(node), args, kwargs)
+            return TracedOp(node.name, _pytree._retrieve_constant(function).func, args, kwargs)
+        return TracedOp(node.name, _target(node), args, kwargs)
 
 
 class Recipe(nn.Module):
-    """Called with the values `takes`, it runs the steps and returns `made`. `own`: path → parameter, buffer, module.
-
-    What is in `own` and not in `state` stays out of the state_dict. `made` may be of any class that _pytree knows.
-    """
+    """A module that is called with the values `takes`, runs the steps and returns `made`, of any class that _pytree
+    knows. `own`: path → parameter, buffer or module; those that are not in `state` are left out of the state_dict."""
 
     def __init__(
         self,
         takes: Sequence[str],
-        steps: Sequence[Step],
+        steps: Sequence[TracedOp],
         made: Any,
         own: Mapping[str, Any],
         state: set[str],
@@ -81,10 +88,10 @@ class Recipe(nn.Module):
             self.hold(path, value, path in state)
 
     def hold(self, path: str, value: Any, persistent: bool) -> None:
-        """Have a parameter, buffer or module under this path; `persistent`: in the state_dict."""
+        """Register a parameter, buffer or module under this path. `persistent`: in the state_dict."""
         *parents, name = path.split(".")
         module: nn.Module = self
-        for parent in parents:
+        for parent in parents:  # the path of an un-split model has levels that this part lacks
             if parent not in module._modules:
                 module.add_module(parent, nn.Module())
             module = module.get_submodule(parent)
@@ -103,7 +110,7 @@ class Recipe(nn.Module):
 
     def forward(self, *values: Any) -> Any:
         held = dict(zip(self._takes, values, strict=True))
-        held.update((path, _get(self, path)) for path in self._own)
+        held.update((path, operator.attrgetter(path)(self)) for path in self._own)
         for step in self._steps:
             function = _function(step.target, held)
             held[step.name] = function(*_filled(step.args, held), **_filled(step.kwargs, held))
@@ -111,7 +118,7 @@ class Recipe(nn.Module):
 
 
 class Attention(nn.Module):
-    """`scaled_dot_product_attention` with dropout in training mode only; its trace has that of the sample."""
+    """`scaled_dot_product_attention` with dropout in training mode only; a trace has the dropout of the sample."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -125,7 +132,7 @@ class Attention(nn.Module):
 
 
 def plain(value: Any, found: Callable[[fx.Node], Any]) -> Any:
-    """Arguments of a node, with what is `found` for each node in them."""
+    """Return a node's arguments with each node in them replaced by `found(node)`."""
     if isinstance(value, fx.Node):
         return found(value)
     return _mapped(value, lambda item: plain(item, found))
@@ -136,7 +143,7 @@ def _target(node: fx.Node) -> Callable[..., Any] | str | Ref:
         return Ref(str(node.target))
     function: Any = node.target
     if isinstance(function, torch._ops.OpOverload):
-        return str(function)
+        return str(function)  # by name, as plain data
     if isinstance(function, torch._ops.HigherOrderOperator):
         return _IN_PLACE_OF.get(str(function), f"higher_order.{function}")
     return function  # type: ignore[no-any-return]
@@ -154,6 +161,7 @@ def _with_autocast(
         return function(*args)
 
 
+# Replacements for two operators of torch, by the operator's name.
 _IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "wrap_with_set_grad_enabled": _with_grad_mode,
     "wrap_with_autocast": _with_autocast,
@@ -168,6 +176,7 @@ def _filled(value: Any, held: Mapping[str, Any]) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    # The containers that the arguments of an fx.Node may have.
     if isinstance(value, list):
         return [change(item) for item in value]
     if isinstance(value, tuple):
@@ -180,72 +189,67 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 def _function(target: Callable[..., Any] | str | Ref, held: Mapping[str, Any]) -> Any:
     if isinstance(target, Ref):
         return held[target.name]
-    if not isinstance(target, str):
-        return target
-    found: Any = torch.ops
-    for name in target.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _get(module: nn.Module, path: str) -> Any:
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
+    return operator.attrgetter(target)(torch.ops) if isinstance(target, str) else target
 
 
 _BAKED = ("batch_norm", "instance_norm", "dropout", "rrelu")
-"""Operations whose trace has the mode they were traced in."""
+"""Operations whose trace has the mode in which they were traced."""
 _KEPT = ("torch._higher_order_ops.", "torch._functorch.")
-"""Modules of torch with Functions that the operations of a trace make anew."""
+"""Modules of torch with autograd Functions that the operations of a trace create anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedModel:
     """A model's parts, in the order in which they run, and the names of its inputs. Made by `traced`."""
 
-    model: nn.Module
-    links: tuple[Link, ...]
+    model: nn.Module  # the whole one, for `Stages.check`
+    links: tuple[ModuleLink, ...]
     inputs: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Operations in a row, of the module `path` and of its parents."""
+class _TracedSegment:
+    """Consecutive operations of the module `path` and of its parents."""
 
-    path: str
+    path: str  # as "layers.2"
     nodes: list[fx.Node] = field(default_factory=list)
 
 
-def traced(model: nn.Module, sample: Any) -> Traced:
-    """`model`, to be cut by `split` wherever one of its modules begins.
+def traced(model: nn.Module, sample: Any) -> TracedModel:
+    """Trace `model`, so that `split` can cut it wherever one of its modules begins.
 
         stages = split(traced(model, x[:4]), workers, at=["layers.2"])      # or balance="params", "time", ...
         print(stages.check(x[:4]))
 
-    `sample`: what the model is called with: a tensor, a tuple of them, or a dict by the names of forward's arguments;
-    dimension 0 counts the samples, two or more. The forward must do the same whatever the values in its tensors are.
-    Dropout that is in evaluation mode drops nothing, then or later. The model runs twice, and its output may be of
-    any class that torch.utils._pytree knows. PipelineError where it cannot be traced.
+    The forward must do the same for all values in its tensors. Dropout that is in evaluation mode now drops nothing
+    later either. The model runs twice, and its output may be of any class that torch.utils._pytree knows.
+
+    Args:
+        model: a module with any forward.
+        sample: its arguments: a tensor, a tuple of them, or a dict by the names of forward's arguments. Dimension 0
+            counts the samples, two or more.
+
+    Returns:
+        The parts of the model, for `split`.
+
+    Raises:
+        PipelineError: where the model cannot be traced.
     """
-    args, kwargs = (
-        ((), sample) if isinstance(sample, dict) else (sample if isinstance(sample, tuple) else (sample,), {})
-    )
-    program = _exported(model, args, kwargs)
-    module = program.module(check_guards=False)
+    args, kwargs = call_of(sample)
+    program = _exported(model, args, kwargs)  # torch.export runs the model once, `_refuse_functions` again
+    module = program.module(check_guards=False)  # they may refuse batches of other sizes
     assert isinstance(module, fx.GraphModule)
     _refuse_functions(model, args, kwargs, module.graph)
     for graph in [each for each in module.modules() if isinstance(each, fx.GraphModule)]:
         _simplify(graph)
     inputs = tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
     links = tuple(_links(model, module, program.call_spec.out_spec))
-    _hold_the_rest(model, links)
-    return Traced(model, links, inputs)
+    _assign_unused(model, links)
+    return TracedModel(model, links, inputs)
 
 
 def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a model is called with for this batch."""
+    """Return the arguments, positional and by keyword, that a model is called with for this batch."""
     if isinstance(batch, dict):
         return (), batch
     return (batch if isinstance(batch, tuple) else (batch,)), {}
@@ -253,15 +257,16 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     for value in [*args, *kwargs.values()]:
+        # torch.export takes sizes 0 and 1 as constants, so a sample of one would allow batches of one only.
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) < 2:
             raise PipelineError("the sample must be tensors of two samples or more: a tensor, a tuple, or a dict")
     batch: Any = {0: torch.export.Dim.DYNAMIC}
     shapes = dict.fromkeys(kwargs, batch) if kwargs else tuple(batch for _ in args)
     try:
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-    except Exception as error:
+    except Exception as error:  # torch.export raises errors of many kinds
         raise PipelineError(
-            f"{type(model).__name__} cannot be traced for batches of any size; torch.export says: {error}"
+            f"{type(model).__name__} cannot be traced for batches of any size; torch.export reports: {error}"
         ) from error
     changed = list(program.graph_signature.buffers_to_mutate.values())
     if changed:
@@ -273,12 +278,10 @@ _OTHERWISE = "Give split() a list of modules instead (see `part`), or leave that
 
 
 def _refuse_functions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: fx.Graph) -> None:
-    """PipelineError for a backward of the user's own: a trace has what a Function's forward does, and nothing else.
-
-    The model runs for it, as only what autograd has recorded tells of Functions.
-    """
+    """Raise PipelineError for a user's own backward: a trace has the operations of a Function's forward only. The model
+    is run for this, because only the graph that autograd records shows its Functions."""
     with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
-        output = model(*map(_asking, args), **{name: _asking(value) for name, value in kwargs.items()})
+        output = model(*map(_requiring_grad, args), **{name: _requiring_grad(value) for name, value in kwargs.items()})
     calls = [node for node in graph.nodes if "flat_apply" in str(node.target)]
     kept = {arg for node in calls for arg in node.args if isinstance(arg, str)}
     for function in _functions(output):
@@ -294,13 +297,14 @@ def _refuse_functions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             )
 
 
-def _asking(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values; where these can have gradients, asking for one. The forward may change them in place."""
+def _requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values, which require gradients if their type allows it."""
+    # A clone is no leaf, so the forward may change it in place.
     return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()).clone()
 
 
 def _functions(output: Any) -> Iterator[type]:
-    """The classes of all Functions that this was made with and whose backward it would run."""
+    """Yield the classes of all Functions whose backward a backward pass from `output` would run."""
     leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
     seen: set[Any] = {None}
@@ -315,11 +319,11 @@ def _functions(output: Any) -> Iterator[type]:
 
 
 def _simplify(module: fx.GraphModule) -> None:
-    """Without what checks the trace's own assumptions; dropout as a module, which knows train from eval."""
+    """Remove checks of the trace's own assumptions, and make dropout a module, which follows train and eval."""
     graph = module.graph
     for node in list(graph.nodes):
         name = str(node.target)
-        if node.op == "call_function" and "_assert" in name:
+        if node.op == "call_function" and "_assert" in name:  # of sizes, for example
             graph.erase_node(node)
         elif node.target is operator.getitem:
             node.args[0].append(node)  # only one of several values can go to another stage, not all of them
@@ -328,15 +332,15 @@ def _simplify(module: fx.GraphModule) -> None:
             graph.erase_node(node)
         elif node.target is torch.ops.aten.dropout.default:
             _replace(module, node, nn.Dropout(node.args[1]), node.args[:1])
-        elif _drops(node):
+        elif "scaled_dot_product" in name and any(isinstance(arg, float) and arg for arg in node.args[4:5]):
             _replace(module, node, Attention(node.args[4]), node.args)
         elif node.op == "call_function" and any(word in name for word in _BAKED):
             raise PipelineError(f"the forward has {name}, whose trace is of train mode only. {_OTHERWISE}")
+    # The two calls of a nesting have no result that is used, but must both stay.
     graph.eliminate_dead_code(lambda node: node.is_impure() or bool(_nests(node)))
 
 
 def _replace(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tuple[Any, ...]) -> None:
-    """Let a module do what the node does."""
     path = f"_{node.name}"
     module.add_submodule(path, other)
     with module.graph.inserting_before(node):
@@ -346,18 +350,13 @@ def _replace(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tupl
     module.graph.erase_node(node)
 
 
-def _drops(node: fx.Node) -> bool:
-    """Attention with dropout."""
-    return "scaled_dot_product" in str(node.target) and any(isinstance(arg, float) and arg for arg in node.args[4:5])
-
-
 def _nests(node: fx.Node) -> int:
-    """How many levels of `torch.vmap` and its like are entered here, or left; 0 where something else is done."""
+    """Return the levels of `torch.vmap` and similar that this node enters (1) or leaves (-1); 0 for any other node."""
     name = getattr(node.target, "__name__", "")
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
-def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link]:
+def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[ModuleLink]:
     pieces = _pieces(module.graph)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     outputs = _pytree.tree_leaves(output.args[0])
@@ -365,6 +364,7 @@ def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link
     state = {path for paths in names.values() for path in paths}
     for number, piece in enumerate(pieces):
         last = number + 1 == len(pieces)
+        # It gives nodes that later pieces use, and those that the model returns, which the last piece collects.
         later = {arg for other in pieces[number + 1 :] for node in other.nodes for arg in node.all_input_nodes}
         gives = [node for node in piece.nodes if node in later or (not last and node in outputs)]
         wanted = {arg for node in piece.nodes for arg in node.all_input_nodes}
@@ -379,15 +379,15 @@ def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Link
             state,
             partial(_name, module=module, piece=piece, names=names),
         )
-        taken = tuple(str(n.target) if n.op == "placeholder" else n.name for n in takes)  # as forward calls them
-        yield Link(piece.path, part, taken, None if last else tuple(n.name for n in gives), "")
+        taken = tuple(str(n.target) if n.op == "placeholder" else n.name for n in takes)  # named as in forward
+        yield ModuleLink(piece.path, part, taken, None if last else tuple(n.name for n in gives), "")
 
 
-def _pieces(graph: fx.Graph) -> list[_Piece]:
-    """The operations, by the module they are of; what a parent does goes with what comes before it."""
-    pieces: list[_Piece] = []
-    waiting: list[fx.Node] = []
-    depth = 0  # of torch.vmap: what begins in a stage ends there
+def _pieces(graph: fx.Graph) -> list[_TracedSegment]:
+    """Return the operations grouped by their module; those of a parent belong to the piece before them."""
+    pieces: list[_TracedSegment] = []
+    waiting: list[fx.Node] = []  # of the model itself, before its first module
+    depth = 0  # levels of torch.vmap: one that is entered in a stage must be left there
     for node in graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue
@@ -396,8 +396,9 @@ def _pieces(graph: fx.Graph) -> list[_Piece]:
         if not path and not pieces:
             waiting.append(node)
             continue
+        # A parent's operation continues the piece of its child; any other module begins a piece.
         if path and (not pieces or not f"{pieces[-1].path}.".startswith(f"{path}.")):
-            pieces.append(_Piece(path, waiting))
+            pieces.append(_TracedSegment(path, waiting))
             waiting = []
         pieces[-1].nodes.append(node)
     if not pieces:
@@ -406,12 +407,13 @@ def _pieces(graph: fx.Graph) -> list[_Piece]:
 
 
 def _path(node: fx.Node) -> str:
-    """The module that an operation is of; "" for the model itself."""
+    """Return the path of the module that an operation belongs to; "" for the model itself."""
     source: Any = node
-    while source.target is operator.getitem:
+    while source.target is operator.getitem:  # it has no module of its own
         source = source.args[0]
     stack = [path for path, _ in (source.meta.get("nn_module_stack") or {}).values()]
     path = stack[-1] if stack else ""
+    # "block@1" is the second use of "block"; "_empty…": torch.export found no module
     return "" if path.startswith("_empty") else path.split("@")[0]
 
 
@@ -424,15 +426,14 @@ def _recipe(
     state: set[str] | None = None,
     named: Callable[[fx.Node], str] = lambda node: str(node.target),
 ) -> Recipe:
-    """A module of these operations, with the model's own parameters. `named`: the path of one, and of all else it has.
-
-    PipelineError for what is no data, and so cannot be sent."""
+    """Return a module of these operations, with the model's own parameters, under the paths that `named` returns.
+    PipelineError for an attribute that is not plain data, which could not be sent."""
     own: dict[str, Any] = {}
 
     def found(node: fx.Node) -> Any:
         if node.op != "get_attr":
             return Ref(node.name)
-        value = _attribute(module, str(node.target))
+        value = _attribute(module, node)
         if isinstance(value, _pytree.TreeSpec):
             return value
         if isinstance(value, fx.GraphModule):
@@ -443,7 +444,7 @@ def _recipe(
         own[path] = value
         return Ref(path)
 
-    steps = [Step.of(node, found) for node in nodes]
+    steps = [TracedOp.of(node, found) for node in nodes]
     returned = plain(made, found)
     if spec is not None:
         returned = _pytree.tree_unflatten(returned, spec)
@@ -452,25 +453,30 @@ def _recipe(
 
 
 def _nested(module: fx.GraphModule) -> Recipe:
-    """The operations of a graph within a graph, such as a branch of `torch.cond`."""
+    """Return the recipe of a graph within a graph, such as a branch of `torch.cond`."""
     nodes = list(module.graph.nodes)
     takes = [node for node in nodes if node.op == "placeholder"]
     return _recipe(module, [n for n in nodes if n.op.startswith("call_")], takes, nodes[-1].args[0])
 
 
-def _name(node: fx.Node, module: fx.GraphModule, piece: _Piece, names: Mapping[int, list[str]]) -> str:
-    """What the un-split model calls a parameter that is used here; of several names the one of this module."""
-    path, value = str(node.target), _attribute(module, str(node.target))
-    return next((name for name in names.get(id(value), ()) if name.startswith(f"{piece.path}.")), path)
+def _name(node: fx.Node, module: fx.GraphModule, piece: _TracedSegment, names: Mapping[int, list[str]]) -> str:
+    """Return the un-split name of a parameter that is used here; of several names, the one within this module."""
+    own = names.get(id(_attribute(module, node)), ())
+    return next((name for name in own if name.startswith(f"{piece.path}.")), str(node.target))
 
 
-def _hold_the_rest(model: nn.Module, links: Sequence[Link]) -> None:
-    """Parameters and buffers that no operation uses, and other names of those that are: the nearest part has them."""
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(module)
+
+
+def _assign_unused(model: nn.Module, links: Sequence[ModuleLink]) -> None:
+    """Give parameters and buffers that no part has, and further names of tied ones, to the nearest part."""
     states = [link.module.state_dict(keep_vars=True) for link in links]
     held = {name for state in states for name in state}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in held:
             continue
+        # A tied tensor stays in the part that uses it; else the part whose path has most levels in common takes it.
         owners = [at for at, state in enumerate(states) if any(tensor is own for own in state.values())]
         nearest = max(owners or range(len(links)), key=lambda at, name=name: _common(links[at].name, name))
         part = links[nearest].module
@@ -479,20 +485,13 @@ def _hold_the_rest(model: nn.Module, links: Sequence[Link]) -> None:
 
 
 def _common(one: str, other: str) -> int:
-    """How many modules two paths have in common."""
+    """Return how many leading levels two paths have in common."""
     pairs = zip(one.split("."), other.split("."), strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
 def _names(model: nn.Module) -> dict[int, list[str]]:
-    """Parameters and buffers that belong to the state, by identity, with all names they have."""
+    """Return all names of each parameter and buffer in the state_dict, by the tensor's identity."""
     found: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         found.setdefault(id(tensor), []).append(name)

@@ -1,14 +1,15 @@
-"""Training over the batches of a loader: the loop that is otherwise written around `step`.
+"""Training over the batches of a loader: the loop around `Pipeline.step`, with learning rates, validation and progress.
 
 Guarantees
-- Every batch is one step, the same as `step` makes; losses of epochs are those of all samples, whatever their batches.
-- Ctrl-C ends the loop, and what has been done until then is returned; a step that it finds halfway
-  changes nothing, and one whose gradients are being applied is done whole and counted. So does `EndFit` of a callback.
-- A loader is what is iterated and is no batch: a `DataLoader`, a generator, a list of pairs. A tensor, tuple, dict or
-  other list is a batch. A score is a mean over samples, whatever the sizes of batches and micro-batches; a loss that is
-  a sum stays a sum.
-- A learning-rate scheduler stands beside each stage's optimizer, on its worker. All of them take the same steps, so all
-  stages have one learning rate; what a call changes is changed on all workers when it returns.
+- Every batch is one step, the same as `step` makes. The loss of an epoch is over all its samples, for any sizes of
+  batches.
+- Ctrl-C ends the loop, and the results so far are returned. A step that it interrupts changes nothing, and one whose
+  gradients are being applied is completed and counted. `EndFit` in a callback ends the loop, too.
+- A loader is any iterable that is not a batch: a `DataLoader`, a generator, a list of pairs. A tensor, tuple, dict or
+  other list is a batch. A score is a mean over samples, for any sizes of batches and micro-batches; a loss that is a
+  sum stays a sum.
+- Each stage's optimizer has a learning-rate scheduler on its worker. All of them take the same steps, so all stages
+  have one learning rate. When a call that changes it returns, it is changed on all workers.
 - The progress bar is tqdm's: a widget in a notebook, a line on stderr in a script. A hidden one costs nothing.
 """
 
@@ -20,13 +21,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import length_hint
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from rpcbench.base.errors import PipelineError, counted
-from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.driver import WorkerGroup
@@ -34,7 +33,7 @@ from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.tasks import Metric
 
 EVERY = 0.1
-"""Seconds between two looks: idle shares are computed for these only."""
+"""Seconds between two updates of the bar's text: idle shares are computed for these only."""
 
 
 class Progress:
@@ -43,41 +42,40 @@ class Progress:
     def __init__(self, loader: Iterable[Any], epochs: int, shown: bool) -> None:
         self._loader, self._epochs, self._shown = loader, epochs, shown
         self._bar: Any = None
-        self._samples = 0
+        self._samples = 0  # of all steps, for samples per second
         self._began = self._looked = 0.0
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
         if self._shown:
-            from tqdm.auto import tqdm  # here: it asks whether this is a notebook when it is first loaded
+            from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
 
-            steps = length_hint(self._loader) * self._epochs  # 0: not known
+            steps = length_hint(self._loader) * self._epochs  # 0: unknown
             self._bar = tqdm(total=steps or None, unit="step")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
     def epoch(self, number: int) -> None:
-        """An epoch begins, counted from 0."""
+        """Show the epoch, counted from 0."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {number + 1}/{self._epochs}")
 
     def step(self, result: StepResult) -> None:
-        """A step is done."""
+        """Count a step, and show its loss, idle share and the samples per second."""
         self._samples += result.samples
         if self._bar is None:
             return
         now = time.monotonic()
         last = self._bar.total is not None and self._bar.n + 1 == self._bar.total
+        # The text of the last step stays on the screen, so it must be up to date.
         if last or now - self._looked >= EVERY:
             self._looked = now
             rate = self._samples / max(now - self._began, 1e-9)
             shown = {"loss": f"{result.loss:.4g}", "idle": f"{result.idle:.0%}", "samples/s": f"{rate:.0f}"}
-            self._bar.set_postfix(shown, refresh=False)
+            self._bar.set_postfix(shown, refresh=False)  # `update` refreshes it, at tqdm's own rate
         self._bar.update()
 
 
@@ -86,83 +84,67 @@ SchedulerSpec = tuple[Any, dict[str, Any]]
 
 
 class Schedulers:
-    """The schedulers of all stages. PipelineError where there are no optimizers to schedule."""
+    """The learning-rate schedulers of all stages. PipelineError if there are no optimizers."""
 
-    def __init__(self, crew: WorkerGroup, spec: SchedulerSpec) -> None:
-        if not crew.optimizers:
+    def __init__(self, worker_group: WorkerGroup, spec: SchedulerSpec) -> None:
+        if not worker_group.optimizers:
             raise PipelineError("lr_scheduler needs an optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
-        self._crew = crew
-        self.on_moved: Callable[[], object] = lambda: None
+        self._worker_group = worker_group
+        self.on_moved: Callable[[], object] = lambda: None  # called after each step; a checkpoint may be due
         scheduler, kwargs = spec
         self.needs_value = needs_value(scheduler)
-        crew.on_workers(_schedule, scheduler, kwargs)
+        worker_group.on_workers(_on_optimizers, "schedule", scheduler, (), kwargs)
 
     def step(self, *args: Any) -> None:
-        """After the optimizer's step, once an epoch or a batch, as the scheduler is meant; `args` as its own `step`."""
-        self._crew.on_workers(_advance, args)
+        """Step all schedulers, after the optimizers, once an epoch or a batch; `args` as for the scheduler's `step`."""
+        self._worker_group.on_workers(_on_optimizers, "advance", args)
         self.on_moved()
 
 
 def needs_value(scheduler: Any) -> bool:
-    """Whether it can only step with something that was measured, as ReduceLROnPlateau."""
+    """Return whether the scheduler steps by a measured value, as ReduceLROnPlateau."""
+    # Its `step` has a parameter without a default then.
     _self, *others = inspect.signature(scheduler.step).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(each.default is inspect.Parameter.empty and each.kind in positional for each in others)
 
 
-def rate(crew: WorkerGroup) -> float:
-    """The learning rate, asked of the workers. PipelineError where nothing is optimized."""
-    rates = [each for found in crew.on_workers(_rates) for each in found]
+def rate(worker_group: WorkerGroup) -> float:
+    """Return the learning rate, read from the workers. PipelineError where nothing is optimized."""
+    rates = [each for found in worker_group.on_workers(_on_optimizers, "rates") for each in found]
     if not rates:
         raise PipelineError("this pipeline has no learning rate: it has no optimizer, or all its stages are frozen")
-    return rates[0]
+    return float(rates[0][0])  # the same for all stages
 
 
-# -- on the workers; a stage without parameters to train has no optimizer
-def _optimizers(worker: StageWorker) -> list[LocalOptimizer]:
-    return [optimizer for optimizer in worker.optimizers.values() if optimizer is not None]
+def _on_optimizers(worker: StageWorker, method: str, *args: Any) -> list[Any]:
+    """Call a method of a worker's optimizers; a stage without trainable parameters has none."""
+    return [getattr(optimizer, method)(*args) for optimizer in worker.optimizers.values() if optimizer is not None]
 
 
-def _schedule(worker: StageWorker, scheduler: Any, kwargs: dict[str, Any]) -> None:
-    for optimizer in _optimizers(worker):
-        optimizer.schedule(scheduler, (), kwargs)
-
-
-def _advance(worker: StageWorker, args: tuple[Any, ...]) -> None:
-    for optimizer in _optimizers(worker):
-        optimizer.advance(args)
-
-
-def _rates(worker: StageWorker) -> list[float]:
-    return [optimizer.rates()[0] for optimizer in _optimizers(worker)]
-
-
-_EMPTY = "the loader gives no batch; one that is used up, as a generator, must be made anew"
+_EMPTY = "the loader gives no batch; an exhausted one, as a generator, must be created again"
 
 
 def is_batch(data: Any) -> bool:
-    """Whether it is one batch, and no loader."""
-    return isinstance(data, torch.Tensor | tuple | list | dict) and not is_list_of_pairs(data)
-
-
-def is_list_of_pairs(data: Any) -> bool:
-    """Whether it is what `list(loader)` gives; so is an empty list."""
-    return isinstance(data, list) and all(isinstance(item, tuple | list) and len(item) == 2 for item in data)
+    """Return whether this is one batch, not a loader. A list of pairs, also an empty one, is a loader."""
+    pairs = isinstance(data, list) and all(isinstance(item, tuple | list) and len(item) == 2 for item in data)
+    return isinstance(data, torch.Tensor | tuple | list | dict) and not pairs
 
 
 def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets of each batch of a loader. PipelineError where it gives anything else, or nothing."""
+    """Yield inputs and targets of each batch of a loader. PipelineError if it yields anything else, or nothing."""
     number = -1
     for number, item in enumerate(loader):
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise PipelineError(f"batch {number} of the loader is {_kind(item)}, not a pair of inputs and targets")
+            found = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, tuple | list) else "")
+            raise PipelineError(f"batch {number} of the loader is {found}, not a pair of inputs and targets")
         yield item[0], item[1]
     if number < 0:
         raise PipelineError(_EMPTY)
 
 
 def predicted(runs: BatchRunner, data: Any) -> Any:
-    """Outputs for a batch or a loader. Where the loader gives pairs, inputs come first, and targets are left out."""
+    """Return the outputs for a batch or a loader. Targets, the second items of a loader's pairs, are ignored."""
     if is_batch(data):
         return runs.outputs(data)
     outputs = [runs.outputs(item[0] if isinstance(item, tuple | list) else item) for item in data]
@@ -172,7 +154,7 @@ def predicted(runs: BatchRunner, data: Any) -> Any:
 
 
 def evaluated(runs: BatchRunner, data: Any, targets: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Loss and metrics of a batch with its targets, or of all pairs of a loader."""
+    """Return loss and metrics of a batch with its targets, or of all pairs of a loader."""
     if targets is None and is_batch(data):
         raise PipelineError("give evaluate a batch and its targets, as evaluate(x, y), or a loader of such pairs")
     if targets is not None and not isinstance(data, torch.Tensor | tuple | list | dict):
@@ -190,33 +172,26 @@ def evaluated(runs: BatchRunner, data: Any, targets: Any, metrics: Mapping[str, 
 
 
 def _is_sum(name: str, runs: BatchRunner) -> bool:
+    """Return whether a score is a sum over samples instead of a mean."""
     return name == "loss" and runs.reduction == "sum"
 
 
-def _kind(item: Any) -> str:
-    return f"a {type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
-
-
 class EndFit(Exception):
-    """Raise it in a callback of `fit`, which ends then and returns its history."""
+    """Raised by a callback of `fit` to end it: `fit` then returns its history."""
 
 
 @dataclass(slots=True)
 class History:
-    """What a `fit` has done. `losses`: of each step; `epochs`: of each epoch that was ended, over all its samples.
+    """The results of a `fit`."""
 
-    `validation`: scores after each epoch, where there was something to validate on. `interrupted`: Ctrl-C has ended it;
-    `ended_early`: a callback has.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
-    validation: list[dict[str, float]] = field(default_factory=list)
-    interrupted: bool = False
-    ended_early: bool = False
+    losses: list[float] = field(default_factory=list)  # of each step
+    epochs: list[float] = field(default_factory=list)  # losses of each completed epoch, over all its samples
+    validation: list[dict[str, float]] = field(default_factory=list)  # after each epoch, if there is a validation
+    interrupted: bool = False  # by Ctrl-C
+    ended_early: bool = False  # by a callback
 
     def __repr__(self) -> str:
-        """Short enough for the end of a cell, however many steps there were."""
+        """Return a line short enough for the end of a cell, after any number of steps."""
         last = f", loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
         scores = "".join(f", {name} {score:.4g}" for name, score in (self.validation or [{}])[-1].items())
         validated = f"; validation{scores.replace(',', '', 1)}" if scores else ""
@@ -225,27 +200,13 @@ class History:
         return f"<History of {steps}, {epochs}{last}{validated}{ended}>"
 
 
-class Trained(Protocol):
-    """What a loop needs of a pipeline."""
-
-    def accumulate(self) -> AbstractContextManager[Batch]: ...
-
-    def evaluate(self, x: Any, y: Any = None, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]: ...
-
-
-class Rates(Protocol):
-    """The learning rates; `needs_value`: they move by a loss."""
-
-    needs_value: bool
-
-    def step(self, *args: Any) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One call of `Pipeline.fit`, which says what its arguments are. `sums`: losses are sums, not means, of samples."""
+    """One call of `Pipeline.fit`, which documents the arguments. `accumulate` and `evaluate`: methods of the pipeline;
+    `sums`: losses are sums, not means, over samples."""
 
-    pipe: Trained
+    accumulate: Callable[[], AbstractContextManager[Batch]]
+    evaluate: Callable[..., dict[str, float]]
     sums: bool
     loader: Iterable[Any]
     epochs: int
@@ -253,7 +214,7 @@ class Fit:
     on_step: Callable[[StepResult], object] | None
     on_epoch: Callable[[History], object] | None
     clip: float | None
-    rates: Rates | None
+    rates: Schedulers | None
     lr_step: str
     validate: Iterable[Any] | None
     metrics: Mapping[str, Metric] | None
@@ -262,12 +223,12 @@ class Fit:
     def run(self) -> History:
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise PipelineError(f"epochs must be a whole number of at least 1, not {self.epochs!r}")
-        if self.epochs > 1 and iter(self.loader) is self.loader:
-            raise PipelineError(f"the loader can be gone through once only, not {self.epochs} times: give a DataLoader")
+        if self.epochs > 1 and iter(self.loader) is self.loader:  # an iterator is its own iter()
+            raise PipelineError(f"the loader can be iterated only once, not {self.epochs} times: give a DataLoader")
         if self.lr_step not in ("epoch", "step"):
             raise PipelineError(f"lr_step must be 'epoch' or 'step', not {self.lr_step!r}")
         if self.metrics and self.validate is None:
-            raise PipelineError("metrics are of a validation: give fit validate=, a loader of pairs, as well")
+            raise PipelineError("metrics are computed in a validation: give fit validate=, a loader of pairs, too")
         with Progress(self.loader, self.epochs, self.progress) as progress:
             try:
                 for epoch in range(self.epochs):
@@ -291,11 +252,12 @@ class Fit:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)
         judged = self.rates is not None and self.rates.needs_value
-        if not judged:  # before a validation, which may be cut short
+        if not judged:  # before a validation, which Ctrl-C may end: the epoch counts
             self._move("epoch")
         if self.validate is not None:
-            self.history.validation.append(self.pipe.evaluate(self.validate, metrics=self.metrics))
+            self.history.validation.append(self.evaluate(self.validate, metrics=self.metrics))
         if judged:
+            # Without a validation loss, the scheduler gets the epoch's own loss.
             validated = self.history.validation[-1] if self.validate is not None else {}
             self._move("epoch", validated.get("loss", self.history.epochs[-1]))
         if self.on_epoch is not None:
@@ -306,15 +268,15 @@ class Fit:
             self.rates.step(*([value] if self.rates.needs_value else []))
 
     def _step(self, x: Any, y: Any) -> StepResult:
-        with self.pipe.accumulate() as batch:
+        with self.accumulate() as batch:
             try:
                 if self.clip is None:
                     batch.step(x, y)
                 else:
                     batch.add(x, y)
                     batch.clip(self.clip)
-                    batch.apply_last()
+                    batch.apply(last=True)
             finally:
-                if batch.applied:  # Ctrl-C may have come meanwhile
+                if batch.applied:  # also if Ctrl-C has come since: the step counts
                     self.history.losses.append(batch.result.loss)
         return batch.result

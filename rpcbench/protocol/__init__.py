@@ -1,6 +1,6 @@
-"""Floor 2: what the members of a world say to each other, as pure machines.
+"""Layer 2: the protocol between the members of a world, as pure state machines.
 
-An event goes in, effects come out. No machine has a socket, a lock, a thread, a clock or a tensor; a whole member is
-a plain value (`node.Node`), so the hard interleavings are tested by thousands in one thread. Messages of a pair may
-arrive in any order and more than once.
+An event goes in, effects come out. No machine has a socket, a lock, a thread, a clock or a tensor. A whole member is
+a plain value (`node.Node`), so tests run thousands of hard interleavings in one thread. Messages between two members
+may arrive in any order and more than once.
 """

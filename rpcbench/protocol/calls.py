@@ -1,62 +1,59 @@
-"""Calls: each gets exactly one answer.
+"""Calls made and served by one member: each gets exactly one answer.
 
-    caller   started → (answered | expired | cancelled | lost): the first one counts, later ones are ignored
+    caller   started → (answered | expired | cancelled | lost): the first of these counts, later ones are ignored
     callee   arrived → held (its RRefs are not all confirmed) → queued → running → answered
 
-A call is never repeated, and runs at most once. A call whose caller has gone, or no longer waits, is dropped while
-it is held or queued; once it runs it runs to its end, and may ask whether anybody still wants it.
+A call is never repeated, and runs at most once. If its caller has left, or no longer waits, a held or queued call is
+dropped; a running call runs to its end, and may ask whether its caller still waits.
 
-A call waits for others when the thread that runs it does, or when the value that it asks for is not made yet. An
-`Inquiry` follows calls from one to the next over the members of a world, and finds circles. What a member says of its
-calls is true when it says it, and a call that waits goes on waiting until what it waits for ends: so a circle that is
-found twice, the same both times, never ends by itself (deadlines aside).
+A call waits for others if its thread does, or if the value that it fetches does not exist yet. An `Inquiry` follows
+these waits over the members of a world, and finds cycles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rpcbench.base.errors import CallCancelled, RpcTimeoutError, WorkerLostError, never_ran
-from rpcbench.base.events import Note, Row, Table
-from rpcbench.base.ids import Id
-from rpcbench.protocol.effects import Effects, Enqueue, Reject, Resolve
-from rpcbench.wire.messages import Call, Create, Failure, Fetch, Result
+from rpcbench.base.errors import CallCancelled, RpcError, RpcTimeoutError, WorkerLostError, never_ran
+from rpcbench.base.ids import Id, Note, Row, Table, row_of
+from rpcbench.protocol.effects import Effects, Enqueue, Outcome, Reject, Resolve
+from rpcbench.wire.messages import Call, Cancel, Create, Failure, Fetch, Result
 
 
 class CallKey(NamedTuple):
-    """One call of a world: who made it, and its number there."""
+    """The identity of a call: the member that made it, and its number on that member."""
 
     caller: int
     number: int
 
 
 class Need(NamedTuple):
-    """A call that somebody waits for, and the member that is to answer it."""
+    """A call that is waited for, and the member that serves it."""
 
     call: CallKey
     at: int
 
 
 class Fact(NamedTuple):
-    """What the member `at` says of a call that it is to answer. `needs` are what it waits for; all must end first.
-
-    `places` are lines of the user's program on the stack of its thread, if it has one, the innermost first.
-    """
+    """A report by the member `at` of a call that it serves."""
 
     call: CallKey
     at: int
     label: str
-    state: str
-    seconds: float
-    needs: tuple[Need, ...]
-    places: tuple[str, ...]
+    state: str  # held, queued or begun
+    seconds: float  # since it arrived
+    needs: tuple[Need, ...]  # the calls that it waits for: all of them must end first
+    places: tuple[str, ...]  # lines of the user's program on its thread's stack, the innermost first
 
 
 class Inquiry:
-    """Follows calls from member to member: ask what `questions` says, until it says nothing."""
+    """A search for cycles of waiting calls over several members: ask `questions` until there are none."""
+
+    # A report is true when it is made, and a waiting call waits until the calls that it needs end. So a cycle that is
+    # found twice, the same both times, is a deadlock (apart from deadlines).
 
     def __init__(self, needs: Iterable[Need]) -> None:
         self.facts: dict[CallKey, Fact] = {}
@@ -64,7 +61,7 @@ class Inquiry:
         self._asked: set[CallKey] = set()
 
     def questions(self) -> dict[int, list[CallKey]]:
-        """Calls to ask about now, by the member to ask. Each is asked once."""
+        """Return the calls to ask about now, by member. Each call is asked about once."""
         asked: dict[int, list[CallKey]] = {}
         for call, at in self._open.items():
             asked.setdefault(at, []).append(call)
@@ -73,7 +70,7 @@ class Inquiry:
         return asked
 
     def answer(self, facts: Iterable[Fact]) -> None:
-        """What a member says. Calls that it says nothing of have ended, or have not come to it yet."""
+        """Take a member's reports. Calls that it does not report have ended, or have not arrived there yet."""
         for fact in facts:
             self.facts[fact.call] = fact
             for need in fact.needs:
@@ -81,11 +78,9 @@ class Inquiry:
                     self._open[need.call] = need.at
 
     def circle(self) -> list[Fact]:
-        """Calls of which each waits for the next, and the last for the first; empty if there are none.
-
-        The same circle begins with the same call, whoever asks.
-        """
+        """Return calls that each wait for the next, and the last for the first; empty if there are none."""
         stuck = set(self.facts)
+        # Remove calls that wait for no stuck call, again and again: the remaining calls are in cycles or wait for one.
         while free := {call for call in stuck if not any(need.call in stuck for need in self.facts[call].needs)}:
             stuck -= free
         if not stuck:
@@ -94,13 +89,13 @@ class Inquiry:
         while (ahead := next(need.call for need in self.facts[path[-1]].needs if need.call in stuck)) not in path:
             path.append(ahead)
         calls = path[path.index(ahead) :]
-        first = calls.index(min(calls))
+        first = calls.index(min(calls))  # the same cycle begins with the same call on every member
         return [self.facts[call] for call in calls[first:] + calls[:first]]
 
 
 @dataclass(slots=True)
-class Outgoing:
-    """A call of ours that waits for its answer."""
+class OutgoingCall:
+    """A call made here that has no answer yet."""
 
     to: int
     label: str
@@ -113,14 +108,14 @@ Request = Call | Create | Fetch
 
 @dataclass(slots=True)
 class Serving:
-    """A call that is to be answered from here. `message` until it begins to run, None from then on."""
+    """A call that this member serves."""
 
-    message: Request | None
+    message: Request | None  # None from the moment it begins to run
     label: str
-    makes: Id | None  # the value that it is to make
-    asks: Id | None  # the value that it asks for
-    since: float
-    until: float | None  # its caller waits no longer than that
+    makes: Id | None  # the value that it creates
+    asks: Id | None  # the value that it fetches
+    since: float  # time of arrival
+    until: float | None  # the caller's deadline, by this member's clock
     unwanted: bool = False  # it runs, but its caller no longer waits
 
 
@@ -128,32 +123,31 @@ class Calls:
     """Calls made from here and calls served here."""
 
     def __init__(self) -> None:
-        self.note: Note | None = None
-        self.outgoing: dict[int, Outgoing] = {}
+        self.note: Note | None = None  # set only while an observer listens
+        self.outgoing: dict[int, OutgoingCall] = {}
         self.serving: dict[tuple[int, int], Serving] = {}
-        self._held: dict[tuple[int, int], set[Id]] = {}
+        self._held: dict[tuple[int, int], set[Id]] = {}  # (caller, number) → forks that are not confirmed yet
 
     # -- caller
     def start(self, call: int, to: int, label: str, now: float, timeout: float | None) -> None:
-        self.outgoing[call] = Outgoing(to, label, now, timeout)
+        self.outgoing[call] = OutgoingCall(to, label, now, timeout)
         if self.note is not None:
             self._tell("CallStarted", call)
 
     def answered(self, source: int, answer: Result | Failure) -> Effects:
         return [Resolve(answer.call, source, answer)] if self.ended(answer.call) else []
 
-    def expired(self, call: int, name: str) -> Effects:
+    def given_up(self, call: int, error_of: Callable[[OutgoingCall], RpcError]) -> Outcome:
+        """Fail a call that still waits, and cancel it at the callee."""
         waiting = self.ended(call)
-        if waiting is None:
-            return []
-        hint = "It may still be running there; pass timeout= for a longer one."
-        return [Reject(call, RpcTimeoutError(_late(waiting.label, name, waiting.timeout, hint)))]
+        return ([], []) if waiting is None else ([Reject(call, error_of(waiting))], [(waiting.to, Cancel(call))])
 
-    def cancelled(self, call: int) -> tuple[Effects, int | None]:
-        waiting = self.ended(call)
-        if waiting is None:
-            return [], None
-        return [Reject(call, CallCancelled(f"{waiting.label} was cancelled by its caller"))], waiting.to
+    def expired(self, call: int, name: Callable[[int], str]) -> Outcome:
+        hint = "It may still be running there; pass timeout= for a longer one."
+        return self.given_up(call, lambda it: RpcTimeoutError(_late(it.label, name(it.to), it.timeout, hint)))
+
+    def cancelled(self, call: int) -> Outcome:
+        return self.given_up(call, lambda it: CallCancelled(f"{it.label} was cancelled by its caller"))
 
     def failed(self, call: int, error: Exception) -> Effects:
         return [Reject(call, error)] if self.ended(call) else []
@@ -172,7 +166,7 @@ class Calls:
         return [Enqueue(*key)]
 
     def taken(self, source: int, message: Call | Fetch, now: float) -> None:
-        """As `arrived`, and `begin` at once."""
+        """Do as `arrived`, then `begin` at once: the fast path."""
         if type(message) is Fetch:
             label, asks = "to_here", message.rref
         else:
@@ -181,7 +175,7 @@ class Calls:
         self.serving[source, message.call] = Serving(None, label, None, asks, now, until)
 
     def confirmed(self, fork: Id) -> Effects:
-        """An RRef that held calls wait for is known to its owner, or never will be."""
+        """Enqueue held calls that waited for this fork: its owner has confirmed it, or is lost."""
         effects: Effects = []
         for key in [key for key, pending in self._held.items() if fork in pending]:
             self._held[key].discard(fork)
@@ -191,22 +185,19 @@ class Calls:
         return effects
 
     def begin(self, source: int, call: int, now: float) -> tuple[Request | None, bool]:
-        """There is a thread for a queued call: its message, None if it was dropped; and whether it may run.
-
-        A call that has waited here for longer than its caller does may not, and is gone.
-        """
+        """Begin a queued call; return its message, None if it was dropped, and whether it may run."""
         entry = self.serving.get((source, call))
         if entry is None:
             return None, False
         message, entry.message = entry.message, None
         assert message is not None, "a call that was enqueued twice"
-        if entry.until is not None and now > entry.until:
+        if entry.until is not None and now > entry.until:  # it was queued past its caller's deadline
             del self.serving[source, call]
             return message, False
         return message, True
 
     def cancel_asked(self, source: int, call: int) -> Request | None:
-        """The message, if it had not begun to run: it never will."""
+        """Drop a call that has not begun to run and return its message; mark a running one as unwanted."""
         key = (source, call)
         entry = self.serving.get(key)
         if entry is None:
@@ -218,25 +209,25 @@ class Calls:
         return self.serving.pop(key).message
 
     def state(self, source: int, call: int) -> str:
-        """How far a call that is served here has come: held, queued or begun."""
+        """Return the state of a call that is served here: held, queued or begun."""
         return "held" if (source, call) in self._held else "queued" if self.serving[source, call].message else "begun"
 
     def wanted(self, source: int, call: int) -> bool:
-        """Whether the caller of a call that runs here still waits for it."""
+        """Return whether the caller of a running call still waits for it."""
         entry = self.serving.get((source, call))
         return entry is not None and not entry.unwanted
 
     def served(self, source: int, call: int) -> bool:
-        """The function has returned; True if the caller may still want the answer."""
+        """End a call that has run; return whether its caller may still wait for the answer."""
         return self.serving.pop((source, call), None) is not None
 
     # -- both
     def lost(self, worker: int, name: str, reason: str) -> tuple[Effects, list[Request]]:
-        """Fail calls to the lost worker; return those from it that have not begun to run, and never will."""
+        """Fail calls to a lost worker; return the calls from it that had not begun to run, and are dropped."""
         effects: Effects = []
         for call, waiting in list(self.outgoing.items()):
             if waiting.to == worker:
-                error = WorkerLostError(f"{name} was lost while it had {waiting.label} to do: {reason}")
+                error = WorkerLostError(f"{name} was lost before {waiting.label} had finished: {reason}")
                 effects += self.failed(call, error)
         keys = [key for key in self.serving if key[0] == worker]
         for key in keys:
@@ -247,12 +238,11 @@ class Calls:
         return {str(call): _row(call, waiting) for call, waiting in self.outgoing.items()}
 
     def check(self) -> None:
-        """Raise if the tables contradict each other."""
-        assert self._held.keys() <= self.serving.keys(), "a held call that nobody serves"
+        assert self._held.keys() <= self.serving.keys(), "a held call without an entry in serving"
         assert all(self._held.values()), "a held call that waits for nothing"
 
-    def ended(self, call: int) -> Outgoing | None:
-        """The call, if it has waited until now."""
+    def ended(self, call: int) -> OutgoingCall | None:
+        """Remove and return a call made here, if it still waits."""
         waiting = self.outgoing.pop(call, None)
         if waiting is not None and self.note is not None:
             self._tell("CallEnded", call)
@@ -260,21 +250,16 @@ class Calls:
 
     def _tell(self, kind: str, call: int) -> None:
         if self.note is not None:
-            self.note(kind, "calls", str(call), partial(self._row, call))
-
-    def _row(self, call: int) -> Row | None:
-        waiting = self.outgoing.get(call)
-        return _row(call, waiting) if waiting else None
+            self.note(kind, "calls", str(call), partial(row_of, self.outgoing, call, _row))
 
 
-def _row(call: int, waiting: Outgoing) -> Row:
-    row: dict[str, Any] = {"call": call, "to": waiting.to, "label": waiting.label, "since": waiting.since}
-    return row
+def _row(call: int, waiting: OutgoingCall) -> Row:
+    return {"call": call, "to": waiting.to, "label": waiting.label, "since": waiting.since}
 
 
 def not_sent(label: str, name: str, seconds: float) -> RpcTimeoutError:
-    """Of a call that has waited for room as long as it may: its receiver reads nothing, or not as fast as all send."""
-    why = f"It has not been sent: {name} is far behind in reading what was sent to it before."
+    """Return the error of a call that backpressure held back until its deadline: its receiver reads too slowly."""
+    why = f"It has not been sent: {name} is far behind in reading earlier messages."
     return never_ran(RpcTimeoutError(_late(label, name, seconds, why)))
 
 

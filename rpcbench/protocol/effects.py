@@ -1,23 +1,12 @@
-"""What a machine wants done. Effects of different events may be carried out in any order."""
+"""Effects: the actions that a node asks its agent to carry out. Effects of different events may run in any order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rpcbench.base.ids import Id
-from rpcbench.wire.messages import (  # fmt: skip
-    Call,
-    Create,
-    Failure,
-    Fetch,
-    Gradients,
-    Member,
-    Message,
-    Notice,
-    Parcel,
-    Result,
-    WalkFailed,
-)
+from rpcbench.wire import messages as m
 
 
 class Send(NamedTuple):
@@ -25,7 +14,7 @@ class Send(NamedTuple):
 
     to: int
     seq: int
-    message: Message
+    message: m.Message
 
 
 class Wake(NamedTuple):
@@ -33,7 +22,7 @@ class Wake(NamedTuple):
 
 
 class Enqueue(NamedTuple):
-    """A call may run, as all RRefs it needs are known to their owners: `begin` it when there is a thread for it."""
+    """`begin` this call when a thread is free: the owners of all its RRefs have confirmed them."""
 
     source: int
     call: int
@@ -43,39 +32,39 @@ class Run(NamedTuple):
     """Run a user's function, or fetch a value, on this thread."""
 
     source: int
-    message: Call | Create | Fetch
+    message: m.Call | m.Create | m.Fetch
 
 
 class Resolve(NamedTuple):
-    """The answer to a call of ours has come."""
+    """Complete a call made here with its answer."""
 
     call: int
     source: int
-    answer: Result | Failure
+    answer: m.Result | m.Failure
 
 
 class Reject(NamedTuple):
-    """A call of ours will get no answer."""
+    """Fail a call made here: it will get no answer."""
 
     call: int
     error: Exception
 
 
 class Free(NamedTuple):
-    """Nobody uses this RRef any more: let go of its value, unless this member has shared it again since."""
+    """Free the value of an RRef without users, unless this member has shared it again since."""
 
     rref: Id
 
 
-class Unmade(NamedTuple):
-    """The call that was to make this value will not run: give those who wait for the value, or ask later, the error."""
+class ValueFailed(NamedTuple):
+    """Fail the value of an RRef, for present and later readers: the call that creates it will not run."""
 
     rref: Id
     error: Exception
 
 
 class OwnerLost(NamedTuple):
-    """The owner of this RRef is gone, and its value with it."""
+    """Fail the local handles of an RRef: its owner is lost, and its value with it."""
 
     rref: Id
 
@@ -89,113 +78,126 @@ class Explore(NamedTuple):
 
 
 class Propagate(NamedTuple):
-    """Discovery is over: start the backward pass from its roots; answer with `propagated`."""
+    """Start the backward pass from its roots, now that discovery is over; answer with `propagated`."""
 
     context: int
     walk: Id
 
 
 class Accumulate(NamedTuple):
-    """Gradients for a send have come: run what became complete; answer with `propagated`."""
+    """Take gradients for a send and run the regions that they complete; answer with `propagated`."""
 
     source: int
-    message: Gradients
+    message: m.Gradients
 
 
 class WalkEnded(NamedTuple):
-    """The backward pass that this member began is over; `failure` where it went wrong."""
+    """End the wait for a backward pass that this member began; `failure` if it failed."""
 
     context: int
     walk: Id
-    failure: WalkFailed | None
+    failure: m.BackwardFailed | None
 
 
 class ForgetWalk(NamedTuple):
-    """This member's part of a pass is over: its graph may go."""
+    """Free this member's part of a pass, which is over."""
 
     context: int
     walk: Id
 
 
 class ForgetContext(NamedTuple):
-    """The context is released: its graph and gradients may go."""
+    """Free the graph and the gradients of a released context."""
 
     context: int
 
 
-class Heard(NamedTuple):
-    """A notice has come for whoever listens."""
+class NoticeReceived(NamedTuple):
+    """Pass a control message to the listeners of its channel."""
 
     source: int
-    notice: Notice
+    notice: m.Notice
 
 
-class Came(NamedTuple):
-    """Values have come for whoever listens."""
+class DataReceived(NamedTuple):
+    """Pass one-way data to the listener of its channel."""
 
     source: int
-    parcel: Parcel
+    parcel: m.Parcel
 
 
 class Undelivered(NamedTuple):
-    """Values of ours will not come to `to`."""
+    """Report that one-way data was not delivered to `to`."""
 
     to: int
-    parcel: Parcel
+    parcel: m.Parcel
     error: Exception
 
 
-class Joined(NamedTuple):
-    """A new member is in the world."""
+class MemberJoined(NamedTuple):
+    """Note that a new member has joined the world."""
 
-    member: Member
+    member: m.Member
 
 
-class Gone(NamedTuple):
-    """A member is no longer in the world; `lost` if it went without a word."""
+class MemberLeft(NamedTuple):
+    """Note that a member has left the world."""
 
-    member: Member
-    lost: bool
+    member: m.Member
+    lost: bool  # it did not announce its departure
     reason: str
 
     @property
     def words(self) -> str:
-        """What to say where it is called."""
+        """The text of the error for calls to it."""
         return f"{self.member.name} is gone ({self.reason}); start it again or use another worker"
 
 
 class Complete(NamedTuple):
-    """The world has all members it waits for (at start), or it is over (`closing`)."""
+    """Note that the world is complete, or over."""
 
-    closing: bool
+    closing: bool  # False: all members that it waits for at the start have joined; True: it is over
 
 
 class HandedOver(NamedTuple):
-    """This member led, and is about to leave: newcomers are to find the one who leads from this view on."""
+    """Direct newcomers to the next leader: this member led, and is about to leave."""
 
-    heir: Member
-    epoch: int
+    heir: m.Member
+    epoch: int  # of the first view in which it leads
 
 
 class Leads(NamedTuple):
-    """From this view on this member leads: newcomers are to find it."""
+    """Direct newcomers to this member: it leads from this view on."""
 
     epoch: int
 
 
-class Watch(NamedTuple):
-    """Be in touch with this member: who leads, and those who follow, must see each other end."""
+class WatchMember(NamedTuple):
+    """Connect to this member: the leader and its followers must detect each other's end."""
 
-    member: Member
+    member: m.Member
 
 
 class Rejected(NamedTuple):
-    """Who leads does not let this process in, or led but does no more (`again`: then another may be asked)."""
+    """Report that the leader has refused this process, or that the member asked is not the leader any more."""
 
     reason: str
-    again: bool = False
+    again: bool = False  # another member may admit it, so it may retry
 
 
 Effect = Any
 """Any of the tuples above."""
 Effects = list[Effect]
+Outbox = list[tuple[int, Any]]
+"""(receiver, message) pairs; the node numbers them."""
+Outcome = tuple[Effects, Outbox]
+
+
+def joined(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return all effects and all messages of several outcomes, in order."""
+    effects: Effects = []
+    outbox: Outbox = []
+    for more, out in outcomes:
+        effects += more
+        outbox += out
+    return effects, outbox

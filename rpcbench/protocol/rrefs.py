@@ -1,39 +1,55 @@
-"""The RRef protocol: who owns which value, who uses it, and when it may be let go.
+"""The RRef protocol: distributed reference counting of values that live on one member.
 
-An RRef has one owner, which keeps the value, and users, each with a fork of its own. Messages may overtake each other.
+An RRef has one owner, which keeps the value, and users, each with a fork of its own. Messages may arrive in any order.
 
 Guarantees
-- The owner keeps a value while any user, or any RRef on its way inside a message, can still reach it.
-- When all users are gone the owner lets go, and no table holds anything.
+- The owner keeps a value while any user, or any RRef inside a message in transit, can still reach it.
+- When the last fork is deleted the owner frees the value, and no table of any member holds anything.
 
 Rules that give them
-- A user tells the owner that it is gone (UserDelete) only when it is released here, the owner has confirmed it,
-  and every fork it passed on is known to the owner (ChildAccept).
-- A function runs only when the owners of all RRefs among its arguments have confirmed them.
-- An RRef that comes home to its owner is a fork of the owner's own until it is opened: then the owner holds the value.
-
-Why each table exists
-    owned     forks of each RRef this member owns: its reference count, with the holder, so a lost holder's can go
-    users     forks held here
-    children  forks passed on from here that their owner may not know yet; they keep the parent alive
+- A user sends UserDelete only after its last handle is released, the owner has confirmed the fork, and the owner
+  has confirmed every fork that this user passed on (ChildAccept).
+- A function runs only after the owners of all RRefs among its arguments have confirmed them.
+- An RRef that returns to its owner counts as a fork of the owner until the message is opened: from then on the owner
+  holds the value directly.
 """
+
+# Theory of operation
+# The sequence is torch's: user 1 passes its fork on to user 2 as an argument of a call. This parent fork must outlive
+# the child's confirmation; otherwise the owner's reference count could reach zero while the child is in transit.
+#
+#     owner                    user 1 (parent)               user 2 (child)
+#       │                        │  Call(Fork child) ────────> │  adopt: pending; the call is held
+#       │ <──────────────────────┼──────────── ForkRequest ─── │
+#       │  owned.forks += child  │                             │
+#       │ ─── ForkAccept ────────┼───────────────────────────> │  confirmed; the call may run
+#       │                        │ <────────── ChildAccept ─── │
+#       │ <─── UserDelete ────── │  if released, confirmed, without children
+#
+# If the owner itself shares the value, it adds the fork before it sends, so the child is confirmed at once.
+#
+#     a fork here:   pending ── ForkAccept ──> confirmed ── release() ──> deleting ── no children left ──> UserDelete
+#                       └────────────────── the owner is lost: OwnerLost, forgotten ──────────────┘
+#
+# Why each table exists
+#     owned     forks of each RRef that this member owns, with their holders: its reference count. The forks of a lost
+#               holder can be dropped from it.
+#     users     forks held here
+#     children  forks passed on from here that their owner may not have confirmed yet; they keep their parent alive
+# Two bounded sets of tombstones (`_maybe_passed_on`, `_freed`) decide whether a request for an unknown RRef is early or
+# late: an early one waits for the Create, a late one fails.
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.base.events import Note, Row, Table
-from rpcbench.base.ids import Id
-from rpcbench.protocol.effects import Effects, Free, OwnerLost, Unmade
+from rpcbench.base.ids import Id, Note, Row, Table, row_of
+from rpcbench.protocol.effects import Effects, Free, Outbox, Outcome, OwnerLost, ValueFailed, joined
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
-
-Outbox = list[tuple[int, Any]]
-"""(receiver, message) pairs; the node numbers them."""
-_TOMBSTONES = 4096
 
 
 @dataclass(slots=True)
@@ -41,13 +57,13 @@ class Owned:
     """The owner's side of one RRef."""
 
     type: str = ""
-    created: bool = False  # a fork may be known before the call that creates the value has come
-    ready: bool = False
-    failed: bool = False
-    made: float = 0.0
-    size: int | None = None  # bytes, where they are known
-    origin: Origin | None = None
-    forks: dict[Id, int] = field(default_factory=dict)
+    created: bool = False  # a fork may be known before the call that creates the value has arrived
+    ready: bool = False  # the creating call has ended,
+    failed: bool = False  # with an error
+    made: float = 0.0  # time of the creating call, in seconds
+    size: int | None = None  # bytes, if known
+    origin: Origin | None = None  # the notebook cell that made it
+    forks: dict[Id, int] = field(default_factory=dict)  # fork → id of its holder: the reference count
 
 
 @dataclass(slots=True)
@@ -59,13 +75,13 @@ class User:
     parent: int | None
     life: int = 0  # the owner's incarnation
     type: str = ""
-    confirmed: bool = False
-    released: bool = False
-    children: dict[Id, int] = field(default_factory=dict)
+    confirmed: bool = False  # the owner has this fork in its table
+    released: bool = False  # the last local handle has gone
+    children: dict[Id, int] = field(default_factory=dict)  # unconfirmed fork → id of its receiver
 
 
-class Held(NamedTuple):
-    """A fork of an RRef that this member owns, and who holds it."""
+class HeldFork(NamedTuple):
+    """A fork of an RRef that this member owns, and its holder."""
 
     rref: Id
     type: str
@@ -73,31 +89,43 @@ class Held(NamedTuple):
     holder: int
 
 
+_TOMBSTONES = 4096  # the most ids that are remembered after their object has gone
+
+
+class Tombstones(dict[object, None]):
+    """Ids of objects that have gone: the latest ones."""
+
+    def add(self, key: object) -> None:
+        self[key] = None
+        if len(self) > _TOMBSTONES:
+            del self[next(iter(self))]  # the oldest: dicts keep the order of insertion
+
+
 class RRefs:
-    """All RRefs of one member. Methods return effects and messages, `(effects, outbox)`."""
+    """All RRefs of one member."""
 
     def __init__(self, me: int, incarnation: int) -> None:
         self.note: Note | None = None
         self.on_empty: Callable[[], object] | None = None  # called when nothing is owned or used any more
         self.me = me
-        self.alive: Callable[[int, int], bool | None] = lambda worker, life: True  # None: it is not known here yet
-        self.life_of: Callable[[int], int] = lambda worker: 0
+        self.alive: Callable[[int, int], bool | None] = lambda worker, life: True  # None: no View has named it yet
+        self.life_of: Callable[[int], int] = lambda worker: 0  # id → incarnation
         self.owned: dict[Id, Owned] = {}
-        self.users: dict[Id, User] = {}
-        self.children: dict[Id, Id] = {}
+        self.users: dict[Id, User] = {}  # by fork
+        self.children: dict[Id, Id] = {}  # child fork → parent fork
         self._incarnation = incarnation
         self._serial = 0
-        self._gone: set[tuple[int, int]] = set()
-        self._bereft: dict[Id, None] = {}  # RRefs of a lost holder: it may have passed them on unknown to us
-        self._freed: dict[Id, None] = {}  # the same may be true of a holder that we never knew of
+        self._gone: set[tuple[int, int]] = set()  # (id, incarnation) of lost members
+        self._maybe_passed_on = Tombstones()  # RRefs of lost holders, which may have passed them on unseen
+        self._freed = Tombstones()  # RRefs freed here; an unknown holder may still have passed them on
 
     def new_id(self) -> Id:
         serial, self._serial = self._serial, self._serial + 1
         return Id(self.me, serial, self._incarnation)
 
-    # -- making and sharing
+    # -- creating and sharing
     def create_user(self, owner: int, type_: str) -> tuple[Id, Id]:
-        """For `remote()`: this member becomes the first user of a value that `owner` will make."""
+        """Make this member the first user of a value that `owner` will make, for `remote()`; return (RRef, fork)."""
         rref, fork = self.new_id(), self.new_id()
         self.users[fork] = User(rref, owner, None, self.life_of(owner), type_)
         self._tell_user("UserCreated", fork)
@@ -107,42 +135,38 @@ class RRefs:
         self, rref: Id, fork: Id | None, type_: str, to: int, now: float, size: int | None = None,
         origin: Origin | None = None,
     ) -> Fork:  # fmt: skip
-        """An RRef goes into a message to `to`. `fork` is the user's own, None where the owner holds the value itself;
-        `size` and `origin` are the value's then.
-
-        WorkerLostError where the fork is no more: its owner was lost, or could not be told to make the value.
-        """
+        """Fork an RRef for a message to `to`. `fork` is the user's own; None if this owner holds the value itself."""
         child, user = self.new_id(), None if fork is None else self.users.get(fork)
         if fork is None or (user is not None and user.owner == self.me):
             owned = self.owned.get(rref)
             if owned is None:
-                made = user is None  # else the call that makes it is still on its way to ourselves
+                made = user is None  # else the creating call is still in transit, from this member to itself
                 owned = self.owned[rref] = Owned(type_, made, made, made=now, size=size, origin=origin)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
             return Fork(rref, self.me, child, self.me, type_, self._incarnation)
         if user is None:
-            raise WorkerLostError(f"RRef {rref} cannot be passed on: its owner is gone, or never got the call for it")
+            raise WorkerLostError(f"RRef {rref} cannot be passed on: its owner is lost or never got the creating call")
         user.children[child] = to
         self.children[child] = fork
         self._tell_user("ChildAdded", fork)
         return Fork(rref, user.owner, child, self.me, type_, user.life)
 
     def shared(self, fork: Fork) -> bool:
-        """Whether a fork made here still stands for something: the one it was made for may have gone since."""
+        """Return whether a fork made here still counts; it does not if its receiver was lost since."""
         if fork.owner != self.me:
             return fork.fork in self.children
         return fork.rref in self.owned and fork.fork in self.owned[fork.rref].forks
 
-    def unshare(self, fork: Fork) -> tuple[Effects, Outbox]:
-        """The message that was to carry it was not sent."""
+    def unshare(self, fork: Fork) -> Outcome:
+        """Withdraw a fork: the message with it was not sent."""
         if fork.owner == self.me:
-            return self._drop_fork(fork.rref, fork.fork), []
-        return self._child_known(fork.fork)
+            return self.drop_fork(fork.rref, fork.fork), []
+        return self.child_known(fork.fork)
 
     # -- receiving
     def adopt(self, fork: Fork) -> tuple[bool, Effects, Outbox]:
-        """A message brought this RRef. True if its owner must confirm it before a function may run on it."""
+        """Take the RRef of a received message. True if its owner must confirm it before a function may run on it."""
         told: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
         if fork.owner == self.me:
             return False, self._add_fork(fork.rref, fork.fork, self.me, fork.life != self._incarnation), told
@@ -152,24 +176,18 @@ class RRefs:
         confirmed = fork.parent == fork.owner
         self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.life, fork.type, confirmed)
         self._tell_user("UserAdded", fork.fork)
-        asks = alive and not confirmed  # else once it is known
+        asks = alive and not confirmed  # an owner that no View has named yet is asked by `came`
         return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if asks else []
 
     def named(self, rref: Id) -> bool:
-        """A call names a value that its caller holds here; False where it is gone, as its caller may be by now.
-
-        One that was never here is on its way, and waited for: should its maker be lost, that is told.
-        """
+        """Note that a call refers to a value owned here; False if the value has been freed."""
         if rref not in self.owned:
             if self._is_past(rref):
                 return False
+            # The creating call is in transit, so the value is awaited; `lost` fails it if its creator is lost.
             self.owned[rref] = Owned()
             self._tell_owned("RRefNamed", rref)
         return True
-
-    def came_home(self, fork: Fork) -> Effects:
-        """The owner holds the value that this RRef stands for by itself now."""
-        return self._drop_fork(fork.rref, fork.fork)
 
     def on_create(
         self, source: int, rref: Id, fork: Id, type_: str, now: float, origin: Origin | None = None
@@ -180,11 +198,10 @@ class RRefs:
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork, first=True))]
 
-    def on_fork_request(self, source: int, message: ForkRequest) -> tuple[Effects, Outbox]:
-        effects = self._add_fork(message.rref, message.fork, source)
-        return effects, [(source, ForkAccept(message.rref, message.fork))]
+    def on_fork_request(self, source: int, message: ForkRequest) -> Outcome:
+        return self._add_fork(message.rref, message.fork, source), [(source, ForkAccept(message.rref, message.fork))]
 
-    def on_fork_accept(self, message: ForkAccept) -> tuple[Effects, Outbox]:
+    def on_fork_accept(self, message: ForkAccept) -> Outcome:
         user = self.users.get(message.fork)
         if user is None or user.confirmed:
             return [], []
@@ -193,15 +210,28 @@ class RRefs:
         told: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
         return [], told + self._retire(message.fork)
 
-    def on_child_accept(self, message: ChildAccept) -> tuple[Effects, Outbox]:
-        return self._child_known(message.fork)
+    # -- ends of forks and values
+    def child_known(self, child: Id) -> Outcome:
+        """Note that a fork passed on from here no longer needs its parent."""
+        parent = self.children.pop(child, None)
+        if parent is None:
+            return [], []
+        del self.users[parent].children[child]
+        self._tell_user("ChildAccepted", parent)
+        return [], self._retire(parent)
 
-    def on_user_delete(self, message: UserDelete) -> Effects:
-        return self._drop_fork(message.rref, message.fork)
+    def drop_fork(self, rref: Id, fork: Id) -> Effects:
+        """Drop a fork of an RRef that this member owns, and free the value after the last one."""
+        owned = self.owned.get(rref)
+        if owned is None or owned.forks.pop(fork, None) is None:
+            return []
+        if owned.forks or not owned.created:
+            self._tell_owned("ForkDropped", rref)
+            return []
+        return self._let_go(rref)
 
-    # -- ends
     def release(self, fork: Id) -> Outbox:
-        """The last handle on this fork is gone."""
+        """Release a fork: its last local handle has gone."""
         user = self.users.get(fork)
         if user is None or user.released:
             return []
@@ -210,70 +240,62 @@ class RRefs:
         return self._retire(fork)
 
     def value_set(self, rref: Id, type_: str, failed: bool, size: int | None = None) -> None:
-        """The creating call has returned, or failed."""
+        """Note that the creating call has returned, or failed."""
         owned = self.owned.get(rref)
         if owned is not None:
             owned.ready, owned.failed, owned.type, owned.size = True, failed, type_ or owned.type, size
             self._tell_owned("ValueSet", rref)
 
     def unmade(self, rref: Id, error: Exception) -> Effects:
-        """The call that was to make this value will not run: its users get the error instead.
-
-        So does its owner, who may hold it alone, since it came home; then no fork, or no more, tells of that.
-        """
+        """Give the users of a value the error of its creating call, which will not run."""
         owned = self.owned.get(rref)
         if owned is not None:
             owned.created = True
+        # The owner may be the only holder: its own RRef came home, so no UserDelete would ever free the entry.
         unused = owned is not None and not owned.forks
-        return [Unmade(rref, error), *(self._let_go(rref) if unused else [])]
+        return [ValueFailed(rref, error), *(self._let_go(rref) if unused else [])]
 
-    def owner_lost(self, fork: Id) -> tuple[Effects, Outbox]:
-        """The owner cannot be reached any more; the parent need not wait for it."""
+    def owner_lost(self, fork: Id) -> Outcome:
+        """Drop a fork of a lost owner."""
         user = self.users.get(fork)
         if user is None:
             return [], []
         self._forget_user(fork)
+        # The ChildAccept lets the parent go: the owner will never confirm this fork.
         return [OwnerLost(user.rref)], [] if user.parent is None else [(user.parent, ChildAccept(fork))]
 
     def lost(self, worker: int, incarnation: int) -> tuple[Effects, Outbox, list[Id]]:
-        """A member is gone: its forks with it, and all values it owned. Third: forks that were waiting for it."""
+        """Drop the forks and the values of a lost member. Third result: forks that waited for its confirmation."""
         effects: Effects = []
-        outbox: Outbox = []
-        waiting: list[Id] = []
         self._gone.add((worker, incarnation))
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
-                effects += self._drop_fork(rref, fork)
-                _bury(rref, self._bereft)
+                effects += self.drop_fork(rref, fork)
+                self._maybe_passed_on.add(rref)
             if not owned.created and (rref.worker, rref.incarnation) == (worker, incarnation):
                 effects += self.unmade(rref, _lost_value(rref))
-        for child in [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]:
-            more, out = self._child_known(child)
-            effects, outbox = effects + more, outbox + out
-        for fork, user in list(self.users.items()):
-            if (user.owner, user.life) == (worker, incarnation):
-                more, out = self.owner_lost(fork)
-                effects, outbox = effects + more, outbox + out
-                waiting.append(fork)
-        return effects, outbox, waiting
+        passed_on = [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]
+        outcomes = [(effects, []), *map(self.child_known, passed_on)]
+        waiting = [fork for fork, user in self.users.items() if (user.owner, user.life) == (worker, incarnation)]
+        return *joined([*outcomes, *map(self.owner_lost, waiting)]), waiting
 
     def came(self, worker: int, incarnation: int) -> Outbox:
-        """A member is known now: ask it for forks of its RRefs that came here before it was."""
+        """Request confirmation from a new member of forks that arrived here before the View that names it."""
         return [
             (worker, ForkRequest(user.rref, fork))
             for fork, user in self.users.items()
             if (user.owner, user.life) == (worker, incarnation) and not user.confirmed and user.parent is not None
         ]
 
-    def forsaken(self) -> list[Id]:
-        """Forks whose owner is known to be gone, though perhaps it was never known to be there."""
+    def orphaned_forks(self) -> list[Id]:
+        """Return the forks of owners that have left, even if no View has ever named them."""
         return [fork for fork, user in self.users.items() if self.alive(user.owner, user.life) is False]
 
-    # -- looking
-    def held_by(self, worker: int | None = None) -> list[Held]:
-        """Forks of RRefs owned here that a member holds; of all members, if None."""
+    # -- observation
+    def held_by(self, worker: int | None = None) -> list[HeldFork]:
+        """Return the forks of RRefs owned here that a member holds; of all members, if None."""
         return [
-            Held(rref, owned.type, fork, holder)
+            HeldFork(rref, owned.type, fork, holder)
             for rref, owned in self.owned.items()
             for fork, holder in owned.forks.items()
             if worker is None or holder == worker
@@ -286,13 +308,12 @@ class RRefs:
         }
 
     def check(self) -> None:
-        """Raise if the tables contradict each other."""
         for child, parent in self.children.items():
             assert child in self.users[parent].children, f"child {child} unknown to its parent {parent}"
         for rref, owned in self.owned.items():
-            assert owned.forks or not owned.created, f"{rref} is kept for nobody"
+            assert owned.forks or not owned.created, f"{rref} is kept without a fork"
 
-    # -- inside
+    # -- internals
     def _add_fork(self, rref: Id, fork: Id, holder: int, predecessors: bool = False) -> Effects:
         never = rref not in self.owned and (predecessors or self._is_past(rref))
         self.owned.setdefault(rref, Owned()).forks[fork] = holder
@@ -300,38 +321,21 @@ class RRefs:
         return self.unmade(rref, _lost_value(rref)) if never else []
 
     def _is_past(self, rref: Id) -> bool:
-        """Whether a value that is not here has been here, or will never be; else the call for it is on its way."""
+        """Return whether a value that is not here was freed, or will never be made; else its call is in transit."""
         gone = (rref.worker, rref.incarnation) in self._gone
-        return gone or rref.worker == self.me or rref in self._bereft or rref in self._freed
-
-    def _drop_fork(self, rref: Id, fork: Id) -> Effects:
-        owned = self.owned.get(rref)
-        if owned is None or owned.forks.pop(fork, None) is None:
-            return []
-        if owned.forks or not owned.created:
-            self._tell_owned("ForkDropped", rref)
-            return []
-        return self._let_go(rref)
+        return gone or rref.worker == self.me or rref in self._maybe_passed_on or rref in self._freed
 
     def _let_go(self, rref: Id) -> Effects:
         del self.owned[rref]
-        if rref.worker != self.me:
-            _bury(rref, self._freed)
+        if rref.worker != self.me:  # `_is_past` tells our own RRefs by their id
+            self._freed.add(rref)
         self._tell_owned("RRefFreed", rref)
         self._tell_empty()
         return [Free(rref)]
 
-    def _child_known(self, child: Id) -> tuple[Effects, Outbox]:
-        parent = self.children.pop(child, None)
-        if parent is None:
-            return [], []
-        del self.users[parent].children[child]
-        self._tell_user("ChildAccepted", parent)
-        return [], self._retire(parent)
-
     def _retire(self, fork: Id) -> Outbox:
         user = self.users[fork]
-        if not (user.released and user.confirmed and not user.children):
+        if not (user.released and user.confirmed and not user.children):  # the first rule of the header
             return []
         self._forget_user(fork)
         return [(user.owner, UserDelete(user.rref, fork))]
@@ -348,29 +352,15 @@ class RRefs:
 
     def _tell_owned(self, kind: str, rref: Id) -> None:
         if self.note is not None:
-            self.note(kind, "owned", str(rref), partial(self._row_of_owned, rref))
+            self.note(kind, "owned", str(rref), partial(row_of, self.owned, rref, _owned_row))
 
     def _tell_user(self, kind: str, fork: Id) -> None:
         if self.note is not None:
-            self.note(kind, "users", str(fork), partial(self._row_of_user, fork))
-
-    def _row_of_owned(self, rref: Id) -> Row | None:
-        owned = self.owned.get(rref)
-        return _owned_row(rref, owned) if owned else None
-
-    def _row_of_user(self, fork: Id) -> Row | None:
-        user = self.users.get(fork)
-        return _user_row(fork, user) if user else None
-
-
-def _bury(rref: Id, graves: dict[Id, None]) -> None:
-    graves[rref] = None
-    if len(graves) > _TOMBSTONES:
-        del graves[next(iter(graves))]
+            self.note(kind, "users", str(fork), partial(row_of, self.users, fork, _user_row))
 
 
 def _lost_value(rref: Id) -> WorkerLostError:
-    return WorkerLostError(f"the value of RRef {rref} is gone with a worker that held it or was to have it made")
+    return WorkerLostError(f"RRef {rref} has no value: the worker that held it, or that was to create it, is lost")
 
 
 def _owned_row(rref: Id, owned: Owned) -> Row:

@@ -1,7 +1,4 @@
-"""A drop-in for `torch.distributed.rpc`: `import rpcbench.rpc as rpc`.
-
-Importing it starts no thread and loads neither IPython nor zmq.
-"""
+"""A drop-in for `torch.distributed.rpc`; its import starts no thread and loads neither IPython nor zmq."""
 
 from __future__ import annotations
 
@@ -60,63 +57,25 @@ from rpcbench.runtime.current import cancelled
 from rpcbench.runtime.members import WorkerInfo
 
 __all__ = [
-    "_DEFAULT_INIT_METHOD",
-    "_DEFAULT_NUM_WORKER_THREADS",
-    "_DEFAULT_RPC_TIMEOUT_SEC",
-    "_UNSET_RPC_TIMEOUT",
-    "AllGatherStates",
-    "BackendType",
-    "BackendValue",
-    "Future",
-    "RRef",
-    "RpcAgent",
-    "RpcBackend",
-    "RpcBackendOptions",
-    "TensorPipeRpcBackendOptions",
-    "WorkerInfo",
-    "_TensorPipeRpcBackendOptionsBase",
-    "_delete_all_user_and_unforked_owner_rrefs",
-    "_get_current_rpc_agent",
-    "_init_rpc_backend",
-    "_is_current_rpc_agent_set",
-    "_is_tensorpipe_available",
-    "_rref_context_get_debug_info",
-    "_server_process_global_profile",
-    "_set_and_start_rpc_agent",
-    "_set_rpc_timeout",
-    "api",
-    "backend_registered",
-    "backend_registry",
-    "cancelled",
-    "constants",
-    "construct_rpc_backend_options",
-    "enable_gil_profiling",
-    "functions",
-    "get_rpc_timeout",
-    "get_worker_info",
-    "init_backend",
-    "init_model_parallel",
-    "init_rpc",
-    "internal",
-    "is_available",
-    "join_rpc",
-    "options",
-    "register_backend",
-    "remote",
-    "rpc_async",
-    "rpc_sync",
-    "shutdown",
-    "wait_all_workers",
+    "_DEFAULT_INIT_METHOD", "_DEFAULT_NUM_WORKER_THREADS", "_DEFAULT_RPC_TIMEOUT_SEC", "_UNSET_RPC_TIMEOUT",
+    "AllGatherStates", "BackendType", "BackendValue", "Future", "RRef", "RpcAgent", "RpcBackend", "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions", "WorkerInfo", "_TensorPipeRpcBackendOptionsBase",
+    "_delete_all_user_and_unforked_owner_rrefs", "_get_current_rpc_agent", "_init_rpc_backend",
+    "_is_current_rpc_agent_set", "_is_tensorpipe_available", "_rref_context_get_debug_info",
+    "_server_process_global_profile", "_set_and_start_rpc_agent", "_set_rpc_timeout", "api", "backend_registered",
+    "backend_registry", "cancelled", "constants", "construct_rpc_backend_options", "enable_gil_profiling", "functions",
+    "get_rpc_timeout", "get_worker_info", "init_backend", "init_model_parallel", "init_rpc", "internal", "is_available",
+    "join_rpc", "options", "register_backend", "remote", "rpc_async", "rpc_sync", "shutdown", "wait_all_workers",
     "wait_for",
-]
+]  # fmt: skip
 
-# torch's other names for the same
+# torch's other names for the same classes and functions
 PyRRef = RRef
 TensorPipeAgent = RpcAgent
 method_factory, new_method = api.method_factory, api.new_method
 
 
 def _get_debug_info() -> dict[str, str]:
-    """Counts of RRefs, threads, calls and autograd contexts of this worker."""
+    """Return counts of RRefs, threads, calls and autograd contexts of this worker."""
     agent = _get_current_rpc_agent()
     return {**_rref_context_get_debug_info(), **agent.get_debug_info(), **_autograd_debug_info()}

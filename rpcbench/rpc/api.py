@@ -1,4 +1,4 @@
-"""The functions of torch.distributed.rpc.api: calls, RRefs, who is there, and the end."""
+"""The functions of torch.distributed.rpc.api: calls, RRefs, members of the world, and shutdown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from rpcbench.base.config import JOIN_SECONDS
 from rpcbench.base.errors import NOT_INITIALIZED, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.rpc import overloads
+from rpcbench.rpc import functions
 from rpcbench.rpc.agent import _get_current_rpc_agent
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from rpcbench.rpc.functions import NamedFunction
 from rpcbench.rpc.gather import (
     AllGatherStates,
     _all_gather,
@@ -28,14 +29,7 @@ from rpcbench.rpc.gather import (
     _wait_all_workers,
     check_leaks,
 )
-from rpcbench.rpc.internal import (
-    PythonUDF,
-    RPCExecMode,
-    _build_rpc_profiling_key,
-    _internal_rpc_pickler,
-    _run_pickled,
-)
-from rpcbench.rpc.overloads import NamedFunction
+from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler, _run_pickled
 from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
@@ -43,36 +37,22 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import WorkerInfo
 
 __all__ = [
-    "AllGatherStates",
-    "RRef",
-    "_all_gather",
-    "_barrier",
-    "_broadcast_to_followers",
-    "_build_rpc_profiling_key",
-    "_gather_to_leader",
-    "_get_current_rpc_agent",
-    "_rref_context_get_debug_info",
-    "_wait_all_workers",
-    "get_worker_info",
-    "method_factory",
-    "new_method",
-    "remote",
-    "rpc_async",
-    "rpc_sync",
-    "shutdown",
-]
+    "AllGatherStates", "RRef", "_all_gather", "_barrier", "_broadcast_to_followers", "_build_rpc_profiling_key",
+    "_gather_to_leader", "_get_current_rpc_agent", "_rref_context_get_debug_info", "_wait_all_workers",
+    "get_worker_info", "method_factory", "new_method", "remote", "rpc_async", "rpc_sync", "shutdown",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Function = Callable[..., Any] | str
-PyRRef = RRef  # torch's name in C++
+PyRRef = RRef  # torch's name for it in C++
 _Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
 logger = logging.getLogger(__name__)
 
 _ignore_rref_leak = True
-"""False: `shutdown` raises where RRefs are left."""
-_default_pickler: Any = _internal_rpc_pickler
-_thread_local_var = threading.local()
+"""If False, `shutdown` raises where RRefs are left."""
+_default_pickler: Any = _internal_rpc_pickler  # of the whole process, as in torch
+_thread_local_var = threading.local()  # `future_list`, inside a `_wait_all` block
 
 
 # -- calls
@@ -83,11 +63,20 @@ def rpc_sync(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Any:
-    """Run `func(*args, **kwargs)` on worker `to` and return what it returns, or raise what it raises.
+    """Run `func(*args, **kwargs)` on worker `to`, and return its result or raise its error.
 
-    `func` may be the name of a function in the callee's main namespace, or "module:name". timeout in seconds; 0 for
-    none; default the agent's (60 s). RpcTimeoutError, WorkerLostError, SerializationError; NoOverloadError for an
-    operator of torch that does not take these arguments.
+    Args:
+        to: Name, id or WorkerInfo of the worker.
+        func: A callable, the name of a function in the callee's main namespace, or "module:name".
+        args: Positional arguments, a tuple or list.
+        kwargs: Named arguments.
+        timeout: Seconds until RpcTimeoutError; 0 for no limit; by default the agent's timeout (60 s).
+
+    Raises:
+        RpcTimeoutError: No result arrived in time.
+        WorkerLostError: The worker is lost.
+        SerializationError: The arguments or the result cannot be pickled.
+        NoOverloadError: `func` is an operator of torch that does not take these arguments; nothing was sent.
 
     >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
     tensor([4., 4.])
@@ -95,7 +84,7 @@ def rpc_sync(
     function, args, kwargs = _prepare(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.SYNC, func, to)
-    if event is None:
+    if event is None:  # `ask` creates no future; with one, small calls took 9 to 23 % longer
         return agent.ask(to, function, args, kwargs, timeout)
     with event as until:
         future = until(_call(agent, to, (function, args, kwargs), timeout))
@@ -109,7 +98,18 @@ def rpc_async(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """As `rpc_sync`, returning a Future at once. Do not change argument tensors until it is done.
+    """Run `func(*args, **kwargs)` on worker `to`, and return a Future of its result at once.
+
+    Do not change argument tensors until the future is done.
+
+    Args:
+        to, func, args, kwargs, timeout: As of `rpc_sync`.
+
+    Returns:
+        A Future with the result, or with one of the errors of `rpc_sync`.
+
+    Raises:
+        NoOverloadError: As of `rpc_sync`; nothing was sent.
 
     >>> futures = [rpc.rpc_async(name, pow, (2, 10)) for name in ("worker1", "worker2")]
     >>> [future.wait() for future in futures]
@@ -135,7 +135,16 @@ def remote(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[Any]:
-    """Run `func(*args, **kwargs)` on worker `to` and leave the result there; an RRef of it, at once.
+    """Run `func(*args, **kwargs)` on worker `to`, leave the result there, and return an RRef of it at once.
+
+    Args:
+        to, func, args, kwargs, timeout: As of `rpc_sync`. The timeout bounds the creation, not later uses.
+
+    Returns:
+        An RRef that raises the error of `func` where its value is used.
+
+    Raises:
+        NoOverloadError: As of `rpc_sync`; nothing was sent.
 
     >>> rref = rpc.remote("worker1", torch.arange, (5,))
     >>> rpc.rpc_sync("worker2", lambda rref: rref.to_here().sum(), (rref,))
@@ -156,28 +165,28 @@ def remote(
 def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
     try:
         return agent.call(to, *call, timeout)
-    except WorkerLostError as error:  # that it is gone is known already: no different from hearing of it later
+    except WorkerLostError as error:  # the caller gets one form of the error, whether the loss comes before or after
         future: Future[Any] = Future()
         future.set_exception(error)
         return future
 
 
 def _prepare(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> _Call:
-    """What is really called over there. TypeError for what cannot be."""
+    """Return the call that is sent to the callee. Raises TypeError for a function or arguments that cannot be sent."""
     args, kwargs = arguments_of(args, kwargs)
     function = NamedFunction(func) if isinstance(func, str) else func
     if not callable(function):
         raise TypeError("function should be callable.")
     if type(function) is BuiltinFunctionType:
-        overloads.check_overload(function, args, kwargs)
-    if _default_pickler is not _internal_rpc_pickler:
+        functions.check_overload(function, args, kwargs)
+    if _default_pickler is not _internal_rpc_pickler:  # the pickler of `_use_rpc_pickler` has packed the call itself
         return _run_pickled, _default_pickler.serialize(PythonUDF(function, args, kwargs)), {}
     return function, args, kwargs
 
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
-    """At the end of the block, wait for all that this thread began in it with `rpc_async`; raise the first error."""
+    """Wait at the end of the block for all `rpc_async` calls that this thread made in it; raise the first error."""
     futures: list[Future[Any]] = []
     _thread_local_var.future_list = futures
     try:
@@ -189,7 +198,7 @@ def _wait_all() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Calls made in this block, in all threads, are packed by `rpc_pickler.serialize(obj) -> (bytes, tensors)`."""
+    """Pack calls made in this block, in all threads, with `rpc_pickler.serialize(obj) -> (bytes, tensors)`."""
     global _default_pickler
     _default_pickler = rpc_pickler
     try:
@@ -198,17 +207,22 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
         _default_pickler = _internal_rpc_pickler
 
 
-# -- who is there
+# -- members
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """Name and id of a worker, this one by default. RuntimeError for an unknown one."""
+    """Return name and id of a worker, by default of this one. Raises RuntimeError for an unknown one."""
     agent = current.current()
     return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
 
 
 def wait_for(count: int, timeout: float = JOIN_SECONDS) -> None:
-    """Wait until the world has `count` workers, this one among them; for worlds without a size.
+    """Wait until the world has `count` workers, including this one; for worlds without a fixed size.
 
-    RpcError after `timeout` seconds; it names who came and, as far as it is known, who is missing.
+    Args:
+        count: Number of workers.
+        timeout: Seconds.
+
+    Raises:
+        RpcError: The timeout has passed. Names the workers that came and, as far as known, those that are missing.
     """
     current.current().wait_for(count, timeout)
 
@@ -218,7 +232,7 @@ def _to_worker_info(to: int | str | WorkerInfo) -> WorkerInfo:
 
 
 def get_rpc_timeout() -> float:
-    """Seconds a call may take that names no timeout of its own; 0 for no limit."""
+    """Return the timeout in seconds of calls that name none; 0 for no limit."""
     return current.current().rpc_timeout
 
 
@@ -235,7 +249,7 @@ def _is_current_rpc_agent_set() -> bool:
 
 
 def _set_and_start_rpc_agent(agent: Agent) -> None:
-    """Speak through this agent from now on. It may be started already."""
+    """Make this agent the current one; it may be started already."""
     if not isinstance(agent, Agent):
         raise TypeError(f"an agent must be an rpcbench Agent, or derive from it, to take calls; not {agent!r}")
     current.adopt(agent)
@@ -243,7 +257,8 @@ def _set_and_start_rpc_agent(agent: Agent) -> None:
 
 
 def _init_rpc_states(agent: Any) -> None:
-    """An agent that a backend has made becomes the current one, unless it is already. It serves calls from now on."""
+    """Make an agent from a backend the current one, unless it is already, and let it serve calls."""
+    # Calls of peers wait for `ready`: a function that they run may use the current agent.
     if not _is_current_rpc_agent_set():
         _set_and_start_rpc_agent(agent)
     elif isinstance(agent, Agent):
@@ -251,7 +266,7 @@ def _init_rpc_states(agent: Any) -> None:
 
 
 def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
-    """For functions that need an agent: RuntimeError where there is none."""
+    """Make a function raise RuntimeError where there is no agent."""
 
     @functools.wraps(func)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -263,18 +278,22 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Measure how long calls wait for Python's lock here: `agent.gil_average_wait_time_us` in `get_metrics`."""
+    """Measure how long calls wait for the GIL here: `agent.gil_average_wait_time_us` in `get_metrics`."""
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 
-# -- the end
+# -- shutdown
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Leave the world. Graceful: wait for calls in flight, and in a world of fixed size for all other workers; then
-    let go of all RRefs.
+    """Leave the world.
 
-    timeout in seconds bounds each wait, 0 waits without end. RuntimeError where RPC is not initialized, and where
-    worker 0 was lost before all had come here; where `_ignore_rref_leak` is False also with a list of the RRefs that
-    are left.
+    Args:
+        graceful: First wait for calls in flight, and in a world of fixed size for all other workers; then release all
+            RRefs.
+        timeout: Seconds that bound each wait; 0 for no limit.
+
+    Raises:
+        RuntimeError: RPC is not initialized; worker 0 was lost before all workers had called `shutdown`; or RRefs are
+            left, which it lists, where `_ignore_rref_leak` is False.
     """
     agent = current.current()
     agent.shutdown(graceful, timeout, last=lambda: _let_go(agent))
@@ -284,15 +303,15 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
 def _let_go(agent: Agent) -> None:
     if agent.machine.ask(lambda node: node.members.ended):
-        gone = agent.roster.unreachable(0, "it is gone")
+        gone = agent.member_table.unreachable(0, "it is gone")
         raise WorkerLostError(f"the world of {agent.name} has ended before all were done: {gone}")
     with current.using(agent):
         _delete_all_user_and_unforked_owner_rrefs()
 
 
-# -- names that torch exports from the loop that makes its RRef
+# -- names that torch exports because they are left over from the loop that builds its RRef
 def method_factory(method_name: str, docstring: str) -> Callable[..., Any]:
-    """A method that calls the method of this name of the class above."""
+    """Return a method that calls the base class's method of this name."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(type(self), self), method_name)(*args, **kwargs)
@@ -305,7 +324,8 @@ new_method = method_factory("to_here", RRef.to_here.__doc__ or "")
 
 
 def arguments_of(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments of a call; None for none. TypeError for what cannot be any: a forgotten comma."""
+    """Return positional and named arguments of a call; None stands for none. Raises TypeError for other types."""
+    # A tensor, or a string, is iterable too: without this check `args=(x)` would call with its elements.
     if args is not None and not isinstance(args, tuple | list):
         raise TypeError(f"args is a tuple or list of arguments, not {_a(args)}; for one argument write args=(x,)")
     if kwargs is not None and not isinstance(kwargs, dict):

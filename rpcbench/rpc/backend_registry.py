@@ -1,7 +1,6 @@
 """Kinds of agents by name, as in torch.distributed.rpc.backend_registry: programs and tests may register their own.
 
-A backend is two functions: one makes its options, the other an agent that has joined its world. A member of
-`BackendType` stays good when others are registered.
+A backend is two functions: one creates its options, the other an agent that has joined its world.
 """
 
 from __future__ import annotations
@@ -14,24 +13,21 @@ from rpcbench.rpc import constants
 from rpcbench.rpc.options import RpcBackendOptions
 
 __all__ = [
-    "BackendType",
-    "BackendValue",
-    "backend_registered",
-    "construct_rpc_backend_options",
-    "init_backend",
+    "BackendType", "BackendValue", "backend_registered", "construct_rpc_backend_options", "init_backend",
     "register_backend",
-]
+]  # fmt: skip
 
 
 class BackendValue(NamedTuple):
-    """What a backend consists of."""
+    """The two functions of a backend."""
 
-    construct_rpc_backend_options_handler: Callable[..., Any]
-    init_backend_handler: Callable[..., Any]
+    construct_rpc_backend_options_handler: Callable[..., Any]  # (rpc_timeout=, init_method=, **kwargs) -> options
+    init_backend_handler: Callable[..., Any]  # (store=, name=, rank=, world_size=, rpc_backend_options=) -> agent
 
 
+# Not enum.Enum, which is closed: torch builds a new Enum for each registration, so that old members match no new ones.
 class _Backends(type):
-    """An enumeration that grows: `BackendType.TENSORPIPE`, `BackendType["TENSORPIPE"]`, `list(BackendType)`."""
+    """An extensible enumeration: `BackendType.TENSORPIPE`, `BackendType["TENSORPIPE"]`, `list(BackendType)`."""
 
     _members: dict[str, BackendType]
 
@@ -55,9 +51,9 @@ class _Backends(type):
 
 
 class BackendType(metaclass=_Backends):
-    """One of the registered backends: its `name`, and a BackendValue as its `value`."""
+    """A registered backend: its `name`, and a BackendValue as its `value`."""
 
-    _members: dict[str, BackendType] = {}
+    _members: dict[str, BackendType] = {}  # of this process; filled by `register_backend`
 
     def __init__(self, name: str, value: BackendValue) -> None:
         self.name = name
@@ -67,16 +63,12 @@ class BackendType(metaclass=_Backends):
     def __repr__(self) -> str:
         return f"BackendType.{self.name}"
 
-    def __reduce__(self) -> Any:
-        return _named, (self.name,)
-
-
-def _named(name: str) -> BackendType:
-    return BackendType[name]
+    def __reduce__(self) -> Any:  # by name, as the functions of a backend need not be picklable
+        return getattr, (BackendType, self.name)
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Whether there is a backend of this name."""
+    """Return whether there is a backend of this name."""
     return backend_name in BackendType.__members__
 
 
@@ -85,10 +77,16 @@ def register_backend(
     construct_rpc_backend_options_handler: Callable[..., Any],
     init_backend_handler: Callable[..., Any],
 ) -> BackendType:
-    """A new member of BackendType. RuntimeError where the name is taken.
+    """Register a backend, and return it as a new member of BackendType.
 
-    `construct_rpc_backend_options_handler(rpc_timeout=, init_method=, **kwargs)` makes options.
-    `init_backend_handler(store=, name=, rank=, world_size=, rpc_backend_options=)` makes a running agent.
+    Args:
+        backend_name: A name that is not taken yet.
+        construct_rpc_backend_options_handler: Called with (rpc_timeout=, init_method=, **kwargs); returns options.
+        init_backend_handler: Called with (store=, name=, rank=, world_size=, rpc_backend_options=); returns a running
+            agent.
+
+    Raises:
+        RuntimeError: The name is taken.
     """
     if backend_registered(backend_name):
         raise RuntimeError(f"RPC backend {backend_name}: already registered")
@@ -102,12 +100,19 @@ def construct_rpc_backend_options(
     init_method: str = constants.DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> RpcBackendOptions:
-    """Options of this backend; `kwargs` are its own."""
+    """Return options of a backend.
+
+    Args:
+        backend: A member of `BackendType`.
+        rpc_timeout: Default timeout of calls in seconds.
+        init_method: Rendezvous URL.
+        **kwargs: Further options of this backend.
+    """
     make = backend.value.construct_rpc_backend_options_handler
     options: RpcBackendOptions = make(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
     return options
 
 
 def init_backend(backend: BackendType, *args: Any, **kwargs: Any) -> Any:
-    """A running agent of this backend."""
+    """Return a running agent of this backend."""
     return backend.value.init_backend_handler(*args, **kwargs)

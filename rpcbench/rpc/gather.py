@@ -1,37 +1,45 @@
-"""All workers, or some, exchange an object each and wait for one another: `_all_gather`, `_barrier`.
+"""All-gather and barrier of Python objects over RPC (`_all_gather`, `_barrier`), and counts of RRefs for leak checks.
 
-One of them leads: for all workers the one that leads the world, else the one whose name sorts first. It counts rounds,
-so that workers which have come later, and threads that gather at once, agree on who belongs together: a contribution
-goes into the oldest round that has none of that worker yet. A round of all is complete when everyone who is in the
-world by then has given something; a round of some fails when one of them goes.
+One worker leads a gather: for all workers the leader of the world, else the worker with the smallest name. It forms
+the rounds, so that workers that joined later, and threads that gather at the same time, agree on which contributions
+belong together: a contribution joins the oldest round that has none from that worker yet. A round of all workers is
+complete when every current member has contributed; a round of some workers fails when one of them leaves.
 
-How many RRefs there are, as torch counts them, and whether all are gone at the end. At a graceful end every worker lets
-go of what it uses, wherever Python still holds it; then no worker uses anything, and every owner is left with nothing.
-What is left is a leak.
+At a graceful shutdown every worker releases the RRefs that it uses, even those that Python still holds. Then no worker
+uses any RRef, and every owner drops its values. Any RRef that is left is a leak.
 """
+# One round, led by w1. A follower numbers its waits, by which the result finds the thread; it drops a late result.
+#     w2                         w1 (leader)                       w3
+#      | _gather_to_leader(b, 7) ─> | give                          |
+#      |                          | <── _gather_to_leader(c, 4) ─── |
+#      |                     _all_gather(a): the round is complete  |
+#      | <─ _broadcast_to_followers(7, {w1: a, w2: b, w3: c})       |
+#      |            _broadcast_to_followers(4, {w1: a, …}) ───────> |
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.errors import RpcError, RpcTimeoutError, ShutdownError, WorkerLostError
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import Future, blocked
+from rpcbench.base.ids import Counter
 from rpcbench.protocol.node import Node
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.members import WorkerInfo
+from rpcbench.runtime.members import GONE, WorkerInfo
 
-_PATIENCE = timedelta(seconds=100)
+_PATIENCE = timedelta(seconds=100)  # for owners and users of RRefs at shutdown
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
-    """Counts: RRefs owned here, their forks, forks held here that are not confirmed, and forks on their way."""
+    """Return counts: RRefs owned here, their forks, unconfirmed forks held here, and forks in transit."""
     return current.current().machine.ask(_counts)
 
 
@@ -46,10 +54,11 @@ def _counts(node: Node) -> dict[str, str]:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) -> None:
-    """Let go of all RRefs used here; returns when none is used or owned here any more, or after `timeout`."""
+    """Release all RRefs used here; return when none is used or owned here any more, or after `timeout`."""
     agent = current.current()
-    empty = Flag()
+    empty = Event()
 
+    # One step under the node's lock: the last RRef cannot vanish between the test and the registration.
     def watch(node: Node) -> bool:
         node.rrefs.on_empty = empty.set
         return not (node.rrefs.owned or node.rrefs.users)
@@ -62,16 +71,13 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) ->
 
 
 def check_leaks(agent: Agent) -> None:
-    """RpcError that lists the RRefs owned here although the world is over, and where those held here were made."""
+    """Raise RpcError if RRefs are owned here after the world's end; list them, and where those held here were made."""
     leaks = agent.machine.ask(_leaks)
     if leaks:
         head = f"{agent.name} has {len(leaks)} RRef(s) left at its end; let go of them before shutdown:"
-        raise RpcError("\n".join([head, *leaks, *_held_here(agent)]))
-
-
-def _held_here(agent: Agent) -> list[str]:
-    handles = [handle for hold in list(agent.holds) if (handle := hold()) is not None and not handle._released]
-    return [f"Held here: RRef {h._rref}, made at {h._site or 'no line of this program'}" for h in handles]
+        handles = [handle for hold in list(agent.holds) if (handle := hold()) is not None and not handle._released]
+        here = [f"Held here: RRef {h._rref}, made at {h._site or 'no line of this program'}" for h in handles]
+        raise RpcError("\n".join([head, *leaks, *here]))
 
 
 def _leaks(node: Node) -> list[str]:
@@ -80,18 +86,20 @@ def _leaks(node: Node) -> list[str]:
 
 
 logger = logging.getLogger(__name__)
-_ALL: frozenset[str] = frozenset()
-_Key = frozenset[str]
+_ALL: frozenset[str] = frozenset()  # the key of rounds of all workers
+_Key = frozenset[str]  # names of the workers of a round
 
 
 class AllGatherStates:
-    """One round: what was given so far, by name of the giver; `proceed_signal` is set when there will be no more."""
+    """One round of an all-gather; the attributes that torch has keep its names."""
 
     def __init__(self, leader: str = "") -> None:
         self.leader = leader
-        self.gathered_objects: dict[str, Any] = {}
-        self.proceed_signal = Flag()
-        self.error: Exception | None = None
+        self.gathered_objects: dict[str, Any] = {}  # by name of the contributor
+        self.proceed_signal = Event()  # set when the round is complete or has failed
+        self.error: Exception | None = None  # the reason that it failed
+        self.number = 0  # of a follower's wait
+        self.numbers: dict[str, int] = {}  # of the contributors' waits, on the leader
 
     def end(self, objects: dict[str, Any] | Exception) -> None:
         if isinstance(objects, Exception):
@@ -101,15 +109,15 @@ class AllGatherStates:
         self.proceed_signal.set()
 
 
-class _Gathering:
-    """What one agent knows of rounds: those it leads, and those it waits for."""
+class _GatherRounds:
+    """The rounds of one agent: those that it leads, and those for which its threads wait."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._rounds: dict[_Key, int] = {}  # numbers that were given out
-        self._led: dict[tuple[_Key, int], AllGatherStates] = {}  # not complete yet
-        self._followed: dict[tuple[str, _Key, int], AllGatherStates] = {}  # by the leader's name, too
+        self._led: dict[AllGatherStates, _Key] = {}  # led here, not complete yet; oldest first
+        self._followed: dict[int, AllGatherStates] = {}  # by number of the wait
+        self._numbers = Counter(1)
         agent.on_member(self._changed)
         agent.on_end.append(self._over)
 
@@ -117,121 +125,126 @@ class _Gathering:
         return min(key) if key else self._agent.member(self._agent.machine.ask(lambda node: node.members.leader)).name
 
     # -- the leader
-    def give(self, key: _Key, giver: str, value: Any) -> int:
-        """Put a contribution into a round; its number."""
+    def give(self, key: _Key, giver: str, value: Any, number: int = 0) -> AllGatherStates:
+        """Put a contribution into a round, and return the round. `number`: of the giver's wait."""
         with self._lock:
-            number = next((n for k, n in self._led if k == key and giver not in self._led[k, n].gathered_objects), None)
-            if number is None:
-                number = self._rounds.get(key, 0)
-                self._rounds[key] = number + 1
-                self._led[key, number] = AllGatherStates(self._agent.name)
-            self._led[key, number].gathered_objects[giver] = value
-            if giver == self._agent.name:
-                self._followed[giver, key, number] = self._led[key, number]
+            open_ = (states for states, k in self._led.items() if k == key and giver not in states.gathered_objects)
+            states = next(open_, None) or AllGatherStates(self._agent.name)
+            self._led[states] = key
+            states.gathered_objects[giver] = value
+            states.numbers[giver] = number
         self._end_complete()
-        return number
+        return states
 
     def _end_complete(self) -> None:
         everyone = {info.name for info in self._agent.members()}
         with self._lock:
-            for (key, number), states in list(self._led.items()):
+            for states, key in list(self._led.items()):
                 if (key or everyone) <= states.gathered_objects.keys():
-                    del self._led[key, number]
+                    del self._led[states]
                     states.proceed_signal.set()
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        """Somebody has come or gone."""
-        if kind != "joined":
-            error = WorkerLostError(f"{who.name} has gone while others waited for it in _all_gather: {reason}")
+        """End the rounds that a lost worker would have completed or led; complete those that wait for it no more."""
+        if kind in GONE:
+            error = WorkerLostError(f"{who.name} has left while others waited for it in _all_gather: {reason}")
             with self._lock:
-                hopeless = [
-                    place for place, states in self._led.items()
-                    if who.name in place[0] and who.name not in states.gathered_objects
-                ]  # fmt: skip
-                ended = [self._led.pop(place) for place in hopeless]
+                ended = [s for s, key in self._led.items() if who.name in key and who.name not in s.gathered_objects]
+                for states in ended:
+                    del self._led[states]
                 ended += [states for states in self._followed.values() if states.leader == who.name]
             for states in ended:
                 states.end(error)
-        self._end_complete()
+        self._end_complete()  # a round of all workers may have waited for that one only
 
     def _over(self) -> None:
-        """The agent stops: nobody waits on."""
+        """End all rounds when the agent stops, so that no thread waits on."""
         with self._lock:
-            waiting = [*self._led.values(), *self._followed.values()]
+            waiting = [*self._led, *self._followed.values()]
         for states in waiting:
-            states.end(ShutdownError(f"{self._agent.name} has shut down while others were waited for in _all_gather"))
+            states.end(ShutdownError(f"{self._agent.name} has shut down while it waited for others in _all_gather"))
 
     # -- followers
-    def round(self, leader: str, key: _Key, number: int) -> AllGatherStates:
+    def follow(self, leader: str) -> AllGatherStates:
+        """Register a wait for a round. If the leader leaves from now on, `_changed` ends it."""
+        states = AllGatherStates(leader)
+        states.number = self._numbers.next()
         with self._lock:
-            return self._followed.setdefault((leader, key, number), AllGatherStates(leader))
+            self._followed[states.number] = states
+        return states
 
-    def forget(self, leader: str, key: _Key, number: int) -> None:
+    def forget(self, states: AllGatherStates) -> None:
         with self._lock:
-            self._followed.pop((leader, key, number), None)
-            self._led.pop((key, number), None)
+            self._followed.pop(states.number, None)
+            self._led.pop(states, None)
 
 
-# -- what runs on other workers
-def _gather_to_leader(key: _Key, giver: str, value: Any) -> int:
-    return current.current().part(_Gathering).give(key, giver, value)
+# -- functions that run on other workers
+def _gather_to_leader(key: _Key, giver: str, value: Any, number: int) -> None:
+    current.current().part(_GatherRounds).give(key, giver, value, number)
 
 
-def _broadcast_to_followers(leader: str, key: _Key, number: int, objects: dict[str, Any] | Exception) -> None:
-    current.current().part(_Gathering).round(leader, key, number).end(objects)
+def _broadcast_to_followers(number: int, objects: dict[str, Any] | Exception) -> None:
+    if (states := current.current().part(_GatherRounds)._followed.get(number)) is not None:  # it has not timed out
+        states.end(objects)
 
 
 # -- API
 def _all_gather(
     obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """What every worker gives, by name; returns when all of `worker_names` (by default all there are) have given.
+    """Exchange one object with other workers, and return the objects of all by name.
 
-    `timeout` in seconds bounds each message and the wait; by default the wait has no end, and messages the agent's
-    timeout. RpcTimeoutError, and WorkerLostError where one that is waited for, or the one who leads, is gone.
+    Args:
+        obj: The contribution of this worker.
+        worker_names: The workers that take part; by default all members of the world.
+        timeout: Seconds for each message and for the wait. By default the wait has no limit, and messages have the
+            agent's timeout.
+
+    Raises:
+        RpcTimeoutError: The timeout has passed.
+        WorkerLostError: The leader, or a worker for which the round waits, is lost or has left.
     """
     agent = current.current()
-    gathering = agent.part(_Gathering)
+    rounds = agent.part(_GatherRounds)
     key = frozenset(worker_names) if worker_names else _ALL
     waiting = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
-    leader = gathering.leader(key)
-    if leader == agent.name:
-        number = gathering.give(key, agent.name, obj)
-    else:
-        number = agent.call(leader, _gather_to_leader, (key, agent.name, obj), timeout=timeout).wait()
-    states = gathering.round(leader, key, number)
+    leader = rounds.leader(key)
+    leads = leader == agent.name
+    states = rounds.give(key, leader, obj) if leads else rounds.follow(leader)
     try:
-        agent.member(leader)  # should it go now, the round is told; had it gone before, this raises
+        if not leads:
+            agent.call(leader, _gather_to_leader, (key, agent.name, obj, states.number), timeout=timeout).wait()
         with blocked():
             ended = states.proceed_signal.wait(waiting)
         if not ended:
             states.error = RpcTimeoutError(
-                f"{agent.name} timed out in _all_gather after {timeout:.2f} seconds: {leader}, which leads it, did not "
-                "have all"
+                f"{agent.name} timed out in _all_gather after {timeout:.2f} seconds: its leader {leader} has not "
+                "received all contributions"
             )
-        if leader == agent.name:
-            _tell(agent, key, number, states, timeout)
+        if leads:
+            _send_result(agent, states, timeout)
     finally:
-        gathering.forget(leader, key, number)
+        rounds.forget(states)
     if states.error is not None:
         raise states.error
     return states.gathered_objects
 
 
-def _tell(agent: Agent, key: _Key, number: int, states: AllGatherStates, timeout: float) -> None:
-    """The leader passes on what was gathered; followers that have gone since need it no more."""
+def _send_result(agent: Agent, states: AllGatherStates, timeout: float) -> None:
+    """Send the result of a round from its leader to the followers that are still there."""
     there = {info.name for info in agent.members()} - {agent.name}
-    told = states.error or states.gathered_objects
-    sent = {
-        name: agent.call(name, _broadcast_to_followers, (agent.name, key, number, told), timeout=timeout)
-        for name in there & states.gathered_objects.keys()
-    }
+    result = states.error or states.gathered_objects
+    sent: dict[str, Future[Any]] = {}
+    for name in there & states.numbers.keys():
+        with contextlib.suppress(WorkerLostError):  # it has left since
+            sent[name] = agent.call(name, _broadcast_to_followers, (states.numbers[name], result), timeout=timeout)
     errors: dict[str, Exception] = {}
     for name, future in sent.items():
         try:
             future.wait()
         except WorkerLostError:
-            continue
+            pass
         except RpcError as error:
             errors[name] = error
     if errors:
@@ -243,14 +256,14 @@ def _tell(agent: Agent, key: _Key, number: int, states: AllGatherStates, timeout
 
 
 def _barrier(worker_names: Iterable[str]) -> None:
-    """Returns when all these workers have called it, or will not; as in torch, only the log says so then."""
+    """Wait until all these workers have called it; if one cannot, log that and return, as torch does."""
     agent, names = current.current(), sorted(worker_names)
     try:
         _all_gather(None, names)
     except RuntimeError:
-        logger.exception("%s goes on without having met all of %s in _barrier", agent.name, ", ".join(names))
+        logger.exception("%s continues although not all of %s have reached _barrier", agent.name, ", ".join(names))
 
 
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Returns when all workers have called it. Errors as `_all_gather`."""
+    """Wait until all workers have called it. Raises the errors of `_all_gather`."""
     _all_gather(None, timeout=timeout)

@@ -1,19 +1,15 @@
-"""How a process joins a world: `init_rpc`, where the workers of a script meet, and how an agent is put together.
+"""`init_rpc`: the rendezvous of a script's workers at an env://, file:// or tcp:// URL, and assembly of the agent.
 
-Where the workers of a script meet: env://, file:// and tcp:// URLs.
-
-Workers of one user on one host meet in a directory that only this user can enter, named after the URL; the first
-comer makes the secret there. So no port is opened, and no other user can take part.
-
-Workers on several hosts share a secret that their user gives them (RPCBENCH_SECRET_FILE). Rank 0 listens at the host
-and port of the URL, with TLS; each other rank dials it, and listens on the interface that leads there, or on
-RPCBENCH_BIND. Those on one host still use its directory among themselves.
-
-Each worker removes its socket file when it leaves. The directory and the secret stay, for the worlds to come: the
-quickest worker of the next one may have read the secret before the slowest of this one has gone.
-
-A process that comes under the rank of one before it must not be taken for that one. So before its first message as a
-member it asks which incarnation of its rank it is. The leader gives it out in the handshake, and never twice.
+Rules:
+- Workers of one user on one host meet in a directory that only this user can enter, named after the URL. The first
+  worker creates the secret there. So no port is opened, and no other user can take part.
+- Workers on several hosts share a secret from their user (RPCBENCH_SECRET_FILE). Rank 0 listens with TLS at the host
+  and port of the URL. Each other rank connects to it, and listens on the interface that leads there or on
+  RPCBENCH_BIND. Workers on one host still use its directory among themselves.
+- Each worker removes its socket file when it leaves. The directory and the secret stay for later worlds: the fastest
+  worker of the next world may read the secret before the slowest worker of this one has left.
+- A restarted process must not be taken for an earlier process with its rank. Before its first message as a member it
+  requests its incarnation, which the leader assigns in the handshake and never twice.
 """
 
 from __future__ import annotations
@@ -65,23 +61,25 @@ from rpcbench.runtime.timers import keep_what_is_freed
 from rpcbench.transport import hosts, listeners, run_dir
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Link
-from rpcbench.transport.handshake import UNBORN, Identity
+from rpcbench.transport.handshake import NO_INCARNATION, Identity
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.transport.run_dir import shared_directory, shared_secret
 
-_PAUSE = 0.05
-_NEWS = 1.0
-"""Seconds until an end has been heard of: who hangs up may be leaving, who has this rank may have been killed."""
+_PAUSE = 0.05  # seconds between two requests for an incarnation
+# After a hang-up or a refusal: the peer may be leaving, and the process that holds this rank may have been killed.
+_BUSY_SECONDS = 1.0
+"""Seconds that members may take to notice that a process has ended."""
 
 
 def request_incarnation(config: WorldConfig, may_found: bool, deadline: float) -> WorldConfig:
-    """The configuration with the id of who leads, which is this process's own where it founds, and its incarnation.
+    """Return the configuration with the leader's id and this process's incarnation; a founder is its own leader.
 
-    IncompleteWorldError where nobody answers until `deadline` (of time.monotonic); RefusedError, AuthenticationError.
+    Raises IncompleteWorldError where no leader answers before `deadline` (of time.monotonic); RefusedError;
+    AuthenticationError.
     """
-    me = Identity(config.cluster, config.id, config.name, UNBORN, host_id())
-    patience, since = time.monotonic() + _NEWS, time.time()
+    me = Identity(config.cluster, config.id, config.name, NO_INCARNATION, host_id())
+    patience, since = time.monotonic() + _BUSY_SECONDS, time.time()
     while True:
         try:
             leader = _first_answer(config, me)
@@ -90,29 +88,26 @@ def request_incarnation(config: WorldConfig, may_found: bool, deadline: float) -
             if may_found:
                 return replace(config, led_by=config.id, incarnation=0)
             why: RpcError = error
+            # In a world of fixed size worker 0 records its failure in the rendezvous: the others then stop waiting.
             if config.world_size is not None and (failure := Rendezvous(Path(config.directory)).failure(since)):
                 raise IncompleteWorldError(f"{config.name}: worker 0 could not found the world: {failure}") from error
         except RefusedError as error:
-            if not error.again and time.monotonic() > patience:
+            if not error.again and time.monotonic() > patience:  # the old holder of the rank may have just died
                 raise
             why = error
-        except AuthenticationError as error:
+        except AuthenticationError as error:  # a peer that hangs up during the handshake may be leaving its world
             if time.monotonic() > patience:
                 raise
             why = error
         if time.monotonic() > deadline:
-            raise IncompleteWorldError(f"{config.name} cannot reach {_whom(config)}: {why}") from why
-        time.sleep(_PAUSE)  # nothing can tell us when somebody begins to lead
-
-
-def _whom(config: WorldConfig) -> str:
-    if config.world_size is not None or not config.leader:
-        return "worker 0 of its world"
-    return "worker 0 of its world, nor one on the same host who leads it now"
+            other = config.world_size is None and config.leader
+            nor = ", nor a worker on the same host that leads it now" if other else ""
+            raise IncompleteWorldError(f"{config.name} cannot reach worker 0 of its world{nor}: {why}") from why
+        time.sleep(_PAUSE)  # polls: no event reports that a leader has begun to listen
 
 
 def _first_answer(config: WorldConfig, me: Identity) -> Identity:
-    """NotConnectedError where nobody listens."""
+    """Return the identity of the first leader that answers. Raises NotConnectedError where none listens."""
     meeting, opener = Rendezvous(Path(config.directory)), Opener(config.secret)
     ways: Iterable[Callable[[], str]] = (meeting.find, *([lambda: config.leader] if config.leader else []))
     failed = ""
@@ -127,20 +122,19 @@ def _first_answer(config: WorldConfig, me: Identity) -> Identity:
     raise NotConnectedError(failed)
 
 
-class Place(NamedTuple):
-    """What a URL says: a key that all its workers share, and rank and size where it (or the environment) has them.
+class RendezvousUrl(NamedTuple):
+    """The contents of a rendezvous URL, completed from the environment."""
 
-    `leader`: host:port of rank 0, where others than those on this host may come; "" where they may not.
-    """
-
-    key: str
-    rank: int
+    key: str  # the same for all workers of the world
+    rank: int  # -1: not given
     world_size: int | None
-    leader: str = ""
+    leader: str = ""  # host:port of rank 0 where workers on other hosts may join; else empty
 
 
-def meet_at(name: str, url: str, rank: int, world_size: int | None, rpc_timeout: float, threads: int) -> WorldConfig:
-    """The configuration of this worker. ValueError or RuntimeError that says what is missing."""
+def resolve_config(
+    name: str, url: str, rank: int, world_size: int | None, rpc_timeout: float, threads: int
+) -> WorldConfig:
+    """Return the configuration of this worker. Raises ValueError or RuntimeError that names the missing part."""
     check_name(name)
     place = _resolve(url, rank, world_size)
     if place.rank < 0:
@@ -150,7 +144,8 @@ def meet_at(name: str, url: str, rank: int, world_size: int | None, rpc_timeout:
     if place.leader and shared is None:
         if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
             raise run_dir.demand_secret(place.leader)
-        place = place._replace(leader="")  # a program of one host, which names it
+        place = place._replace(leader="")  # MASTER_ADDR is this host's own name, so all workers are here
+    # file:// may name a shared file system, so its key holds for all hosts; other keys hold for one host.
     directory = shared_directory(place.key if place.key.startswith("file:") else f"{place.key} on {host_id()}")
     return WorldConfig(
         name=name,
@@ -169,21 +164,19 @@ def meet_at(name: str, url: str, rank: int, world_size: int | None, rpc_timeout:
 
 
 def may_found(config: WorldConfig, url: str) -> bool:
-    """Whether this process founds the world if it finds none: rank 0, and in an open world at a file any rank.
-
-    As with torch, whose file is there for all, and whose port belongs to rank 0.
-    """
+    """Return whether this process founds the world if it finds none."""
+    # As in torch: rank 0 owns the port of a tcp:// URL, while any rank of an open world may create the file.
     return config.id == 0 or (config.world_size is None and urlsplit(url).scheme == "file")
 
 
-def _remote(place: Place) -> str:
-    """Where workers on other hosts find this one, unless it founds an open world."""
+def _remote(place: RendezvousUrl) -> str:
+    """Return the address under which workers on other hosts reach this one, unless it founds an open world."""
     if place.rank == 0 and place.world_size is not None:
         return f"tls://{place.leader}"
     return hosts.address_towards(place.leader)
 
 
-def _resolve(url: str, rank: int, world_size: int | None) -> Place:
+def _resolve(url: str, rank: int, world_size: int | None) -> RendezvousUrl:
     parts = urlsplit(url)
     if parts.scheme == "env":
         return _from_environment(rank, world_size)
@@ -193,7 +186,7 @@ def _resolve(url: str, rank: int, world_size: int | None) -> Place:
     if parts.scheme == "file":
         if not parts.path:
             raise ValueError(f"file:// rendezvous: path missing: {url!r} names no file; write file:///path")
-        return Place(f"file://{os.path.abspath(parts.path)}", rank, world_size)  # noqa: PTH100  (no such file needed)
+        return RendezvousUrl(f"file://{os.path.abspath(parts.path)}", rank, world_size)  # noqa: PTH100  (may not exist)
     if parts.scheme == "tcp":
         return _on_network(parts.hostname or "", parts.port, rank, world_size)
     raise RuntimeError(
@@ -202,7 +195,7 @@ def _resolve(url: str, rank: int, world_size: int | None) -> Place:
     )
 
 
-def _from_environment(rank: int, world_size: int | None) -> Place:
+def _from_environment(rank: int, world_size: int | None) -> RendezvousUrl:
     needed = ["MASTER_ADDR", "MASTER_PORT"] if rank >= 0 else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
     missing = [name for name in needed if name not in os.environ]
     if missing:
@@ -218,13 +211,13 @@ def _from_environment(rank: int, world_size: int | None) -> Place:
     return _on_network(os.environ["MASTER_ADDR"], int(port), rank, world_size)
 
 
-def _on_network(host: str, port: int | None, rank: int, world_size: int | None) -> Place:
+def _on_network(host: str, port: int | None, rank: int, world_size: int | None) -> RendezvousUrl:
     if port is None:
         raise ValueError("tcp:// rendezvous: port number missing: write one, as in tcp://localhost:29500")
     if listeners.is_loopback(host):
-        return Place(f"tcp://localhost:{port}", rank, world_size)
+        return RendezvousUrl(f"tcp://localhost:{port}", rank, world_size)
     leader = listeners.join_address(host.lower(), port)
-    return Place(f"tcp://{leader}", rank, world_size, leader)
+    return RendezvousUrl(f"tcp://{leader}", rank, world_size, leader)
 
 
 def start_agent(
@@ -233,10 +226,10 @@ def start_agent(
     timeout: float = JOIN_SECONDS,
     parts: Sequence[Callable[[Agent], object]] = (),
 ) -> RpcAgent:
-    """A started agent, with these parts, ready to serve.
+    """Return a started agent, with these parts, that is ready to serve.
 
-    RpcError where the world does not let it in, or stays incomplete; ValueError on all members where the device maps
-    of one of them are wrong.
+    Raises RpcError where the world refuses it or stays incomplete; ValueError on all members where the device maps of
+    one of them are wrong.
     """
     keep_what_is_freed()
     agent = RpcAgent(config, RRef.held, link)
@@ -245,7 +238,8 @@ def start_agent(
         agent.part(part)
     current.start(agent, timeout)
     if problem := agent.values.routes.problem(config.world_size is not None):
-        agent.shutdown()  # when the others, who find the same, have seen a complete world, too
+        # Graceful: the peers find the same problem, but must have seen a complete world first.
+        agent.shutdown()
         raise ValueError(problem)
     return agent
 
@@ -257,33 +251,34 @@ def join(
     link: Link | None = None,
     parts: Sequence[Callable[[Agent], object]] = (),
 ) -> RpcAgent:
-    """As `start_agent`, for a process that comes by itself: it asks who leads an open world, and may be its `founder`.
+    """As `start_agent`, for a process that no launcher started: find the leader of an open world, or found the world.
 
-    IncompleteWorldError where nobody leads it until `deadline` (of time.monotonic); RefusedError, AuthenticationError.
+    Raises IncompleteWorldError where no worker leads it before `deadline` (of time.monotonic); RefusedError;
+    AuthenticationError.
     """
     while True:
         if config.world_size is None or not founder:
             config = request_incarnation(config, founder, deadline)
         try:
             return start_agent(config, link, deadline - time.monotonic(), parts)
-        except TurnedAwayError:  # an open world may have passed to another leader, or ended, since this process asked
+        except TurnedAwayError:  # the leader of an open world may have changed, or the world ended, since the request
             if config.world_size is not None or time.monotonic() > deadline:
                 raise
 
 
 _Part = Callable[[Agent], object]
-_LONG_SECONDS = 10.0
-_CAUSE_SECONDS = 2.0
-_FIRST = 100
+_LONG_SECONDS = 10.0  # until the log reports that the world is not complete
+_CAUSE_SECONDS = 2.0  # that a process lives on after it lost a peer; see `_delay_exit`
+_FIRST = 100  # priority of a multiprocessing finalizer: it runs before those of multiprocessing itself
 _log = logging.getLogger("rpcbench")
 _ONE_HOST = (
-    "All workers of this world are looked for on one host, here {!r}; those on several hosts meet at "
+    "With this init_method all workers must be on one host, here {!r}; for workers on several hosts use "
     "init_method='tcp://ADDRESS:PORT', with an address of worker 0's host that the others reach"
 )
 
 
 def is_available() -> bool:
-    """Whether RPC can be used: always."""
+    """Return whether RPC can be used: always True."""
     return True
 
 
@@ -296,11 +291,18 @@ def init_rpc(
 ) -> None:
     """Join a world of workers; returns when it is complete and this process serves calls.
 
-    name: unique in the world. rank: this worker's id; worker 0 leads. world_size: how many workers to wait for, and
-    that no others may join; None for a world where workers come and go. backend: by default the one of the options.
-    TypeError for what is neither backend nor options, or options of no backend; RuntimeError where this process is in
-    a world already, or the world refuses it; ValueError where rank, host or port are missing, or the device maps of a
-    worker do not fit. Classes and words are torch's.
+    Args:
+        name: Name of this worker, unique in the world.
+        backend: A member of `BackendType`; by default the backend of the options.
+        rank: Id of this worker; worker 0 leads.
+        world_size: Number of workers to wait for, after which no other may join; None for an open world, which
+            workers may join and leave at any time.
+        rpc_backend_options: Rendezvous URL, timeout in seconds, threads, device maps.
+
+    Raises:
+        TypeError: `backend` or the options have a wrong type, or the options belong to no backend (torch's texts).
+        RuntimeError: This process is in a world already, or the world refuses it.
+        ValueError: Rank, host or port are missing, or the device maps of a worker do not fit.
 
     >>> import rpcbench.rpc as rpc
     >>> options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:29500")
@@ -334,22 +336,18 @@ def _init_rpc_backend(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """As `init_rpc`; where there is a store, the workers meet by it, not by the options' init_method."""
+    """As `init_rpc`; with a store, the workers meet through it instead of the options' init_method."""
     if api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process; call rpc.shutdown() first")
     backend = backend or _TENSORPIPE
-    _check(name=(name, str), rank=(rank, int), world_size=(world_size, int | None))
+    for argument, value, kind in (("name", name, str), ("rank", rank, int), ("world_size", world_size, int | None)):
+        if not isinstance(value, kind):
+            raise RuntimeError(f"Argument {argument} must be of type {kind} but got type {type(value)}: {value!r}")
     options = rpc_backend_options or backend_registry.construct_rpc_backend_options(backend)
     made = backend_registry.init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=options
     )
     api._init_rpc_states(made)
-
-
-def _check(**arguments: tuple[Any, Any]) -> None:
-    for name, (value, kind) in arguments.items():
-        if not isinstance(value, kind):
-            raise RuntimeError(f"Argument {name} must be of type {kind} but got type {type(value)}: {value!r}")
 
 
 def join_world(
@@ -360,15 +358,16 @@ def join_world(
     rpc_backend_options: RpcBackendOptions,
     link: Link | None = None,
 ) -> Agent:
-    """For backends: a started agent in the world of these options."""
+    """Return a started agent in the world of these options; for backends."""
     threads = getattr(rpc_backend_options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
     url, timeout = rpc_backend_options.init_method, rpc_backend_options.rpc_timeout
     place = url if store is None else _place_in(store, rank, world_size)
-    met = replace(meet_at(name, place, rank, world_size, timeout, threads), held=True)  # until `_init_rpc_states`
+    # held: the agent serves no call before `_init_rpc_states` has made it the current agent.
+    met = replace(resolve_config(name, place, rank, world_size, timeout, threads), held=True)
     config = rpc_backend_options._completed(met)
     try:
-        with _telling_of_waiting(name) as waits:
-            parts = (_tell_errors, _tell_losses, waits)
+        with _log_missing_workers(name) as waits:
+            parts = (_tell_errors, _log_losses, waits)
             deadline = time.monotonic() + max(JOIN_SECONDS, timeout)
             return join(config, may_found(config, place), deadline, link, parts)
     except IncompleteWorldError as error:
@@ -378,8 +377,8 @@ def join_world(
 
 
 def _place_in(store: Store, rank: int, world_size: int | None) -> str:
-    """A meeting place that only users of this store know: of one closed world, or of all open ones."""
-    if world_size is None:
+    """Return a rendezvous URL that only users of this store can read: one per closed world, one for all open worlds."""
+    if world_size is None:  # compare_set: the first worker decides, whatever its rank
         return f"file:///{store.compare_set('rpcbench/place', '', secrets.token_hex(16)).decode()}"
     key = f"rpcbench/place/{store.add(f'rpcbench/comings/{rank}', 1)}"
     if rank == 0:
@@ -388,15 +387,13 @@ def _place_in(store: Store, rank: int, world_size: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _telling_of_waiting(name: str) -> Iterator[_Part]:
-    """Who starts only some of the workers, or one with a wrong address, need not wait for the error to learn of it.
-
-    What it yields is to know the agent, once there is one.
-    """
+def _log_missing_workers(name: str) -> Iterator[_Part]:
+    """Log after `_LONG_SECONDS` which workers are missing; yield a function that takes the agent, once there is one."""
+    # A user who started only some workers, or one with a wrong address, learns it long before the error.
     agents: list[Agent] = []
 
     def tell() -> None:
-        census = agents[-1].roster.census() if agents else "only 0 came: not even member 0 answered"
+        census = agents[-1].member_table.census() if agents else "only 0 came: not even member 0 answered"
         _log.warning("%s waits for its world; %s", name, census)
 
     timer = threading.Timer(_LONG_SECONDS, tell)
@@ -408,38 +405,35 @@ def _telling_of_waiting(name: str) -> Iterator[_Part]:
         timer.cancel()
 
 
-def _tell_losses(agent: Agent) -> None:
-    """A script may have no call under way that would say so."""
+def _log_losses(agent: Agent) -> None:
+    """Log lost members: a script may have no call in flight that would raise WorkerLostError."""
 
     def tell(kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "lost":
             _log.warning("%s: %s is lost: %s", agent.name, who.name, reason)
-            _end_later()
+            _delay_exit()
 
     agent.on_member(tell)
 
 
-def _end_later() -> None:
-    """Where this process ends by an error now, that is likely for the loss: it lets the other one, whose error is the
-    cause, end before it. What has started both (torch.multiprocessing, torchrun) shows the error that it sees first."""
+def _delay_exit() -> None:
+    """Delay the end of this process until `_CAUSE_SECONDS` after the loss of a peer."""
+    # An error that ends this process now is probably a consequence of the loss. torch.multiprocessing and torchrun show
+    # the first error that they see, so the peer, whose error is the cause, must end first.
     until = time.monotonic() + _CAUSE_SECONDS
     # Not atexit: that does not run in the forked children of multiprocessing.
     Finalize(None, lambda: time.sleep(max(0.0, until - time.monotonic())), exitpriority=_FIRST)
 
 
 def _tell_errors(agent: Agent) -> None:
-    """A script says on its own stderr, too, what a caller's function has raised in it."""
+    """Write errors of served functions to this process's stderr as well as to the caller."""
 
     def tell(error: BaseException) -> None:
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; the caller hears of it anyway
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; the caller gets the error anyway
             who = f"WorkerInfo(id={agent.id}, name={agent.name})"
             sys.stderr.write(f"On {who}:\n{words(error)}\n{story(error)}")
 
     agent.on_error = tell
-
-
-def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> TensorPipeRpcBackendOptions:
-    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
 def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, store: Store | None, **kwargs: Any) -> Agent:
@@ -450,12 +444,12 @@ def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, store: Store | None
     return join_world(rpc_backend_options=rpc_backend_options, store=store, **kwargs)
 
 
-_TENSORPIPE = backend_registry.register_backend("TENSORPIPE", _options, _join_tensorpipe)
+_TENSORPIPE = backend_registry.register_backend("TENSORPIPE", TensorPipeRpcBackendOptions, _join_tensorpipe)
 
 
 # -- names from torch 1.3 and 1.4
 class RpcBackend(enum.Enum):
-    """The backends of torch 1.3; there is one runtime here, whichever is named."""
+    """The backends of torch 1.3; all of them select the same runtime here."""
 
     PROCESS_GROUP = 1
 
@@ -467,10 +461,18 @@ def init_model_parallel(
     init_method: str | None = None,
     num_send_recv_threads: int = 4,
 ) -> None:
-    """`init_rpc` of torch 1.3: rank and size of the world are those of torch's default process group.
+    """Join a world as torch 1.3 did: rank and world size are those of torch's default process group.
 
-    Call `torch.distributed.init_process_group("gloo", ...)` first; RuntimeError without. ValueError where `self_rank`
-    is not the rank in the group. Without an init_method the workers meet by the group.
+    Args:
+        self_name: Name of this worker, unique in the world.
+        backend: Ignored: there is one runtime.
+        self_rank: Rank in the default group, or -1 to take it from there.
+        init_method: Rendezvous URL; None: the workers meet through the group.
+        num_send_recv_threads: Number of threads that run calls.
+
+    Raises:
+        RuntimeError: There is no default group: call `torch.distributed.init_process_group("gloo", ...)` first.
+        ValueError: `self_rank` is not the rank in the group.
     """
     group = torch.distributed
     if not group.is_initialized():
@@ -484,14 +486,15 @@ def init_model_parallel(
     place: list[Any] = [secrets.token_hex(16)]
     group.broadcast_object_list(place, src=0)
     url = init_method or f"file:///{place[0]}"
-    init_rpc(self_name, None, rank, size, _options(60.0, url, num_worker_threads=num_send_recv_threads))
+    options = TensorPipeRpcBackendOptions(init_method=url, num_worker_threads=num_send_recv_threads)
+    init_rpc(self_name, None, rank, size, options)
 
 
 def join_rpc() -> None:
-    """`shutdown()`, as torch 1.3 called it."""
+    """Call `shutdown()`, under its name in torch 1.3."""
     api.shutdown()
 
 
 def wait_all_workers() -> None:
-    """`shutdown()`, as torch 1.4 called it."""
+    """Call `shutdown()`, under its name in torch 1.4."""
     api.shutdown()

@@ -1,4 +1,4 @@
-"""What torch.distributed.rpc.internal offers to programs that pickle for themselves, or name kinds of calls."""
+"""The names of torch.distributed.rpc.internal for programs that use the pickler, or name kinds of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from rpcbench.base.errors import RpcError
 from rpcbench.rpc.agent import _get_current_rpc_agent
-from rpcbench.runtime.handles import Handle
+from rpcbench.runtime.handles import RRefHandle
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
 
@@ -19,7 +19,7 @@ __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "_get_current_rpc_agen
 
 
 class RPCExecMode(enum.Enum):
-    """How a function is called."""
+    """The kind of a call, for names in profiles."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -36,53 +36,47 @@ class PythonUDF(NamedTuple):
 
 
 class RemoteException(NamedTuple):
-    """torch's form of a remote error; here errors travel as themselves, so it is only a name."""
+    """torch's form of a remote error. Here errors are sent as themselves, so no code creates one."""
 
     msg: str
     exception_type: type[BaseException]
 
 
 class _NoRRefs:
-    """Outside a call there is nobody to share an RRef with."""
+    """The handler of by-reference slots outside a call: it refuses RRefs, since there is no peer to fork them for."""
 
     def give(self, value: object) -> None:
-        if isinstance(value, Handle):
-            value._check_alive("fork an UserRRef")
+        if isinstance(value, RRefHandle):
+            value._check_alive("fork an UserRRef")  # a failed or released RRef has an error of its own
             raise RpcError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
 
     def take(self, *name: Any) -> object:
-        raise AssertionError("nothing was given")
+        raise AssertionError("nothing was given")  # unreachable: `give` stores nothing
 
 
 class _InternalRPCPickler:
-    """The codec of calls, for programs: bytes, and the tensors beside them."""
+    """The codec of calls, with torch's interface: bytes, and a list of the tensors beside them."""
 
     def __init__(self) -> None:
         self._codec = Codec()
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """A value as bytes and a list of tensors. SerializationError; RpcError where it holds an RRef."""
+        """Return a value as bytes and a list of tensors. Raises SerializationError; RpcError if it holds an RRef."""
         body, tensors = self._codec.encode(obj, _NoRRefs())
+        # msgpack joins the three parts of a body, as torch's interface has room for one bytes object only.
         return msgpack.packb((body.payload, body.tensors, [bytes(buffer) for buffer in body.buffers])), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-        """The value of what `serialize` made, with the tensors of `tensor_table`."""
+        """Return the value that `serialize` packed. Like pickle it can run any code: pass only bytes that you trust."""
         payload, table, buffers = msgpack.unpackb(binary_data)
-        body = Body(payload, table, [bytearray(buffer) for buffer in buffers])
+        body = Body(payload, table, [bytearray(buffer) for buffer in buffers])  # writable, as arrays may use them
         return self._codec.decode(body, adopt=lambda _: list(tensor_table))
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
 
 
-def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """As the pickler's; what is given must be trusted, as with pickle."""
-    return _internal_rpc_pickler.serialize(obj)
-
-
-def deserialize(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-    """As the pickler's; runs what the bytes say, as pickle does."""
-    return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+serialize, deserialize = _internal_rpc_pickler.serialize, _internal_rpc_pickler.deserialize
 
 
 def _run_function(python_udf: PythonUDF) -> Any:
@@ -90,12 +84,12 @@ def _run_function(python_udf: PythonUDF) -> Any:
 
 
 def _run_pickled(binary_data: bytes, tensors: list[torch.Tensor]) -> Any:
-    """Runs on the callee: a call that another pickler has packed."""
+    """Run a call that `_use_rpc_pickler` has packed; runs on the callee."""
     return _run_function(deserialize(binary_data, tensors))
 
 
 def _build_rpc_profiling_key(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
 ) -> str:
-    """The name of a call in profiles: `rpc_sync#aten::add(worker0 -> worker1)`."""
+    """Return the name of a call in profiles: `rpc_sync#aten::add(worker0 -> worker1)`."""
     return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"

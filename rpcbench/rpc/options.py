@@ -1,7 +1,4 @@
-"""Options of `init_rpc`, with torch's names.
-
-There is one backend here; the classes exist so that programs keep working.
-"""
+"""Options of `init_rpc`, with torch's names. There is one backend; the classes exist so that programs keep working."""
 
 from __future__ import annotations
 
@@ -18,7 +15,16 @@ from rpcbench.serialization.tensor_types import CPU, Name, device_of
 
 
 class RpcBackendOptions:
-    """`rpc_timeout` in seconds (0: none) for calls that name none, and the URL where the workers of a world meet."""
+    """Options of any backend.
+
+    Args:
+        rpc_timeout: Timeout in seconds of calls that name none; 0 for no limit.
+        init_method: URL where the workers of a world meet.
+
+    Raises:
+        TypeError: A value has a wrong type, or an option does not exist.
+        RuntimeError: The timeout is negative.
+    """
 
     def __init__(
         self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD, **kwargs: Any
@@ -33,22 +39,31 @@ class RpcBackendOptions:
         self.init_method = init_method
 
     def _completed(self, config: WorldConfig) -> WorldConfig:
-        """The configuration of a member with what these options say besides."""
-        return config
+        """Return the configuration of a member, completed from these options."""
+        return config  # the timeout and the URL are in it already
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """As `RpcBackendOptions`, with the number of threads that run calls, and ways for tensors on accelerators.
+    """`RpcBackendOptions` with the number of threads that run calls, and device maps for tensors on accelerators.
 
-    device_maps: for calls of each worker, by its name, the device here (number, name or torch.device) and the device
-    there; answers and gradients go the other way. A tensor on a device that is not named makes a call fail; the CPU
-    may be named, and need not be. ValueError where two devices go to one. devices: the accelerators that calls of this
-    worker may use; by default all. `init_rpc` checks that all workers' maps fit the devices there are: ValueError on
-    all of them.
+    `init_rpc` checks that the maps of all workers fit their devices, and else raises ValueError on all workers.
 
-    same_modes: calls of this worker run under the grad mode and autocast of the thread that makes them; torch's do not.
+    Args:
+        num_worker_threads: Number of threads that run calls.
+        rpc_timeout: Timeout in seconds of calls that name none; 0 for no limit.
+        init_method: URL where the workers of a world meet.
+        device_maps: For each callee, by its name: device here -> device there, each a number, name or torch.device.
+            Replies and gradients use the reverse map. A call fails with a tensor on a device without an entry; the CPU
+            needs none.
+        devices: The accelerators that calls of this worker may use; by default all.
+        same_modes: Run calls of this worker under the grad mode and autocast of the calling thread; torch does not.
+        _transports: Part of torch's own transport; accepted without effect.
+        _channels: As `_transports`.
 
-    `_transports` and `_channels` name parts of torch's own transport; they are accepted and have no effect.
+    Raises:
+        TypeError: A value has a wrong type.
+        RuntimeError: The number of threads is not positive, or the timeout negative.
+        ValueError: Two devices map to one.
     """
 
     def __init__(
@@ -74,30 +89,39 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.set_devices(devices or [])
 
     def set_device_map(self, to: str, device_map: Mapping[Any, Name]) -> None:
-        """Add to the device map for calls of worker `to`. ValueError where a device there goes elsewhere already."""
+        """Add entries to the device map for calls of a worker.
+
+        Args:
+            to: Name of the worker.
+            device_map: Device here -> device there, each a number, name or torch.device.
+
+        Raises:
+            ValueError: A device has another entry already.
+        """
         added, known = _map(device_map), self.device_maps.setdefault(to, {})
         for here, there in added.items():
             if known.get(here, there) != there:
                 raise ValueError(
-                    f"`set_device_map` only supports 1-to-1 mapping: {here} goes to {known[here]}, so not to {there}"
+                    f"`set_device_map` only supports 1-to-1 mapping: {here} maps to {known[here]}, so not to {there}"
                 )
         known.update(added)
 
     def set_devices(self, devices: Sequence[Name]) -> None:
-        """Name the accelerators that calls of this worker may use. ValueError for the CPU, which they always may."""
+        """Set the accelerators that calls of this worker may use. Raises ValueError for the CPU, always permitted."""
         found = [device_of(device) for device in devices]
         if CPU in found:
             raise ValueError("`set_devices` expect a list of CUDA devices, but got device type cpu: name accelerators")
         self.devices = found
 
     def _completed(self, config: WorldConfig) -> WorldConfig:
+        # As text: WorldConfig is plain data, without objects of torch.
         maps = {to: {str(a): str(b) for a, b in pairs.items()} for to, pairs in self.device_maps.items()}
         devices = tuple(map(str, self.devices))
         return replace(config, device_maps=maps, devices=devices, same_modes=self.same_modes)
 
 
 def _check(what: str, value: object, kind: type) -> None:
-    """TypeError, with torch's words, for a value of another kind; a bool is no number."""
+    """Raise TypeError, with torch's text, for a value of another type."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"incompatible constructor arguments: {what}, not {value!r}")
 
@@ -106,11 +130,11 @@ def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
     found: dict[torch.device, torch.device] = {}
     for here, there in ((device_of(a), device_of(b)) for a, b in pairs.items()):
         if there in found.values():
-            raise ValueError(f"`device_map` only supports 1-to-1 mapping: more than one device goes to {there}")
+            raise ValueError(f"`device_map` only supports 1-to-1 mapping: more than one device maps to {there}")
         found[here] = there
     return found
 
 
-# torch's names for what is the same here
+# torch has a base class in C++, and a test for its presence; here they are one class that always exists
 _is_tensorpipe_available = True
 _TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions

@@ -1,7 +1,4 @@
-"""Calls in profiles of torch's legacy profiler, under torch's names: `rpc_sync#aten::add(worker0 -> worker1)`.
-
-Such an event lasts until the answer is there. torch's other profilers see what runs in their own process.
-"""
+"""Calls as events, until the reply, of torch's legacy profiler; its other profilers record their own process only."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ import torch
 from torch.jit._builtins import _find_builtin
 
 from rpcbench.base.futures import Future
-from rpcbench.rpc.internal import (
-    RPCExecMode,
-    _build_rpc_profiling_key,
-)
+from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import label_of
 
@@ -25,12 +19,12 @@ _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
 
 
 def _get_should_profile() -> bool:
-    """Whether the legacy profiler watches this thread."""
+    """Return whether the legacy profiler records this thread."""
     return _enabled() and torch._C._autograd._profiler_type() == _LEGACY
 
 
 Until = Callable[[Future[Any]], Future[Any]]
-"""Takes the future at whose end the event ends; who waits for the one it returns finds the event in the profile."""
+"""Takes the future of a call; returns one that completes after the event of that call has ended."""
 
 
 @contextlib.contextmanager
@@ -40,22 +34,23 @@ def _event(key: str) -> Iterator[Until]:
 
 
 def _ended(record: Any, future: Future[Any]) -> Future[Any]:
+    # A second future: a thread that waits for the first could read the profile before torch has ended the event.
     whole: Future[Any] = Future(on_cancel=future.cancel)
 
     def pass_on(_: object) -> None:
         try:
             whole.set_result(future.value())
-        except Exception as error:  # noqa: BLE001  (whatever the call raised)
+        except Exception as error:  # noqa: BLE001  (any error of the call is passed on)
             whole.set_exception(error)
 
     record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
-    future.follow()
+    future.follow()  # torch's callback runs only once the reply has been unpacked
     return whole
 
 
 def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
-    """Around the start of a call, see `Until`; None where nobody watches."""
-    if not _enabled() or not _get_should_profile():
+    """Return a context manager for the start of a call, which yields an `Until`; None if no profiler records."""
+    if not _enabled() or not _get_should_profile():  # `_enabled` is the cheaper test, and runs for every call
         return None
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
     name = func if isinstance(func, str) else builtin or label_of(func)

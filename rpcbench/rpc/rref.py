@@ -1,5 +1,6 @@
-"""RRef: a reference to a value on a worker, with the methods of torch.distributed.rpc.RRef, and a few more:
-`to_here_async`, `release`, and proxies that can be called and asked for attributes.
+"""RRef: a reference to a value on a worker, with the methods of torch.distributed.rpc.RRef and a few more.
+
+The additions are `to_here_async`, `release`, and proxies that call the value itself or read its attributes.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
-from rpcbench.rpc.rref_proxy import CheckedProxy, RRefProxy, run_method, run_method_there
+from rpcbench.rpc.rref_proxy import RRefProxy, check_name, run_method, run_method_there
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import Handle, class_of, type_of
+from rpcbench.runtime.handles import RRefHandle, class_of, type_of
 from rpcbench.runtime.members import WorkerInfo
 
 T = TypeVar("T")
 
 
-class RRef(Handle, Generic[T]):
-    """A reference to a value of type T on one worker, its owner; made by `remote()`, or around a value of your own.
+class RRef(RRefHandle, Generic[T]):
+    """A reference to a value of type T on one worker, its owner; created by `remote()`, or from a local value.
 
-    It can be passed to any worker in a call. The owner keeps the value while any reference is left, anywhere.
+    It can be passed to any worker in a call. The owner keeps the value as long as any worker holds a reference.
 
     >>> rref = rpc.remote("worker1", dict, kwargs={"a": 1})
     >>> rref.rpc_sync().update(b=2)
@@ -35,8 +36,8 @@ class RRef(Handle, Generic[T]):
     """
 
     _agent: Agent
-    _has: set[str]  # names that the value is known to have
-    _asked: Future[Any] | None  # for its class
+    _confirmed_names: set[str]  # attributes that the owner has confirmed for `remote()`
+    _asked: Future[Any] | None  # the request for the value's class
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         if type_hint is not None and not isinstance(value, torch.jit.ScriptModule):
@@ -45,33 +46,33 @@ class RRef(Handle, Generic[T]):
             )
         agent = current.current()
         made = agent.values.keep(value)
-        Handle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
-        self._has, self._asked, self._site = set(), None, made._site
+        RRefHandle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
+        self._confirmed_names, self._asked, self._site = set(), None, made._site
 
     @classmethod
     def held(
         cls, agent: Agent, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
     ) -> RRef[Any]:
-        """For the runtime: a reference to what is known already."""
-        new = cls.__new__(cls)
-        Handle.__init__(new, agent, rref, owner, fork, value, type_)
-        new._has, new._asked = set(), None
+        """For the runtime: return a reference with an id that exists already."""
+        new = cls.__new__(cls)  # not __init__, which would register a new value
+        RRefHandle.__init__(new, agent, rref, owner, fork, value, type_)
+        new._confirmed_names, new._asked = set(), None
         return new
 
-    # -- who has it
+    # -- the owner
     def is_owner(self) -> bool:
-        """Whether the value lives in this process."""
+        """Return whether the value is stored in this process."""
         return self._owner == self._agent.id
 
     def owner(self) -> WorkerInfo:
-        """The worker where the value lives."""
+        """Return the worker that stores the value."""
         return self._agent.member(self._owner)
 
     def owner_name(self) -> str:
         return self.owner().name
 
     def confirmed_by_owner(self) -> bool:
-        """Owner: True. User: whether the owner knows of this reference and its value has been made."""
+        """Return whether the owner has registered this reference and created its value; True on the owner itself."""
         if self.is_owner():
             return True
         created = self._creation is None or (self._creation.done() and self._creation_error() is None)
@@ -79,32 +80,33 @@ class RRef(Handle, Generic[T]):
 
     # -- the value
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
-        """A copy of the value (on the owner: the value itself); waits until it is made.
+        """Wait for the value and return a copy of it, or on the owner the value itself. Every call fetches again.
 
-        Raises the error of the function that was to make it; RpcTimeoutError after `timeout` seconds;
-        WorkerLostError where the owner is gone. Every call fetches again.
+        Raises the error of the function that was to create it; RpcTimeoutError after `timeout` seconds;
+        WorkerLostError where the owner is lost.
         """
         value = self._near()
         return self._agent.get(self, timeout) if value is None else value.wait_or_cancel()
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
-        """As `to_here`, as a future."""
+        """Return a Future of the result of `to_here`."""
         value = self._near()
         return self._agent.fetch(self, timeout) if value is None else value
 
     def _near(self) -> Future[T] | None:
-        """The value itself, where it lives here. Its error where it is known that there is none."""
+        """Return the future of a value that is stored here, else None. Raises the known error of a failed creation."""
         self._check_alive("to_here() on it")
         if self._value is None and (error := self._failure()) is not None:
             raise error
         return self._value
 
     def local_value(self) -> T:
-        """The value itself, on its owner; waits until it is made. RuntimeError elsewhere."""
+        """Wait for the value and return it itself; only on its owner. Raises RuntimeError on other workers."""
         self._check_alive("local_value() on it")
         if self._value is None:
             raise RuntimeError(
-                f"For {self._long_name()}, can't call localValue() on user {self._here()}. Call it on owner "
+                f"For UserRRef(rref_id={_global(self._rref)}, fork_id={_global(self._fork or self._rref)}), can't call "
+                f"localValue() on user {WorkerInfo(self._agent.name, self._agent.id)}. Call it on owner "
                 f"{self.owner()}, or use to_here() for a copy."
             )
         value: T = self._value.wait()
@@ -112,32 +114,41 @@ class RRef(Handle, Generic[T]):
 
     # -- calls on it
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """`rref.rpc_sync().method(*args)` runs the method on the owner and waits for what it returns.
+        """Return a proxy: `rref.rpc_sync().method(*args)` runs the method on the owner and returns its result.
 
         `rref.rpc_sync()(*args)` calls the value itself; `rref.rpc_sync().attr("name")` reads an attribute.
         """
         return RRefProxy(self, self._ask, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """As `rpc_sync`, returning a Future."""
+        """Return a proxy as `rpc_sync` does, for calls that return a Future."""
         return RRefProxy(self, self._call, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """As `rpc_sync`, returning an RRef of the result, which stays on the owner.
+        """Return a proxy as `rpc_sync` does, for calls that leave the result on the owner and return an RRef of it.
 
-        AttributeError where the value has no such method; so the first call of each waits until the value is made.
+        Such a call raises AttributeError where the value has no such method; so the first call of each method waits
+        until the value is created.
         """
 
-        def create(to: int, function: Callable[..., Any], args: Any, timeout: float) -> Handle:
+        def create(to: int, function: Callable[..., Any], args: Any, timeout: float) -> RRefHandle:
+            # Without the check a misspelt name would raise only where the RRef of the result is used.
+            if args[1] not in self._confirmed_names:
+                self._ask(to, check_name, args[:2], timeout)
+                self._confirmed_names.add(args[1])
             return self._agent.create(to, function, args, timeout=timeout, label=self._label(function, args))
 
-        return CheckedProxy(self, create, timeout)
+        return RRefProxy(self, create, timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Backward from the value, a scalar tensor, over all workers of an autograd context.
+        """Run the backward pass from the value, a scalar tensor, over all workers of an autograd context.
 
-        On the owner, no context is plain `.backward()`. RuntimeError on a user without a context, and for a value
-        that is no tensor; else as `autograd.backward`.
+        Args:
+            dist_autograd_ctx_id: Id of the context; -1, on the owner only: run the value's own `.backward()`.
+            retain_graph: Keep the graph for another pass.
+
+        Raises:
+            RuntimeError: No context on a user, or the value is not a tensor; else as `autograd.backward`.
         """
         if not self.is_owner():
             if dist_autograd_ctx_id == -1:
@@ -153,20 +164,21 @@ class RRef(Handle, Generic[T]):
             backward(dist_autograd_ctx_id, [value], retain_graph)
 
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
-        """The class of the value, or a Future of it; waits until the value is made, and asks only once."""
+        """Return the class of the value, or a Future of it."""
+        # One request serves all later calls, unless it failed: a timeout must not be final.
         if self._asked is None or (self._asked.done() and _failed(self._asked)):
             self._asked = self._call(self._owner, _type_of, (self,), timeout)
         return self._asked.wait() if blocking else self._asked
 
     def _get_future(self) -> Future[Any]:
-        """Of the user that called `remote()`: done when the value is made. Else, of a value that is there: done."""
+        """Return a future that is done when the value has been created; at once unless `remote()` made this RRef."""
         if self._creation is not None:
             return self._creation
         future: Future[Any] = Future()
         future.set_result(None)
         return future
 
-    # -- inside; `to` is the owner
+    # -- internals. `to` is always the owner: the proxies pass it as `rpc_api` of torch requires.
     def _call(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
         future: Future[Any] = self._through(self._agent.call, function, args, timeout)
         return future
@@ -181,6 +193,8 @@ class RRef(Handle, Generic[T]):
         if function is not run_method or self.is_owner():
             return call(self._owner, function, args, timeout=timeout, label=label)
         self._check_alive("fork an UserRRef")
+        # The owner gets the RRef's id, not a fork of it: `holding` keeps this reference alive until the reply, which
+        # saves the messages of a fork.
         _, method, more, kwargs = args
         owner, named = self._agent.living_owner(self), (*self._rref, method, *more)
         return call(owner, run_method_there, named, kwargs, timeout=timeout, label=label, holding=(self,))
@@ -189,24 +203,20 @@ class RRef(Handle, Generic[T]):
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")
         return f"{class_of(self._type) or 'value'}.{name}"
 
-    def _here(self) -> WorkerInfo:
-        return WorkerInfo(self._agent.name, self._agent.id)
-
-    def _long_name(self) -> str:
-        return f"UserRRef(rref_id={_global(self._rref)}, fork_id={_global(self._fork or self._rref)})"
-
     def _creation_error(self) -> Exception | None:
         creation = self._creation
+        # `outcome` first: it is an attribute read, and this runs before each use of the RRef.
         if creation is None or ((known := creation.outcome()) and known[1] is None) or not creation.done():
             return None
         try:
             creation.value()
-        except Exception as error:  # noqa: BLE001  (it is looked at, and raised where the value is asked for)
+        except Exception as error:  # noqa: BLE001  (returned; a use of the value raises it)
             return error
         return None
 
     def _failure(self) -> Exception | None:
-        """Why there is no value. Where the answer was lost with a connection, only the owner knows."""
+        """Return the reason that there is no value, as far as this process can know it."""
+        # Where the reply was lost with a connection, the function may have run, so the owner may have the value.
         error = self._creation_error()
         return None if isinstance(error, ConnectionLostError) and error.maybe_executed else error
 
@@ -230,10 +240,9 @@ class RRef(Handle, Generic[T]):
         raise AttributeError(f"an RRef has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _operate(self, *_: Any) -> NoReturn:
-        """An operator of the value is none of the reference."""
+        """Raise TypeError with a hint: the operators of the value are not those of the reference."""
         raise TypeError(
-            "an RRef is no value to calculate with: use rref.to_here(), or a method of the value: "
-            "rref.rpc_sync().add(1)"
+            "an RRef supports no arithmetic: use rref.to_here(), or a method of the value: rref.rpc_sync().add(1)"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operate
@@ -249,7 +258,7 @@ class RRef(Handle, Generic[T]):
         return f"UserRRef(RRefId = {rref}, ForkId = {_global(self._fork)}{self._names()})"
 
     def _names(self) -> str:
-        """`, Tensor (N=32, C=3)`: more of a value than its class, where that is here or came with the reference."""
+        """Return `, Tensor (N=32, C=3)`, if more is known than the class: from the value, or sent with the RRef."""
         outcome = None if self._value is None else self._value.outcome()
         type_ = self._type if outcome is None or outcome[1] is not None else type_of(outcome[0])
         return "" if type_ == class_of(type_) else f", {type_}"
@@ -262,12 +271,12 @@ def _global(id_: Id) -> str:
 def _failed(future: Future[Any]) -> bool:
     try:
         future.value()
-    except Exception:  # noqa: BLE001  (whoever asked has got it)
+    except Exception:  # noqa: BLE001  (the caller that made the request has received the error)
         return True
     return False
 
 
-# -- what runs on the owner
+# -- functions that run on the owner
 def _type_of(rref: RRef[Any]) -> type[Any]:
     return type(rref.local_value())
 

@@ -1,4 +1,4 @@
-"""Profiles of all calls that a worker serves meanwhile, whichever thread serves them, by torch's legacy profiler.
+"""Profiles, by torch's legacy profiler, of all calls that a worker serves in a block, in all its threads.
 
 profile = rpc.remote("worker1", rpc._server_process_global_profile)
 profile.rpc_sync().__enter__()
@@ -28,24 +28,24 @@ _EventList: Any = profiler_util.EventList
 _profiler: Any = torch.profiler
 
 
-class _Watchers:
-    """The profiles that go on in one agent; each gets every call."""
+class _ActiveProfiles:
+    """The running profiles of one agent; each records every call."""
 
     def __init__(self, agent: Agent) -> None:
         self._lock = threading.Lock()
-        self._records: dict[int, tuple[Any, list[Any]]] = {}
+        self._records: dict[int, tuple[Any, list[Any]]] = {}  # number of a profile: its config, its records
         self._numbers = itertools.count()
-        agent.values.around = self._watch
+        agent.values.around = self._watch  # the server enters it around each function
 
     def begin(self, config: Any) -> int:
-        """The number of a new profile."""
+        """Start a profile, and return its number."""
         with self._lock:
             number = next(self._numbers)
             self._records[number] = (config, [])
         return number
 
     def end(self, number: int) -> list[Any]:
-        """What it has recorded: one thing for each call."""
+        """End a profile, and return its records, one for each call."""
         with self._lock:
             return self._records.pop(number)[1]
 
@@ -53,10 +53,10 @@ class _Watchers:
     def _watch(self) -> Iterator[None]:
         with self._lock:
             watching = list(self._records.values())
-        if not watching or _autograd._profiler_enabled():  # the latter: a call to oneself, profiled already
+        if not watching or _autograd._profiler_enabled():  # enabled: a call to this worker itself, profiled already
             yield
             return
-        _autograd._enable_profiler_legacy(watching[-1][0])
+        _autograd._enable_profiler_legacy(watching[-1][0])  # torch allows one per thread, so the latest config holds
         try:
             yield
         finally:
@@ -66,9 +66,9 @@ class _Watchers:
 
 
 class _server_process_global_profile(profile):  # noqa: N801  (torch's name)
-    """As torch.autograd.profiler_legacy.profile, for the threads that serve calls here.
+    """torch.autograd.profiler_legacy.profile for the threads that serve calls here.
 
-    After the block: `function_events`, all of them; `process_global_function_events`, a list for each call served.
+    After the block `function_events` has all events, and `process_global_function_events` a list for each served call.
     """
 
     def __enter__(self) -> _server_process_global_profile | None:
@@ -81,13 +81,13 @@ class _server_process_global_profile(profile):  # noqa: N801  (torch's name)
         config = _autograd.ProfilerConfig(
             kind, self.record_shapes, self.profile_memory, False, False, False, _profiler._ExperimentalConfig()
         )
-        self._number = current.current().part(_Watchers).begin(config)
+        self._number = current.current().part(_ActiveProfiles).begin(config)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if not self.enabled:
             return
-        records = current.current().part(_Watchers).end(self._number)
+        records = current.current().part(_ActiveProfiles).end(self._number)
         self.process_global_function_events = [
             sorted(_parse(record), key=lambda event: (event.time_range.start, -event.time_range.end))
             for record in records

@@ -1,10 +1,10 @@
-"""The agent: one member of a world, with its machine, connections and threads.
+"""The agent: one member of a world, with its node, connections and threads.
 
 Rules
-- The machine is fed under its one lock; its effects are carried out after the lock is let go.
+- The node is fed under its one lock; its effects are carried out after the lock is released.
 - No user code, no pickling, no freeing of tensors and no I/O under that lock.
-- Finalizers only put a note into `released`; the keeper thread reads it.
-- A thread that reads a connection never waits for a write; users' functions run on it only as `receiver` says.
+- Finalizers only put a note into `released`; the maintenance thread reads it.
+- A thread that reads a connection never waits for a write; it runs users' functions only as `receiver` describes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig, seconds_of
 from rpcbench.base.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, counted
-from rpcbench.base.events import Tables
 from rpcbench.base.futures import Future, blocked
-from rpcbench.base.ids import COUNTER_BITS, Id
+from rpcbench.base.ids import COUNTER_BITS, Tables
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import handles
-from rpcbench.runtime.channels import Channels, NoticeHandler, Parcels
-from rpcbench.runtime.checks import Leak, SourceCheck, leaks
-from rpcbench.runtime.connections import ConnectionManager, PeerEvents
+from rpcbench.runtime.channels import Channels, Parcels
+from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.events import EventLog
-from rpcbench.runtime.handles import CreationSite, Handle, label_of, value_lost
+from rpcbench.runtime.handles import CreationSite, Home, RRefHandle, label_of, value_lost
 from rpcbench.runtime.interceptors import Interceptors, Recorder
-from rpcbench.runtime.interrupts import interruptible, uninterrupted
 from rpcbench.runtime.joining import Bootstrap
-from rpcbench.runtime.locked_node import LockedNode
-from rpcbench.runtime.members import MemberHandler, Members, To, WorkerInfo
+from rpcbench.runtime.locked_node import LockedNode, interruptible, uninterrupted
+from rpcbench.runtime.members import Members, To, WorkerInfo
 from rpcbench.runtime.pool import Job, Pool
-from rpcbench.runtime.requests import PendingCalls, RequestSender, waited_for
+from rpcbench.runtime.reconnect import PeerEvents
+from rpcbench.runtime.requests import PendingCalls, RequestSender, SourceCheck, waited_for
 from rpcbench.runtime.server import MessageDispatcher
 from rpcbench.runtime.timers import TICK, Heartbeat, MaintenanceThread
 from rpcbench.runtime.values import MakeHandle, ObjectStore, validate_device_maps
@@ -44,85 +42,93 @@ from rpcbench.transport.base import Link, MemoryConnection, Transmit
 from rpcbench.transport.hosts import host_id
 from rpcbench.wire import messages as m
 from rpcbench.wire.encoding import pack
+from rpcbench.wire.messages import new_tuple
 
 P = TypeVar("P")
-_new = tuple.__new__  # a step less than the class itself takes
 
 
-class Agent:
-    """Made from a `WorldConfig`; `make` builds the handles that users hold; `link` may watch or disturb messages."""
+class Agent(Home):
+    """One member; `make` builds the handles that users hold, `link` may observe or disturb messages."""
 
-    def __init__(self, config: WorldConfig, make: MakeHandle = Handle, link: Link | None = None) -> None:
+    def __init__(self, config: WorldConfig, make: MakeHandle = RRefHandle, link: Link | None = None) -> None:
         self.name, self.id, self.incarnation = config.name, config.id, config.incarnation
         self.config = config
         self.rpc_timeout = config.rpc_timeout
-        self.running, self.silent = False, NOT_INITIALIZED  # and what to say of a call while it does not run
-        self.owner: object = None  # what this agent belongs to, say a cluster
-        self.on_thread: Job = lambda: None  # first on each thread that runs users' functions
-        self.on_error: Callable[[BaseException], object] = lambda error: None  # what a caller's function raised here
-        self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) whose function has returned a Future
-        self.on_leave: list[Job] = []  # before others can hear of it
-        self.on_end: list[Job] = []
+        self.running, self.silent = False, NOT_INITIALIZED  # `silent`: the error text of calls while it does not run
+        self.owner: object = None  # the object that this agent belongs to, say a cluster
+        self.on_thread: Job = lambda: None  # runs first on each thread that runs users' functions
+        self.on_error: Callable[[BaseException], object] = lambda error: None  # called with errors of callers' calls
+        self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) with a Future that is not done
+        self.on_leave: list[Job] = []  # run by `shutdown`, before other members can notice it
+        self.on_end: list[Job] = []  # run by `stop`
         self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
-        self.closing = Flag()
-        self.bus = EventLog()
-        self._parts: dict[Any, Any] = {}
-        self._parts_lock = threading.RLock()
+        self.closing = Event()  # the world ends for this member
+        self.bus = EventLog()  # rows and messages for watchers
+        self._parts: dict[Any, Any] = {}  # features by their class, see `part`
+        self._parts_lock = threading.RLock()  # re-entrant: a part may ask for another one while it is made
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
-        self._arrivals = MessageDispatcher(self, self._pool)
-        self.links = Interceptors(link or Link(), self._transmit, self._arrivals.deliver)
+        self.submit: Callable[[Job], None] = self._pool.spawn  # runs a job of the runtime on a pool thread soon
+        self.submit_here: Callable[[Job], None] = self._pool.submit_own  # on this thread, if a message has caused it
+        self._dispatcher = MessageDispatcher(self, self._pool)
+        self.links = Interceptors(link or Link(), self._transmit, self._dispatcher.deliver)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
-        me = m.Member(
-            self.id, self.name, self.incarnation, "", devices=validate_device_maps(config.devices, config.device_maps)
-        )
+        devices = validate_device_maps(config.devices, config.device_maps)
+        me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
         node = Node(me, config.world_size, self.links.lossy, config.launched)
         self.machine = LockedNode(node, self._perform)
-        self.roster = Members(self.name, self.machine, self._pool.spawn)
-        self._pairs = PeerEvents(self.machine, self.roster, self.links, host_id())
-        self._peers = ConnectionManager(config, self._pool, self._pairs)
-        self._pairs.give_up = self._peers.give_up
-        self.connection = self._peers.find  # what carries messages to a member
-        self._lead = Bootstrap(config, self.machine, self._peers, self.roster, self._pool.spawn)
-        self.ready = self._lead.ready  # to serve calls
-        self._heartbeat = Heartbeat(config, self._peers, self.clock, self._pairs.judged)
-        self._myself = MemoryConnection(lambda frame: self._pairs.arrived(self._peers.me, frame), self._pool.spawn)
+        self.member_table = Members(self.name, self.machine, self._pool.spawn)
+        self.members = self.member_table.all  # returns name and id of all members, by id
+        self.on_member = self.member_table.watch  # calls a handler when members join, leave or are lost
+        self._peer_events = PeerEvents(self.machine, self.member_table, self.links, host_id())
+        self._peers = ConnectionManager(config, self._pool, self._peer_events)
+        self._peer_events.give_up = self._peers.give_up
+        self.connection = self._peers.find  # id → the connection that carries messages to that member
+        self._bootstrap = Bootstrap(config, self.machine, self._peers, self.member_table, self._pool.spawn)
+        self.ready = self._bootstrap.ready  # calls are served
+        self._heartbeat = Heartbeat(config, self._peers, self.clock, self._peer_events.judged)
+        arrived = self._peer_events.arrived
+        self._myself = MemoryConnection(lambda frame: arrived(self._peers.me, frame), self._pool.spawn)
         self.values = ObjectStore(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
+        # Numbers of calls differ between incarnations, as a call may outlive its caller.
         first = self.incarnation << COUNTER_BITS
         self.pending = PendingCalls(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
-        self._pool.due = self.pending.due
+        self.needing = self.pending.keeping
+        self._pool.due = self.pending.due  # receive loops ask whether replies are to come
         self._channels = Channels(self._pool.spawn)
+        self.on_notice = self._channels.listen  # (channel, handler)
         self.parcels = Parcels(self.values, self.machine)
-        self._sources = SourceCheck(self.id, self.roster, self._channels, self.notify)
+        self._sources = SourceCheck(self.id, self.member_table, self._channels, self.notify)
         self._effects = self._effect_table()
-        self._keeper = MaintenanceThread(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
-        self.holds, self.released = self._keeper.holds, self._keeper.released
+        self._maintenance = MaintenanceThread(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
+        self.holds, self.released = self._maintenance.holds, self._maintenance.released  # see `ReleaseToken`
         self.requests = RequestSender(
-            self.machine, self._peers, self._keeper, self.links, self._send, lambda: self.running
+            self.machine, self._peers, self._maintenance, self.links, self._send, lambda: self.running
         )
         self.links.changed = self._relinked
 
-    # -- life
+    # -- start and end
     def start(self, timeout: float = JOIN_SECONDS) -> None:
-        """Found or join the world; returns when it has all the members it waits for.
-
-        RpcError where it is not let in, or where `timeout` seconds pass; it names who came.
-        """
+        """Found or join the world; return when it is complete. RpcError names the members that came, if it is not."""
         self.running = True
-        self._keeper.start()
+        self._maintenance.start()
         if self.config.remote:
             self._heartbeat.start()
         try:
-            self._lead.join(self.clock, self.clock() + timeout)
+            self._bootstrap.join(self.clock, self.clock() + timeout)
         except BaseException:
             self.stop()
             raise
 
     def shutdown(self, graceful: bool = True, timeout: float = 0, last: Job = lambda: None) -> None:
-        """Leave the world. Graceful: first wait for calls in flight, and in a closed world for all others.
+        """Leave the world. Idempotent.
 
-        `timeout` in seconds bounds each wait; 0 waits as long as the others take. `last` runs in a closed world when
-        all are done and still hear each other. Idempotent. RpcError where the time was too short; the agent has
-        stopped then, too.
+        Args:
+            graceful: First wait for calls in flight, and in a closed world for all other members.
+            timeout: Bounds each wait, in seconds; 0: no bound.
+            last: Runs in a closed world when all members are done and still connected.
+
+        Raises:
+            RpcError: The time was too short. The agent has stopped even then.
         """
         if not self.running:
             return
@@ -134,15 +140,15 @@ class Agent:
             leaving = not graceful or self.config.world_size is None
             if graceful and leaving:
                 self.machine.flush(FLUSH_SECONDS)
-            if leaving:  # before the others, who end with us, can be taken for lost
+            if leaving:  # before other members, which end at the same time, can count as lost
                 self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))
             self.machine.feed(lambda node: node.outcome(node.members.ready(leaving)))
             if leaving:
                 seconds = FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS
-                self.closing.wait(seconds)  # until the leader has heard of it; or, of the leader itself, all others
+                self.closing.wait(seconds)  # until the leader, or from the leader all others, have received it
                 self.machine.flush(seconds)
             elif not self.closing.wait(timeout or None):
-                raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still at work")
+                raise RpcError(f"{self.name} waited {timeout} s for the others to shut down; some are still running")
             else:
                 last()
                 self.machine.flush(FLUSH_SECONDS)
@@ -153,24 +159,24 @@ class Agent:
             self.stop()
 
     def stop(self, patience: float = 1.0) -> None:
-        """End at once: whatever is still in flight fails. Waits `patience` seconds at most for users' functions."""
+        """End at once; all calls in flight fail. Wait at most `patience` seconds for users' functions."""
         if not self.running:
             return
-        self.running = False
+        self.running = False  # first: later calls fail, and calls that are pending then fail below
         for job in self.on_end:
             job()
         self._heartbeat.stop()
         self._peers.close()
-        self._keeper.stop()
-        self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))
-        self._lead.give_up()
+        self._maintenance.stop()
+        self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))  # no reply can resolve a call any more
+        self._bootstrap.give_up()
         self.closing.set()
         self.bus.filled.set()
         self._pool.close(patience)
         self.links.closed()
 
     def forked(self) -> None:
-        """In a forked child, where none of our threads exist."""
+        """Mark the agent as stopped in a forked child, where none of its threads exist."""
         self.running, self.silent = False, FORKED.format(self.name)
         self._peers.forked()
 
@@ -184,13 +190,22 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
         own: bool = False,
-        holding: Sequence[Handle] = (),
+        holding: Sequence[RRefHandle] = (),
     ) -> Future[Any]:
-        """Run `function(*args, **kwargs)` on a worker; a future of what it returns.
+        """Run `function(*args, **kwargs)` on a worker.
 
-        `label` is what errors and pictures call the function. `own`: it is no call of a program, but the bench's own.
-        `holding`: keeps the value that the function asks its owner for, by the name of the RRef alone; held until there
-        is an answer.
+        Args:
+            to: The worker: its name, id or WorkerInfo.
+            function: The function; sent by name if the worker can import it, else with its code.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            timeout: Seconds; 0: no limit, -1: `rpc_timeout` of the agent.
+            label: The name of the function in errors and pictures.
+            own: The call belongs to rpcbench, not to the user's program.
+            holding: Handles on values that the function gets from its owner by name only; kept until the reply.
+
+        Returns:
+            A future of the result.
         """
         target, label, seconds = self._aim(to, function, timeout, label)
         with uninterrupted:
@@ -204,22 +219,22 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
-        holding: Sequence[Handle] = (),
+        holding: Sequence[RRefHandle] = (),
     ) -> Any:
-        """As `call`, and wait: what the function returns, or its error raised. Ctrl-C gives the call up."""
+        """Do as `call`, and wait: return the result, or raise the function's error. Ctrl-C cancels the call."""
         target, label, seconds = self._aim(to, function, timeout, label)
         return waited_for(lambda: self._call(target, function, args, kwargs, label, seconds, holding))
 
     def _call(
         self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, label: str,
-        seconds: float | None, holding: Sequence[Handle], site: CreationSite | None = None, own: bool = False,
+        seconds: float | None, holding: Sequence[RRefHandle], site: CreationSite | None = None, own: bool = False,
     ) -> Future[Any]:  # fmt: skip
         keeps = [*holding]
         self._sources.use(to, function)
         body, forks, scope = self.values.pack_call(to, function, tuple(args), kwargs, label, keeps)
         number = self.pending.number(own)
         future = self.pending.promise(number, partial(self.requests.receive_in_place, to), keeps, site)
-        self.requests.send(to, _new(m.Call, (number, label, seconds, forks, scope, body)), seconds)
+        self.requests.send(to, new_tuple(m.Call, (number, label, seconds, forks, scope, body)), seconds)
         return future
 
     def create(
@@ -230,11 +245,11 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
         label: str = "",
-    ) -> Handle:
-        """Run a function on a worker and leave what it returns there; a handle on that value, at once."""
+    ) -> RRefHandle:
+        """Run a function on a worker (arguments as of `call`) and leave the result there; return a handle at once."""
         target, label, seconds = self._aim(to, function, timeout, label)
         with uninterrupted:
-            keeps: list[Handle] = []
+            keeps: list[RRefHandle] = []
             self._sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
             future = self.pending.promise(number := self.pending.number(), None, keeps, handles.creation_site())
@@ -245,51 +260,52 @@ class Agent:
             self.requests.send(target, create, seconds)
         return handle
 
-    def fetch(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
-        """A future of a copy of the value, from its owner. WorkerLostError where that is gone."""
+    def fetch(self, handle: RRefHandle, timeout: float = UNSET_TIMEOUT) -> Future[Any]:
+        """Return a future of a copy of the value from its owner. WorkerLostError if the owner is lost."""
         owner, seconds = self._aim_at_owner(handle, timeout)
         with uninterrupted:
             return self._fetch(owner, handle, seconds, handles.creation_site())
 
-    def get(self, handle: Handle, timeout: float = UNSET_TIMEOUT) -> Any:
-        """As `fetch`, and wait: the value, or its error raised. Ctrl-C gives the call up."""
+    def get(self, handle: RRefHandle, timeout: float = UNSET_TIMEOUT) -> Any:
+        """Do as `fetch`, and wait: return the value, or raise its error. Ctrl-C cancels the call."""
         owner, seconds = self._aim_at_owner(handle, timeout)
         return waited_for(lambda: self._fetch(owner, handle, seconds))
 
     def _fetch(
-        self, owner: int, handle: Handle, seconds: float | None, site: CreationSite | None = None
+        self, owner: int, handle: RRefHandle, seconds: float | None, site: CreationSite | None = None
     ) -> Future[Any]:
         scope = self.values.asks(owner, "to_here")
         receive = partial(self.requests.receive_in_place, owner)
-        number, keeps = self.pending.number(), (handle,)  # its fork must live on
+        number, keeps = self.pending.number(), (handle,)  # the fork must stay alive until the reply
         future = self.pending.promise(number, receive, keeps, site)
         self.requests.send(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
 
     def _aim(self, to: To, function: Callable[..., Any], timeout: float, label: str) -> tuple[int, str, float | None]:
-        """Id of the callee, what the function is called, and in how many seconds the call is to end."""
+        """Return the callee's id, the label, and the seconds that the call has; wait while the callee is far behind."""
         if not self.running:
             raise RuntimeError(self.silent)
-        target, label = self.roster.find(to).id, label or label_of(function)
+        target, label = self.member_table.find(to).id, label or label_of(function)
         return target, label, self.requests.await_room(target, label, seconds_of(timeout, self.rpc_timeout))
 
-    def _aim_at_owner(self, handle: Handle, timeout: float) -> tuple[int, float | None]:
+    def _aim_at_owner(self, handle: RRefHandle, timeout: float) -> tuple[int, float | None]:
         owner = self.living_owner(handle)
         return owner, self.requests.await_room(owner, "to_here", seconds_of(timeout, self.rpc_timeout))
 
-    def living_owner(self, handle: Handle) -> int:
-        """The owner of the value; WorkerLostError where that is gone, though another may work under its name by now."""
+    def living_owner(self, handle: RRefHandle) -> int:
+        """Return the id of the value's owner; WorkerLostError if it is lost, even if its name is in use again."""
         owner, fork = self.member(handle._owner), handle._fork
         if fork is not None and not self.machine.ask(lambda node: fork in node.rrefs.users):
             raise value_lost(handle, owner.name)
         return owner.id
 
     def wanted(self, source: int, call: int) -> bool:
-        """Whether the caller of a call that runs here still waits for it."""
+        """Return whether the caller of a call that runs here still waits for it."""
         return self.machine.ask(lambda node: node.calls.wanted(source, call))
 
     def reply(self, to: int, call: int, answer: m.Result | m.Failure) -> None:
-        """Answer a call, unless its caller has gone."""
+        """Answer a call, unless its caller has left."""
+        # The fast path is not interruptible as a whole, so it is only for threads that Ctrl-C cannot reach.
         plain = answer if type(answer) is m.Result and not answer.forks and not interruptible() else None
         if plain is not None and (send := self.machine.answer(to, plain)) is not None:
             self._send(send, True)
@@ -298,41 +314,22 @@ class Agent:
         def answering(node: Node) -> fx.Effects:
             if node.calls.served(to, call):
                 return node.send(to, answer)
-            return node.never_sent(to, answer, ShutdownError("the caller has gone"))
+            return node.never_sent(to, answer, ShutdownError("the caller has left the world"))
 
         self.machine.feed(answering, may_wait=True)
 
-    def release(self, fork: Id) -> None:
-        """Give up a reference held here."""
-        self.machine.feed(lambda node: node.outcome(([], node.rrefs.release(fork))))
-
-    def needing(self, handle: Handle) -> bool:
-        """Whether a call in flight goes by the name of what this one holds."""
-        return self.pending.keeping(handle)
-
-    def leaks(self) -> list[Leak]:
-        """RRefs that are alive here and that another member is part of, each with where it was made."""
-        return leaks(self)
-
     # -- members
-    def members(self) -> list[WorkerInfo]:
-        return self.roster.all()
-
     def member(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
-        """Name and id of a member given by either, or by its WorkerInfo. UnknownWorkerError names those there are."""
-        return self.roster.find(to)
+        """Return name and id of a member, given either or its WorkerInfo. UnknownWorkerError lists the members."""
+        return self.member_table.find(to)
 
     def wait_for(self, count: int, timeout: float = JOIN_SECONDS) -> None:
-        """Wait until the world has `count` members. RpcError after `timeout` s that names who came and who did not."""
-        self.roster.wait_for(count, timeout)
-
-    def on_member(self, handler: MemberHandler) -> None:
-        """Call `handler` (on a pool thread) when members join, leave or are lost."""
-        self.roster.watch(handler)
+        """Wait until the world has `count` members. RpcError after `timeout` s names present and missing members."""
+        self.member_table.wait_for(count, timeout)
 
     # -- for features
     def part(self, kind: Callable[[Agent], P]) -> P:
-        """What a feature keeps for this agent, made by `kind(agent)` on first use."""
+        """Return the state that a feature keeps for this agent, made by `kind(agent)` on first use."""
         with self._parts_lock:
             if kind not in self._parts:
                 self._parts[kind] = kind(self)
@@ -340,31 +337,23 @@ class Agent:
             return part
 
     def has(self, kind: Callable[[Agent], object]) -> bool:
-        """Whether that part has been made."""
+        """Return whether that part exists."""
         return kind in self._parts
 
-    def submit(self, job: Job) -> None:
-        """Run a job of the runtime on a pool thread soon."""
-        self._pool.spawn(job)
-
-    def submit_here(self, job: Job) -> None:
-        """As `submit`; on this thread, if it has just received the message that asks for it."""
-        self._pool.submit_own(job)
-
     def notify(self, to: int, channel: str, data: Any, may_wait: bool = False) -> None:
-        """One-way words to whoever listens on `channel` there. `data`: what msgpack can hold.
+        """Send one-way data to the listener of `channel` there.
 
-        `may_wait`: hold this thread back while the receiver is far behind in reading.
+        Args:
+            to: The id of the receiver.
+            channel: The name of the channel.
+            data: The data, of types that msgpack can pack.
+            may_wait: Block this thread while the receiver is far behind in reading (backpressure).
         """
         notice = m.Notice(channel, msgpack.packb(data))
         self.machine.feed(lambda node: node.send(to, notice), may_wait)
 
-    def on_notice(self, channel: str, handler: NoticeHandler) -> None:
-        """Listen on a channel; one handler call at a time, in order of arrival, on a pool thread."""
-        self._channels.listen(channel, handler)
-
     def listen(self, on: bool, messages: bool = False) -> None:
-        """Keep every row that changes (or stop), and tell of every message (or not)."""
+        """Start or stop to keep every row that changes, and (`messages`) a row for every message."""
 
         def switch(node: Node) -> None:
             self.bus.listening = on
@@ -374,17 +363,17 @@ class Agent:
         self.machine.ask(switch)
 
     def snapshot(self) -> tuple[int, Tables]:
-        """All tables as they are now, and the number of the last batch in them; waiting changes are dropped."""
+        """Return the number of the last batch and all tables, which include it; drop waiting changes."""
         return self.machine.ask(lambda node: (self.bus.restart(), {**node.tables(), **self.bus.feature_tables()}))
 
     def tables(self) -> Tables:
-        """All tables as they are now; waiting changes stay."""
+        """Return all tables; waiting changes stay."""
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages
     def _relinked(self) -> None:
         self.machine.ask(lambda node: node.delivery.may_lose(self.links.lossy))
-        self.released.put(None)  # the keeper looks at the clock anew
+        self.released.put(None)  # the maintenance thread reads the clock again
 
     def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
         try:
@@ -393,33 +382,37 @@ class Agent:
             self._unsent(effect, error)
 
     def _unsent(self, effect: fx.Send, error: RpcError) -> None:
+        """Report to the node that a message could not be sent; its call then fails with the best known reason."""
         failure = error
         if isinstance(error, NotConnectedError) and self.running:
-            failure = self.roster.unreachable(effect.to, str(error))
+            failure = self.member_table.unreachable(effect.to, str(error))
         scope = getattr(effect.message, "scope", None)
         if scope is not None and self.values.recorder is not None:
             self.values.recorder.unsent(scope)
         self.machine.feed(lambda node: node.unsent(effect, failure))
 
     def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
+        """Write a message to the connection of its receiver; open one if there is none. Runs after all interceptors."""
         control, body = pack(seq, message)
-        hold = type(message) in m.UNHURRIED and m.unhurried(message)
+        # `hold`: it may wait in the connection for the next write.
+        hold = type(message) in m.DEFERRABLE and m.is_deferrable(message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
             try:
                 connection.send(control, body, may_wait, hold)
                 if hold:
-                    self._keeper.flush_soon()
+                    self._maintenance.flush_soon()
                 return
             except NotConnectedError:
-                pass  # it has just ended; another may stand soon
+                pass  # it has just ended; another one may be open soon
         member = self.machine.ask(lambda node: node.members.members.get(to))
         if member is None:
             raise NotConnectedError("it is not in this world")
+        # A dial blocks, so a thread that may not wait leaves it to another; interceptors have seen the message already.
         if may_wait:
             self._peers.send(to, member.ways(self._peers.me.host), control, body)
         else:
-            self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))  # the link has had it
+            self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))
 
     # -- effects
     def _perform(self, effect: fx.Effect, may_wait: bool) -> None:
@@ -429,25 +422,26 @@ class Agent:
             self._effects[type(effect)](effect)
 
     def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
+        """Map each kind of effect to the function that carries it out."""
         return {
-            fx.Wake: lambda e: self._keeper.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
+            fx.Wake: lambda e: self._maintenance.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
             fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
-            fx.Run: lambda e: self._arrivals.run(e.source, e.message),
-            fx.Resolve: lambda e: self._arrivals.answered(e.source, e.answer),
+            fx.Run: lambda e: self._dispatcher.run(e.source, e.message),
+            fx.Resolve: lambda e: self._dispatcher.answered(e.source, e.answer),
             fx.Reject: lambda e: self.pending.fail(e.call, e.error),
-            fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # the keeper frees the value
-            fx.Unmade: lambda e: self._pool.spawn(lambda: self.values.unmade(e.rref, e.error)),  # answers who waits
+            fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # freed on the maintenance thread
+            fx.ValueFailed: lambda e: self._pool.spawn(lambda: self.values.unmade(e.rref, e.error)),
             fx.OwnerLost: lambda e: None,
-            fx.Came: self.parcels.came,
+            fx.DataReceived: self.parcels.came,
             fx.Undelivered: self.parcels.undelivered,
-            fx.Heard: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
-            fx.Joined: lambda e: self.roster.came(e.member),
-            fx.Gone: self._gone,
+            fx.NoticeReceived: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
+            fx.MemberJoined: lambda e: self.member_table.came(e.member),
+            fx.MemberLeft: self._gone,
             fx.Complete: self._completed,
-            fx.Rejected: self._lead.rejected,
-            fx.HandedOver: self._lead.handed_over,
-            fx.Leads: self._lead.leads,
-            fx.Watch: self._lead.watch,
+            fx.Rejected: self._bootstrap.rejected,
+            fx.HandedOver: self._bootstrap.handed_over,
+            fx.Leads: self._bootstrap.leads,
+            fx.WatchMember: self._bootstrap.watch,
             fx.Explore: lambda e: self._autograd.passes.explore(e.context, e.walk, e.message),
             fx.Propagate: lambda e: self._autograd.passes.propagate(e.context, e.walk),
             fx.Accumulate: lambda e: self._autograd.passes.accumulate(e.message),
@@ -457,7 +451,7 @@ class Agent:
         }
 
     def _serve(self, effect: fx.Enqueue) -> None:
-        if not self.ready.is_set():  # the caller knew the world sooner than we do
+        if not self.ready.is_set():  # the caller may have seen the complete world before this member
             with blocked():
                 self.ready.wait()
         now = self.links.clock()
@@ -465,15 +459,15 @@ class Agent:
 
     def _completed(self, effect: fx.Complete) -> None:
         if not effect.closing:
-            self._lead.complete.set()
+            self._bootstrap.complete.set()
             return
-        self._peers.entrance.close()  # before others learn of it: the next world may meet at the same address
+        self._peers.acceptor.close()  # before other members see the end: the next world may use the same address
         self.closing.set()
 
-    def _gone(self, effect: fx.Gone) -> None:
+    def _gone(self, effect: fx.MemberLeft) -> None:
         self._peers.drop(effect.member.id, effect.member.incarnation, effect.reason)
         self.values.routes.forget(effect.member.id)
-        self.roster.went(effect)
+        self.member_table.went(effect)
 
     @property
     def _autograd(self) -> Recorder:

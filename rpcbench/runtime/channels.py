@@ -1,18 +1,16 @@
-"""One-way messages to listeners on a channel: notices, and parcels, which carry values.
+"""One-way messages to listeners on a channel: notices (plain data), and parcels (values).
 
 Guarantees
 - Notices of one channel are handled one at a time, in order of arrival.
-- A listener hears of parcels on the thread that reads them, in order, and of those that will not come: it must not wait
-  there, nor open any.
-- Nothing is unpacked, and no tensor made, before a parcel is opened; one that is never opened costs nothing more.
-- In an autograd context a parcel is a recorded send and recv. But it cuts the graph: a backward pass ends at its
-  tensors, and their gradients go back in a parcel, if at all.
+- A listener is called for arrived and for undelivered parcels on the thread that reads them, in order; it must
+  not block there, nor open any.
+- A parcel is unpacked, and its tensors are made, only when it is opened; an unopened parcel costs nothing more.
+- In an autograd context a parcel is a recorded send and recv, but it cuts the graph: a backward pass ends at its
+  tensors, and their gradients return in another parcel, if at all.
 """
 
 from __future__ import annotations
 
-import collections
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -20,116 +18,82 @@ from typing import Any, Protocol
 import msgpack
 import torch
 
-from rpcbench.protocol.effects import Came, Undelivered
+from rpcbench.protocol.effects import DataReceived, Undelivered
 from rpcbench.runtime.locked_node import LockedNode
 from rpcbench.runtime.pool import Job
 from rpcbench.runtime.values import ObjectStore
-from rpcbench.wire.messages import Body, Parcel, Scope
+from rpcbench.transport.base import SerialQueue
+from rpcbench.wire.messages import Body, Parcel, Scope, new_tuple
 
 NoticeHandler = Callable[[int, Any], object]
 """(id of the sender, data): runs on a pool thread."""
 
 
 class Channels:
+    """The notices of one agent. `spawn` runs a job on a pool thread."""
+
     def __init__(self, spawn: Callable[[Job], None]) -> None:
         self._spawn = spawn
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, SerialQueue[tuple[int, bytes]]] = {}  # (sender, msgpack), by channel
 
     def listen(self, channel: str, handler: NoticeHandler) -> None:
-        self._channels[channel] = _Channel(handler, self._spawn)
+        """Listen on a channel: `handler` runs on a pool thread, one call at a time, in order of arrival."""
+        self._channels[channel] = SerialQueue(lambda each: handler(each[0], msgpack.unpackb(each[1])), self._spawn)
 
     def heard(self, source: int, channel: str, data: bytes) -> None:
-        """A notice has come; nobody listening is no error."""
-        listener = self._channels.get(channel)
-        if listener is not None:
-            listener.put(source, data)
+        """Queue a notice that has arrived; a channel without a listener is no error."""
+        if (listener := self._channels.get(channel)) is not None:
+            listener.put((source, data))
 
 
-class _Channel:
-    def __init__(self, handler: NoticeHandler, spawn: Callable[[Job], None]) -> None:
-        self._handler = handler
-        self._spawn = spawn
-        self._lock = threading.Lock()
-        self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
-        self._busy = False
-
-    def put(self, source: int, data: bytes) -> None:
-        with self._lock:
-            self._waiting.append((source, data))
-            if self._busy:
-                return
-            self._busy = True
-        self._spawn(self._drain)
-
-    def _drain(self) -> None:
-        while (notice := self._next()) is not None:
-            source, data = notice
-            try:
-                self._handler(source, msgpack.unpackb(data))
-            except BaseException:
-                self._spawn(self._drain)  # the next notices are not to blame; the pool reports the error
-                raise
-
-    def _next(self) -> tuple[int, bytes] | None:
-        with self._lock:
-            if not self._waiting:
-                self._busy = False
-                return None
-            return self._waiting.popleft()
-
-
-_new = tuple.__new__  # a step less than the class itself takes
-Place = tuple[int, ...]
+Place = tuple[int, ...]  # of a parcel within its channel; its meaning is the listener's
 Opened = Callable[[], Any]
-"""Gives the values, once."""
+"""Unpacks and returns the values; to be called once."""
 
 
-class Listener(Protocol):
-    """Who listens on a channel."""
+class ChannelHandler(Protocol):
+    """A listener for the parcels of one channel."""
 
     def came(self, place: Place, values: Opened) -> None:
-        """A parcel is here."""
+        """Take note of a parcel that has arrived."""
 
     def undelivered(self, place: Place, error: Exception) -> None:
-        """One that was sent from here will not come."""
+        """Take note that a parcel sent from here will not arrive."""
 
 
 class Parcels:
-    """Of one agent."""
+    """The parcels of one agent."""
 
     def __init__(self, values: ObjectStore, machine: LockedNode) -> None:
         self._values = values
         self._machine = machine
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, ChannelHandler] = {}  # by channel
 
-    def listen(self, channel: str, listener: Listener) -> None:
+    def listen(self, channel: str, listener: ChannelHandler) -> None:
         self._listeners[channel] = listener
 
-    def deaf(self, channel: str, listener: Listener) -> None:
-        """This one listens there no more: what comes is dropped."""
+    def stop_listening(self, channel: str, listener: ChannelHandler) -> None:
+        """Remove a listener: parcels that arrive on the channel are dropped."""
         if self._listeners.get(channel) is listener:
             del self._listeners[channel]
 
     def channels(self) -> list[str]:
-        """Those that somebody listens on."""
+        """Return the channels that have a listener."""
         return list(self._listeners)
 
     def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
-        """Values to whoever listens on `channel` there. Waits while `to` is far behind in reading.
-
-        Where they do not arrive, who listens on that channel here is told, unless `to` is gone: of that the world is
-        told. SerializationError for values that cannot travel so: RRefs only travel in calls.
-        """
+        """Send values to the listener of `channel` there. Block while `to` is far behind in reading (backpressure). If
+        they do not arrive, the local listener of that channel is called, unless `to` has left the world, which is
+        reported elsewhere. SerializationError for values that cannot travel in parcels: RRefs travel in calls only."""
         kept = self._values
         body, tensors = kept.codec.encode(values, None, label, kept.routes.to(to, False))
         scope = None if kept.recorder is None else kept.recorder.cut(tensors, to, label)
-        parcel = _new(Parcel, (channel, place, label, scope, body))
+        parcel = new_tuple(Parcel, (channel, place, label, scope, body))
         self._machine.feed(lambda node: node.send(to, parcel), may_wait=True)
 
-    def came(self, effect: Came) -> None:
+    def came(self, effect: DataReceived) -> None:
         parcel = effect.parcel
-        listener = self._listeners.get(parcel.channel)
-        if listener is not None:
+        if (listener := self._listeners.get(parcel.channel)) is not None:
             listener.came(parcel.place, partial(self._open, effect.source, parcel.scope, parcel.body))
 
     def _open(self, source: int, scope: Scope | None, body: Body) -> Any:
@@ -144,6 +108,5 @@ class Parcels:
         return self._values.codec.decode(body, None, adopt)
 
     def undelivered(self, effect: Undelivered) -> None:
-        listener = self._listeners.get(effect.parcel.channel)
-        if listener is not None:
+        if (listener := self._listeners.get(effect.parcel.channel)) is not None:
             listener.undelivered(effect.parcel.place, effect.error)

@@ -1,7 +1,6 @@
-"""Which agent `rpc_sync` and its like speak through: the only module-level state of the runtime.
+"""The agent that `rpc_sync` and the other module-level functions use: the only module-level state of the runtime.
 
-Looked for in this order: the agent whose function runs on this thread, or the innermost `with` on it; else the latest
-one started.
+It is the agent whose function runs on this thread, or of the innermost `with` on it; else the latest that was started.
 """
 
 from __future__ import annotations
@@ -19,53 +18,43 @@ from rpcbench.runtime.server import caller, cancelled
 
 __all__ = ["caller", "cancelled", "current", "find", "prefer", "start", "using"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
-_started: list[Agent] = []
-_lock = threading.Lock()
+_started: list[Agent] = []  # in the order of `start`; the last one is current
+_lock = threading.Lock()  # for changes of `_started`; a read is one step
 _silent = NOT_INITIALIZED
-"""What to say where there is no agent."""
+"""The error text of `current` without an agent."""
 
 
 def current() -> Agent:
-    """The agent to speak through. RuntimeError "RPC has not been initialized…" where there is none."""
-    agent = _innermost.get() or _newest()
-    if agent is None or not agent.running:
-        agent = find()
+    """Return the agent to use. RuntimeError "RPC has not been initialized…" if there is none."""
+    agent = find()
     if agent is None:
         raise RuntimeError(_silent)
     return agent
 
 
 def find() -> Agent | None:
-    """As `current`, None where there is none."""
+    """Do as `current`, but return None if there is none."""
     agent = _innermost.get()
     if agent is not None and agent.running:
         return agent
-    return _newest()
-
-
-def _newest() -> Agent | None:
     try:
-        return _started[-1]  # one step, whoever starts or ends meanwhile
+        return _started[-1]  # one step, so agents may start or end meanwhile
     except IndexError:
         return None
 
 
 def start(agent: Agent, timeout: float) -> None:
-    """Start an agent: it is the current one for its own threads, and for others until a later one starts."""
+    """Start an agent: it is current for its own threads, and for other threads until a later one starts."""
     adopt(agent)
     agent.start(timeout)
 
 
 def adopt(agent: Agent) -> None:
-    """As `start`, for an agent that is started elsewhere."""
-    agent.on_thread = lambda: _enter(agent)
+    """Register an agent that is started elsewhere, as `start` does."""
+    agent.on_thread = lambda: _innermost.set(agent)
     agent.on_end.append(lambda: _leave(agent))
     with _lock:
         _started.append(agent)
-
-
-def _enter(agent: Agent) -> None:
-    _innermost.set(agent)
 
 
 def _leave(agent: Agent) -> None:
@@ -75,7 +64,7 @@ def _leave(agent: Agent) -> None:
 
 
 def prefer(agent: Agent) -> None:
-    """Make one that runs the current one, as if it were the latest started."""
+    """Make a running agent the current one, as if it were the latest started."""
     with _lock:
         if agent in _started:
             _started.remove(agent)
@@ -84,7 +73,7 @@ def prefer(agent: Agent) -> None:
 
 @contextlib.contextmanager
 def using(agent: Agent) -> Iterator[None]:
-    """For `with cluster:`."""
+    """Make an agent the current one for a `with` block, as `with cluster:` does."""
     token = _innermost.set(agent)
     try:
         yield
@@ -93,7 +82,7 @@ def using(agent: Agent) -> Iterator[None]:
 
 
 def _forked() -> None:
-    """In a forked child no thread of an agent runs, and its sockets are the parent's."""
+    """Drop all agents in a forked child: their threads do not run there, and their sockets are the parent's."""
     global _silent
     for agent in _started:
         agent.forked()
@@ -106,6 +95,6 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def _exit() -> None:
-    """A program that ends without a word to the others leaves no socket file, at least."""
+    """Stop agents at exit without a shutdown: at least their socket files are removed."""
     for agent in list(_started):
         agent.stop()

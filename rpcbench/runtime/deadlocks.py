@@ -1,12 +1,10 @@
-"""Explains who waits for whom, and ends waits that go round in a circle.
+"""Reports which threads wait for which calls, and ends waits that form a cycle.
 
-A thread that has waited for a second says so; then the calls that it waits for are followed from member to member, by
-notices. While nobody waits that long, nothing happens at all. A circle that is seen twice is ended: one of its waits
-raises DeadlockError, and the others end with the calls that fail of it. A wait of `patience` seconds is told of in
-the log, once, with what it waits for.
-
-What threads do is read from their stacks: the call that each runs, the future that it waits for. Nothing is written
-down for it while threads work.
+Guarantees
+- Nothing runs until a thread has waited for a second; then its calls are followed from member to member, by notices.
+- A cycle that is seen twice is ended: one wait raises DeadlockError, the others end with the calls that fail of it.
+- A wait of `patience` seconds is logged once, with the calls that it waits for.
+- Working threads record nothing for this: their calls and futures are read from their stacks.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -30,64 +29,56 @@ from rpcbench.protocol.node import Node
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import creation_sites
-from rpcbench.runtime.interrupts import uninterrupted
+from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.server import serve
 
-_MOST = 12
+_MOST = 12  # lines of a stack
 
 
-class Doing(NamedTuple):
-    """One thread. `serving`: the agent whose call it runs, the caller and the number; `places`: innermost first."""
+class ThreadState(NamedTuple):
+    """One thread. `serving`: (agent, caller, number) of the call that it runs."""
 
     thread: int
     name: str
     serving: tuple[object, int, int] | None
-    future: Future[Any] | None
-    places: tuple[str, ...]
+    future: Future[Any] | None  # the one that it waits for
+    places: tuple[str, ...]  # lines of the user's program, innermost first
 
 
-def threads() -> list[Doing]:
-    """All threads of this process as they are now."""
+def threads() -> list[ThreadState]:
+    """Return the current state of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [_doing(ident, names.get(ident, str(ident)), stack) for ident, stack in _stacks().items()]
 
 
 def _stacks() -> dict[int, list[FrameType]]:
-    """The frames of each thread, innermost first.
-
-    Python lists threads under a lock of its own, which whoever begins or ends one waits for, and lets nobody run
-    meanwhile; and it makes a frame's object when that is first asked for, of what must not have ended by then. So no
-    garbage collection may come between: it runs Python code, which lets others run.
-    """
+    """Return the frames of each thread, innermost first."""
+    # Python lists threads under a lock of its own, for which any thread that begins or ends waits while no other runs.
+    # A frame's object is made when it is first asked for, from data that must not have ended by then. So no garbage
+    # collection may come in between: it runs Python code, which lets other threads run.
     with _listing:
         collects = gc.isenabled()
         gc.disable()
         try:
-            return {ident: list(_outwards(frame)) for ident, frame in sys._current_frames().items()}
+            return {ident: [f for f, _ in walk_stack(frame)] for ident, frame in sys._current_frames().items()}
         finally:
             if collects:
                 gc.enable()
 
 
-def _outwards(innermost: FrameType) -> Iterator[FrameType]:
-    frame: FrameType | None = innermost
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+_listing = threading.Lock()  # one at a time, as each switches the garbage collector off
 
 
-_listing = threading.Lock()
-
-
-def _doing(ident: int, name: str, stack: list[FrameType]) -> Doing:
+def _doing(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
     future: Future[Any] | None = None
     for frame in stack:
         if frame.f_code is Future.wait.__code__ and future is None:
             future = frame.f_locals["self"]
-        if frame.f_code is serve.__code__:
+        if frame.f_code is serve.__code__:  # the innermost call: a waiting thread may receive and run others
             held = frame.f_locals
-            return Doing(ident, name, (held["agent"], held["source"], held["message"].call), future, _places(stack[0]))
-    return Doing(ident, name, None, future, _places(stack[0]))
+            serving = held["agent"], held["source"], held["message"].call
+            return ThreadState(ident, name, serving, future, _places(stack[0]))
+    return ThreadState(ident, name, None, future, _places(stack[0]))
 
 
 def _places(frame: FrameType) -> tuple[str, ...]:
@@ -98,7 +89,7 @@ Name = Callable[[int], str]
 
 
 class OtherWait(NamedTuple):
-    """A thread that runs no call and waits for some: the main thread, as a rule."""
+    """A thread that waits for calls and runs none: as a rule, the main thread."""
 
     thread: str
     needs: tuple[Need, ...]
@@ -106,47 +97,42 @@ class OtherWait(NamedTuple):
 
 
 Answer = tuple[list[Fact], list[OtherWait]]
-"""What one member says: of calls that it is to answer, and of its other threads that wait."""
+"""The reply of one member: the calls that it serves, and its other threads that wait."""
 
 
 class DeadlockReport(str):
-    """A text that shows itself as it is, also as the value of a cell."""
+    """A report. Its repr is its text, so that a cell shows it line by line."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
-def round_trip(circle: Sequence[Fact], name: Name) -> str:
-    """A circle of waits in one line."""
+def describe_cycle(circle: Sequence[Fact], name: Name) -> str:
     steps = [f"{fact.label} on {name(fact.at)}" for fact in circle]
     return f"calls wait for each other in a circle: {' → '.join([*steps, steps[0]])}"
 
 
-def wait_story(needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name) -> list[str]:
-    """What somebody waits for, and what that waits for, one line each."""
-    return _wait_story(needs, facts, name, set(), "  ")
-
-
-def _wait_story(
-    needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name, told: set[CallKey], indent: str
+def describe_waits(
+    needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name, pad: str = "  ", told: set[CallKey] | None = None
 ) -> list[str]:
-    lines = []
+    """Describe the calls that a thread waits for, and the calls that those wait for, one line each."""
+    told, lines = set() if told is None else told, []
     for call, at in needs:
         fact = facts.get(call)
         if fact is None:
-            lines.append(f"{indent}for an answer of {name(at)}, which knows of no such call (any more), or is silent")
+            lines.append(f"{pad}for a reply of {name(at)}, which has no such call (any more), or does not respond")
             continue
-        again = call in told
+        again = call in told  # in a cycle, or reached by two ways: shown once
         told.add(call)
-        lines.append(f"{indent}for {fact.label} on {name(at)}, {_state(fact)}{' (see above)' if again else ''}")
-        lines += [] if again else _wait_story(fact.needs, facts, name, told, indent + "  ")
+        lines.append(f"{pad}for {fact.label} on {name(at)}, {_state(fact)}{' (see above)' if again else ''}")
+        lines += [] if again else describe_waits(fact.needs, facts, name, pad + "  ", told)
     return lines
 
 
 def _state(fact: Fact) -> str:
     time = f"{fact.seconds:.0f} s" if fact.seconds >= 1 else "less than 1 s"
     words = {
-        "held": f"which waits {time} for the owners of its RRefs to know of them",
+        "held": f"which waits {time} until the owners of its RRefs have confirmed them",
         "queued": f"which waits {time} for a thread: all are busy",
         "runs": f"which has run {time}",
         "waits": f"which has run {time} and waits",
@@ -156,7 +142,7 @@ def _state(fact: Fact) -> str:
 
 
 def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answer]) -> str:
-    """A whole world: `members` by id and name, and what those say that answered."""
+    """Describe the waits of a world: `members` by id and name, `found` with the replies of those that answered."""
     names = dict(members)
     facts = {fact.call: fact for said, _ in found.values() for fact in said}
     inquiry = Inquiry([])
@@ -165,66 +151,62 @@ def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answ
     for id_, member in members:
         lines += _member(member, found.get(id_), facts, lambda at: names.get(at, f"worker {at}"))
     if circle := inquiry.circle():
-        lines.append(round_trip(circle, lambda at: names.get(at, f"worker {at}")))
+        lines.append(describe_cycle(circle, lambda at: names.get(at, f"worker {at}")))
     return "\n".join(lines)
 
 
 def _member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], names: Name) -> list[str]:
     if answer is None:
-        return [f"{name} gives no answer: it is stopped, or busy in code that lets no other thread run"]
+        return [f"{name} does not respond: it is stopped, or busy in code that lets no other thread run"]
     said, others = answer
     if not said and not others:
-        return [f"{name}: nothing to do, and nobody waits"]
+        return [f"{name}: nothing to do, and no thread waits"]
     lines = [f"{name}:"]
     for other in others:
-        lines += [f"  {other.thread} waits", *_indented(wait_story(other.needs, facts, names)), *_stack(other.places)]
+        lines += [f"  {other.thread} waits", *describe_waits(other.needs, facts, names, "    "), *_stack(other.places)]
     for fact in said:
         lines.append(f"  {fact.label}, a call of {names(fact.call.caller)}, {_state(fact)}")
-        lines += [*_indented(wait_story(fact.needs, facts, names)), *_stack(fact.places[1:])]
+        lines += [*describe_waits(fact.needs, facts, names, "    "), *_stack(fact.places[1:])]
     return lines
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def _stack(places: Iterable[str]) -> list[str]:
     return [f"      {place}" for place in places]
 
 
-ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"
+ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"  # channels
 _ANSWER_SECONDS = 1.0
 _PATIENCE = 30.0
 _log = logging.getLogger("rpcbench")
 
 
 class Watchdog:
-    """`patience` in seconds, from RPCBENCH_STALL_SECONDS, 30 by default; 0 tells of no wait."""
+    """Follows long waits. `patience`: seconds, from RPCBENCH_STALL_SECONDS (30 by default); 0 logs no wait."""
 
     def __init__(self, agent: Agent) -> None:
         self.patience = float(os.environ.get("RPCBENCH_STALL_SECONDS", _PATIENCE))
         self._agent = agent
         self._numbers = itertools.count()
-        self._answers: dict[int, queue.SimpleQueue[tuple[int, Any]]] = {}
-        self._lock = threading.Lock()
-        self._probing = False
-        self._overdue: dict[int, float] = {}  # thread → seconds
-        self._told: set[CallKey] = set()
+        self._answers: dict[int, queue.SimpleQueue[tuple[int, Any]]] = {}  # question → replies
+        self._lock = threading.Lock()  # guards the three below
+        self._probing = False  # one search at a time
+        self._overdue: dict[int, float] = {}  # thread → seconds, to be logged
+        self._told: set[CallKey] = set()  # calls with a logged wait
         agent.on_long_wait = self._long_wait
         agent.on_notice(ASK, self._asked)
         agent.on_notice(TOLD, self._heard)
         agent.on_notice(BREAK, self._break)
 
     def explain(self) -> DeadlockReport:
-        """Who waits for whom now, in the whole world, with the stacks of their threads. Takes a second at most."""
+        """Report the current waits of the whole world, with the stacks of their threads. Takes at most a second."""
         members = self._agent.members()
         found = self.ask({info.id: None for info in members})
         return DeadlockReport(deadlock_report([(info.id, info.name) for info in members], found))
 
     # -- looking for circles
     def _long_wait(self, seconds: float) -> None:
-        """By a thread that waits."""
-        with uninterrupted:
+        """Start a search; called now and then by a thread that waits."""
+        with uninterrupted:  # else Ctrl-C could leave `_probing` set for good
             with self._lock:
                 if self.patience and seconds >= self.patience:
                     self._overdue[threading.get_ident()] = seconds
@@ -238,14 +220,15 @@ class Watchdog:
             waits = [doing for doing in threads() if doing.future is not None]
             inquiry = self._follow(waits)
             circle = inquiry.circle()
-            if circle and _same(circle, self._follow(waits).circle()):
+            again = self._follow(waits).circle() if circle else []  # one look may mix states of different moments
+            if circle and [fact.call for fact in circle] == [fact.call for fact in again]:
                 self._end(circle)
             self._tell(waits, inquiry)
         finally:
             with self._lock:
                 self._probing = False
 
-    def _follow(self, waits: Iterable[Doing]) -> Inquiry:
+    def _follow(self, waits: Iterable[ThreadState]) -> Inquiry:
         inquiry = Inquiry([need for doing in waits for need in self._needs(doing.future)])
         while asked := inquiry.questions():
             for facts, _ in self.ask({at: [tuple(call) for call in calls] for at, calls in asked.items()}).values():
@@ -253,8 +236,8 @@ class Watchdog:
         return inquiry
 
     def _end(self, circle: list[Fact]) -> None:
-        """Everybody who finds the circle chooses the same wait of it; the first one ends it."""
-        text = round_trip(circle, self._agent.roster.name)
+        """Break one wait of a cycle. Every member that finds the cycle chooses the same wait."""
+        text = describe_cycle(circle, self._agent.member_table.name)
         at = next(index for index, fact in enumerate(circle) if fact.state == "waits")
         victim, need = circle[at], circle[(at + 1) % len(circle)]
         self._agent.notify(victim.at, BREAK, [victim.call, need.call, text])
@@ -268,7 +251,7 @@ class Watchdog:
 
     # -- asking
     def ask(self, questions: dict[int, Any]) -> dict[int, Answer]:
-        """Ask members of calls (None: of all they know). Facts and threads that run no call and wait, by member."""
+        """Ask members about calls (None: about all). Return facts and other waiting threads, by member."""
         number, answers = next(self._numbers), queue.SimpleQueue[tuple[int, Any]]()
         self._answers[number] = answers
         found: dict[int, Answer] = {}
@@ -280,7 +263,7 @@ class Watchdog:
                 member, (facts, others) = answers.get(timeout=max(0.0, until - self._agent.clock()))
                 found[member] = [_fact(fact) for fact in facts], [_other(other) for other in others]
         except queue.Empty:
-            pass  # who gives no answer is stopped, or stuck in code that lets no thread run
+            pass  # a silent member is stopped, or busy in code that lets no other thread run
         finally:
             del self._answers[number]
         return found
@@ -305,8 +288,8 @@ class Watchdog:
         ]
         self._agent.notify(source, TOLD, [number, facts, others])
 
-    def _describe(self, source: int, number: int, doing: Doing | None) -> Fact | None:
-        """What there is to say of a call that is served here; None if there is none such."""
+    def _describe(self, source: int, number: int, doing: ThreadState | None) -> Fact | None:
+        """Return the facts about a call that is served here; None if there is no such call."""
 
         def look(node: Node) -> tuple[str, str, float, Id | None] | None:
             entry = node.calls.serving.get((source, number))
@@ -322,7 +305,7 @@ class Watchdog:
         places = doing.places if doing else ()
         return Fact(CallKey(source, number), self._agent.id, label, state, self._agent.clock() - since, needs, places)
 
-    # -- what a future waits for
+    # -- the calls behind a future
     def _needs(self, future: Future[Any] | None) -> tuple[Need, ...]:
         origins = [] if future is None else future.origins()
         return tuple(need for origin in origins for need in self._needs_of(origin))
@@ -336,7 +319,7 @@ class Watchdog:
         return () if waiting is None else (Need(CallKey(self._agent.id, number), waiting.to),)
 
     def _makers(self, rref: Id) -> tuple[Need, ...]:
-        """The call that is to make a value of this member, if it has come."""
+        """Return the call that will make a value of this member, if it has arrived."""
 
         def look(node: Node) -> tuple[Need, ...]:
             serving = node.calls.serving.items()
@@ -344,22 +327,26 @@ class Watchdog:
 
         return self._agent.machine.ask(look)
 
-    # -- telling
-    def _tell(self, waits: list[Doing], inquiry: Inquiry) -> None:
+    # -- logging
+    def _tell(self, waits: list[ThreadState], inquiry: Inquiry) -> None:
         with self._lock:
             overdue, self._overdue = self._overdue, {}
         every = [(doing, self._needs(doing.future)) for doing in waits]
-        self._told &= {need.call for _, needs in every for need in needs}
+        self._told &= {need.call for _, needs in every for need in needs}  # forget calls that have ended
         for doing, needs in every:
             fresh = {need.call for need in needs} - self._told
             if doing.thread in overdue and fresh:
                 self._told |= fresh
-                lines = "\n".join(wait_story(needs, inquiry.facts, self._agent.roster.name))
+                lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.member_table.name))
                 _log.warning("%s has waited %.0f s\n%s", self._agent.name, overdue[doing.thread], lines)
 
 
 def explain() -> DeadlockReport:
-    """Who waits for whom now, on all workers, with stacks. RuntimeError where this process is in no world."""
+    """Report which threads wait for which calls, on all workers, with stacks; takes at most a second.
+
+    Raises:
+        RuntimeError: This process is in no world.
+    """
     return current.current().part(Watchdog).explain()
 
 
@@ -375,7 +362,3 @@ def _read(needs: list[Any]) -> tuple[Need, ...]:
 def _fact(data: list[Any]) -> Fact:
     call, at, label, state, seconds, needs, places = data
     return Fact(CallKey(*call), at, label, state, seconds, _read(needs), tuple(places))
-
-
-def _same(one: list[Fact], other: list[Fact]) -> bool:
-    return [fact.call for fact in one] == [fact.call for fact in other]

@@ -1,12 +1,11 @@
-"""What happens on this worker, for whoever looks: the rows that have changed, and snapshots of the tables behind them;
-and a ring of the messages that go and come.
+"""The events of this member for its watchers: rows that have changed, snapshots of tables, and a ring of messages.
 
-Nobody listens: nothing is kept. Somebody listens: a row that has changed is kept once, however often it changes before
-it is told; of too many the oldest are dropped, and counted, rather than hold the runtime up. A snapshot and the number
-of the last batch in it belong together.
-
-A message is told of as a row of plain values that says what it was about, and holds nothing of a user's data. It is
-made under the protocol's lock while somebody listens, so it looks at fields and no more.
+Guarantees
+- Without a watcher nothing is kept.
+- With a watcher, a changed row is kept once, however often it changes before it is sent. Of too many rows the oldest
+  are dropped and counted; the runtime is never delayed.
+- A snapshot and the number of the last batch in it belong together.
+- A message is recorded as a row of plain values, without user data; it is made under the node's lock, from fields only.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rpcbench.base.conditions import Flag
-from rpcbench.base.events import Batch, Made, Row, Table, Tables
+from rpcbench.base.conditions import Event
+from rpcbench.base.ids import ChangedRows, Made, Row, Table, Tables
 from rpcbench.wire.messages import Body, Message, Notice
 
 
 class MessageRow(NamedTuple):
-    """One half of a message, as one of its ends tells of it. `bytes`: of users' data; `context`: 0 for none."""
+    """One half of a message, as seen at one of its ends. `bytes`: of user data; `context`: 0 for none."""
 
     what: str
     peer: int
@@ -39,7 +38,7 @@ class MessageRow(NamedTuple):
 
 
 def message_row(what: str, peer: int, seq: int, time: float, message: Message) -> MessageRow:
-    """`what`: "sent", "received" or "lost"; `peer` is the other end, `time` in monotonic seconds."""
+    """Make a row. `what`: "sent", "received" or "lost"; `peer`: the other end; `time`: monotonic seconds."""
     scope = getattr(message, "scope", None)
     context = scope.context if scope is not None else getattr(message, "context", 0)
     rrefs = [str(fork.rref) for fork in getattr(message, "forks", ())]
@@ -59,29 +58,29 @@ def _size(message: Message) -> int:
     return len(body.payload) + len(body.tensors) + sum(memoryview(buffer).nbytes for buffer in body.buffers)
 
 
-CAPACITY = 20_000
+CAPACITY = 20_000  # changed rows
 MESSAGES_KEPT = 10_000
 
 
 class EventLog:
     def __init__(self) -> None:
-        self.listening = self.telling = False  # of changes, and of each message
-        self.filled = Flag()  # there are changes or messages to drain
-        self.hidden: set[str] = set()  # channels whose notices are not told of: those that carry all this
-        self._lock = threading.Lock()
-        self._changed: dict[tuple[str, str], Made] = {}
-        self._number = 0
-        self._dropped = 0
+        self.listening = self.telling = False  # a watcher asks for changes; for messages
+        self.filled = Event()  # there are changes or messages to drain
+        self.hidden: set[str] = set()  # channels left out: those that carry the events themselves
+        self._lock = threading.Lock()  # guards the five below
+        self._changed: dict[tuple[str, str], Made] = {}  # (table, key), oldest first
+        self._number = 0  # of the last batch
+        self._dropped = 0  # rows, since the last batch
         self._messages: collections.deque[MessageRow] = collections.deque()
-        self._missed = 0
-        self._tables: dict[str, Callable[[], Table]] = {}
+        self._missed = 0  # messages, likewise
+        self._tables: dict[str, Callable[[], Table]] = {}  # of features
 
     def register(self, name: str, provider: Callable[[], Table]) -> None:
-        """A table of a feature; `provider` must not block."""
+        """Add a table of a feature; `provider` must not block."""
         self._tables[name] = provider
 
     def note(self, kind: str, table: str, key: str, row: Made) -> None:
-        """One change. Free of cost while nobody listens; never blocks for long."""
+        """Record a change. Costs nothing without a watcher; never blocks for long."""
         if not self.listening:
             return
         with self._lock:
@@ -89,11 +88,11 @@ class EventLog:
             if len(self._changed) > CAPACITY:
                 del self._changed[next(iter(self._changed))]
                 self._dropped += 1
-            if not self.filled.is_set():
+            if not self.filled.is_set():  # cheaper than to set it again
                 self.filled.set()
 
     def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
-        """One message has gone, come, or been lost; asked of nobody unless somebody listens for messages."""
+        """Record that a message was sent, received or lost; called only while a watcher asks for messages."""
         if type(message) is Notice and message.channel in self.hidden:
             return
         row = message_row(what, peer, seq, time.monotonic(), message)
@@ -105,8 +104,8 @@ class EventLog:
             if not self.filled.is_set():
                 self.filled.set()
 
-    def drain(self, most: int) -> Batch:
-        """The rows that changed first, as they are now; under the machine's lock, as rows of machines are its own."""
+    def drain(self, most: int) -> ChangedRows:
+        """Return the rows that changed first, with their current values; under the node's lock, as it owns the rows."""
         with self._lock:
             keys = list(itertools.islice(self._changed, most))
             made = [(key, self._changed.pop(key)) for key in keys]
@@ -117,10 +116,10 @@ class EventLog:
         rows: dict[str, dict[str, Row | None]] = {}
         for (table, key), row in made:
             rows.setdefault(table, {})[key] = row()
-        return Batch(number, rows, dropped)
+        return ChangedRows(number, rows, dropped)
 
     def drain_messages(self, most: int) -> tuple[list[MessageRow], int]:
-        """The same of messages."""
+        """Return up to `most` message rows, and how many were dropped since the last call."""
         with self._lock:
             rows = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
             missed, self._missed = self._missed, 0
@@ -132,7 +131,7 @@ class EventLog:
             self.filled.clear()
 
     def restart(self) -> int:
-        """Forget waiting changes, which a snapshot taken now contains; the number of the last batch."""
+        """Drop waiting changes, which a snapshot taken now contains; return the number of the last batch."""
         with self._lock:
             self._changed.clear()
             self._dropped = 0
@@ -140,7 +139,6 @@ class EventLog:
             return self._number
 
     def forget_messages(self) -> None:
-        """Nobody listens for them any more."""
         with self._lock:
             self._messages.clear()
             self._missed = 0

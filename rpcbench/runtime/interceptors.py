@@ -1,8 +1,8 @@
-"""What sees every call and every message: the hooks of autograd, which the agent does not know, and links.
+"""Hooks on every call and every message: the recorder of autograd, which the agent does not import, and interceptors.
 
-All messages between an agent's protocol and its connections pass its links, and its clock is theirs: fault injection,
-recording and the stepper attach there. Links may come and go while messages do. What a link that was taken out still
-has goes its way without the others.
+All messages between an agent's node and its connections pass its interceptors (class `Link`), and its clock comes from
+them: fault injection, recording and the stepper attach there. Interceptors may be added and removed while messages
+pass. Messages that a removed one still holds continue without the others.
 """
 
 from __future__ import annotations
@@ -15,113 +15,92 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rpcbench.base.ids import Id
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.transport.base import Deliver, Link, Transmit
-from rpcbench.wire.messages import Gradients, Scope, WalkFailed
+from rpcbench.wire.messages import BackwardFailed, Gradients, Scope
 
 if TYPE_CHECKING:
     import torch
 
 
 class InterceptedMessage(NamedTuple):
-    """A value that went out, or came in where `label` is None, beside the messages: see `Recorder.crossed`."""
+    """A value that left, or arrived if `label` is None, outside of messages: see `Recorder.crossed`."""
 
     context: int
     message: int
-    other: int
+    other: int  # the peer
     label: object
     requires_grad: bool
 
 
 class Passes(Protocol):
-    """Answers the machines' questions about the graph."""
+    """Carries out the node's requests about the autograd graph."""
 
     def explore(self, context: int, walk: Id, message: int) -> None:
         """Find the recvs behind a send."""
-        ...
 
     def propagate(self, context: int, walk: Id) -> None:
         """Run backward from the roots."""
-        ...
 
     def accumulate(self, message: Gradients) -> None:
-        """Gradients have come for a send."""
-        ...
+        """Accumulate the gradients that have arrived for a send."""
 
-    def ended(self, walk: Id, failure: WalkFailed | None) -> None:
-        """A pass that this worker began is over."""
-        ...
+    def ended(self, walk: Id, failure: BackwardFailed | None) -> None:
+        """Finish a pass that this worker began."""
 
     def forget(self, context: int, walk: Id) -> None:
-        """A pass is over here."""
-        ...
+        """Drop the state of a pass that has ended here."""
 
 
 class Recorder(Protocol):
-    """Sees the tensors of every message of a context. Nothing here waits, or runs a user's code."""
+    """Records the tensors of every message of a context. Its methods do not block and run no user code."""
 
     @property
     def passes(self) -> Passes: ...
 
     def current(self) -> int | None:
-        """The context of this thread, if it has one."""
-        ...
+        """Return the context of this thread, if it has one."""
 
     def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What a call takes along in place of a function: that itself, or one that runs it as it would run here."""
-        ...
+        """Return the function to send in a call: itself, or one that runs it as it would run on this thread."""
 
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        """A message of this context, part of the call `label`, is about to go out; None where the context is over."""
-        ...
+        """Record a message of the call `label` that is about to leave; return None if the context is over."""
 
     def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        """As `sending`, in the context of this thread, of a message that no backward pass goes back through."""
-        ...
+        """Do as `sending`, in this thread's context, for a message that no backward pass passes through."""
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """Such a message has come in."""
-        ...
+        """Record that such a message has arrived."""
 
     def crossing(self) -> tuple[int, int] | None:
-        """Context and number of a value that goes out as by `cut`, but is recorded later, see `crossed`; None outside
-        of any context, or where that is over."""
-        ...
+        """Return (context, number) of a value as of `cut` that `crossed` records later; None without a live context."""
 
     def crossed(self, crossings: Sequence[InterceptedMessage]) -> None:
-        """Record values that went out or came in."""
-        ...
+        """Record values that left or arrived."""
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
-        """The call `label` is about to go out with these tensors, outside of any context."""
-        ...
+        """Take note of tensors that leave in the call `label` outside of any context."""
 
     def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """An answer that belongs to no context has brought these tensors."""
+        """Take note of tensors that a reply outside of any context has brought."""
 
     def unsent(self, scope: Scope) -> None:
-        """It could not be sent."""
-        ...
+        """Take back the record of a message that could not be sent."""
 
     def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
-        """A message has come in; the tensors to use instead of those that were decoded. `back`: the way of their
-        gradients."""
-        ...
+        """Record that a message has arrived; return the tensors to use instead of the decoded ones. `back`: the devices
+        that their gradients go back to."""
 
     def inside(self, context: int) -> AbstractContextManager[None]:
-        """Around a function that a message of this context asked for."""
-        ...
+        """Enter the context around a function that one of its messages asked for."""
 
     def forget(self, context: int) -> None:
-        """A context is over here."""
-        ...
+        """Drop a context that has ended here."""
 
 
 class Interceptors:
-    """`near` is next to the machines, `far` next to the connections; between them they are in the order of `all`.
-
-    `outgoing` takes what machines send, `incoming` what connections bring.
-
-    `clock` counts the seconds of deadlines and retries; it must never jump. `changed` is called after each change.
-    """
+    """The chain of interceptors: `near` is next to the node, `far` next to the connections, `all` in that order.
+    `outgoing` takes messages from the node, `incoming` from the connections. `clock` counts the seconds of deadlines
+    and retries, and must never jump. `changed` is called after each change."""
 
     def __init__(self, first: Link, transmit: Transmit, deliver: Deliver) -> None:
         self.changed: Callable[[], object] = lambda: None
@@ -129,7 +108,7 @@ class Interceptors:
         self.all: tuple[Link, ...] = (first,)
         self.near = self.far = first
         self._transmit, self._deliver = transmit, deliver
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one change at a time; messages pass without it
         self._wire((first,))
 
     @property
@@ -137,30 +116,29 @@ class Interceptors:
         return any(link.lossy for link in self.all)
 
     def use(self, link: Link) -> None:
-        """This one, and no other."""
+        """Replace all interceptors by this one."""
         with self._lock:
             self._wire((link,))
         self.changed()
 
     def add(self, link: Link) -> None:
-        """One more, next to the connections."""
+        """Add one, next to the connections."""
         with self._lock:
             self._wire((*self.all, link))
         self.changed()
 
     def remove(self, link: Link) -> None:
-        """Take one out; the last one leaves a plain one. Harmless if it is out already."""
+        """Remove one; the last one leaves a plain one. Idempotent."""
         with self._lock:
             self._wire(tuple(one for one in self.all if one is not link) or (Link(),))
         self.changed()
 
     def run_by(self, clock: Callable[[], float]) -> None:
-        """Another clock from now on, which shows what the one before does."""
+        """Replace the clock by another one, which must show the same time."""
         self.clock = clock
         self.changed()
 
     def closed(self) -> None:
-        """The agent has stopped."""
         for link in self.all:
             link.closed()
 
@@ -168,9 +146,9 @@ class Interceptors:
         for at, link in enumerate(links):
             transmit = links[at + 1].outgoing if at + 1 < len(links) else self._transmit
             link.attach(transmit, links[at - 1].incoming if at else self._deliver)
-        for link in set(self.all) - set(links):
+        for link in set(self.all) - set(links):  # they may still hold messages
             link.attach(self._transmit, self._deliver)
         self.all, self.near, self.far = links, links[0], links[-1]
-        self.plain = all(type(link) is Link for link in links)  # those pass on what they get: no need to ask them
+        self.plain = all(type(link) is Link for link in links)  # plain ones pass everything on, so they can be skipped
         self.outgoing = self._transmit if self.plain else self.near.outgoing
         self.incoming = self._deliver if self.plain else self.far.incoming

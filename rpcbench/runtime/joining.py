@@ -1,10 +1,10 @@
-"""How an agent gets into its world, and what it does where the lead passes from one member to another."""
+"""How an agent joins its world, and the leader election: its part when another member becomes the leader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.base.errors import (
     AuthenticationError,
@@ -22,48 +22,44 @@ from rpcbench.runtime.pool import Job
 from rpcbench.transport.handshake import Identity
 from rpcbench.wire.messages import Member, View
 
-_PAUSE = 0.05
-_NEWS = 2.0
-"""Seconds for which one that hangs up may have had too many half-open connections (see `acceptor`)."""
+_PAUSE = 0.05  # seconds between attempts to reach the leader
+_BUSY_SECONDS = 2.0
+"""Seconds in which a leader that closes connections may just have too many half-open ones (see `acceptor`)."""
 
 
 class Bootstrap:
-    """`complete` is set when the world is, or when this process is not let in.
-
-    `ready` says that calls are served; those that come earlier wait, as their callers may know the world sooner. It is
-    set by `join`, or with `config.held` by the maker of the agent.
-    """
+    """The start of one agent. `complete` is set when the world is complete, or this process is rejected; `ready` when
+    calls are served, by `join`, or with `config.held` by the agent's maker. Earlier calls wait, as their callers may
+    see the complete world first."""
 
     def __init__(
         self,
         config: WorldConfig,
         machine: LockedNode,
         peers: ConnectionManager,
-        roster: Members,
+        member_table: Members,
         spawn: Callable[[Job], None],
     ) -> None:
-        self.complete = Flag()
-        self.ready = Flag()
+        self.complete = Event()
+        self.ready = Event()
         self._config = config
         self._machine = machine
         self._peers = peers
-        self._roster = roster
+        self._member_table = member_table
         self._spawn = spawn
         self._refusal: fx.Rejected | None = None
 
-    # -- getting in
+    # -- joining
     def join(self, clock: Callable[[], float], deadline: float) -> None:
-        """Found or join the world; returns when it has all the members it waits for, and they know it.
-
-        RpcError where this process is not let in, or `clock` passes the deadline; TurnedAwayError where another leads
-        an open world by now, or nobody does.
-        """
+        """Found or join the world; return when it is complete and all its members have received that. RpcError if this
+        process is rejected, or `clock` passes the deadline; TurnedAwayError if an open world has another leader, or
+        none."""
         config, peers = self._config, self._peers
         founds = config.led_by == config.id
         if founds:
             peers.found()
-        addresses = peers.entrance.bind(peers.me.epoch)
-        self._machine.ask(lambda node: node.members.found_at(peers.me.host, *addresses))
+        addresses = peers.acceptor.bind(peers.me.epoch)
+        self._machine.ask(lambda node: node.members.set_address(peers.me.host, *addresses))
         if founds:
             self._machine.feed(lambda node: node.start(config.id, config.incarnation))
             peers.listen()  # not before there is a world to let them into
@@ -72,11 +68,11 @@ class Bootstrap:
             leader = self._reach_leader(clock, deadline)
             self._machine.feed(lambda node: node.start(leader.id, leader.incarnation))
         if not self.complete.wait(max(0.0, deadline - clock())):
-            size, census = config.world_size, self._roster.census() + peers.entrance.half_open.complaint()
+            size, census = config.world_size, self._member_table.census() + peers.acceptor.half_open.complaint()
             raise IncompleteWorldError(f"{config.name} waited for a world of {size} workers, but {census}")
         if self._refusal is not None:
             kind = TurnedAwayError if self._refusal.again else RpcError
-            what = "waits in vain" if founds else "may not join"
+            what = "cannot complete its world" if founds else "may not join"
             raise kind(f"{config.name} {what}: {self._refusal.reason}")
         if founds:
             self._until_known(min(FLUSH_SECONDS, deadline - clock()))
@@ -84,57 +80,50 @@ class Bootstrap:
             self.ready.set()
 
     def give_up(self) -> None:
-        """Nobody is to wait any more."""
         self.complete.set()
         self.ready.set()
 
     def _until_known(self, seconds: float) -> None:
-        """Wait until all members know that the world is complete: from then on this process may end without a word.
-
-        No longer than `seconds`: one that is stopped just now learns of it later, if this process is still there.
-        """
-        known = Flag()
-        self._machine.feed(lambda node: node.flush(known.set, _says_complete))
+        """Wait until all members have received that the world is complete: then this process may end at any time. At
+        most `seconds`: a member that is stopped just now receives it later, if this process still runs."""
+        known = Event()
+        self._machine.feed(lambda node: node.flush(known.set, lambda each: isinstance(each, View) and each.complete))
         known.wait(max(0.0, seconds))
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name
-        patience = clock() + _NEWS
+        patience = clock() + _BUSY_SECONDS
         while True:
             try:
                 return self._peers.reach_leader()
             except (NotConnectedError, ProtocolError) as error:
                 if open_:
-                    raise TurnedAwayError(f"{name} has lost who leads its world: {error}") from error
+                    raise TurnedAwayError(f"{name} has lost the leader of its world: {error}") from error
                 hung_up = isinstance(error, AuthenticationError) and clock() < patience  # full of strangers, perhaps
                 if isinstance(error, ProtocolError) and not hung_up:
                     raise
                 if clock() > deadline:
                     told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"
                     raise IncompleteWorldError(told) from error
-            self.complete.wait(_PAUSE)  # nothing can tell us when it begins to listen
+            self.complete.wait(_PAUSE)  # polled: no event reports that it begins to listen
 
     def rejected(self, effect: fx.Rejected) -> None:
-        self._refusal = self._refusal or effect
+        self._refusal = self._refusal or effect  # the first reason counts
         self.complete.set()
 
-    # -- the lead passes on
+    # -- a new leader
     def handed_over(self, effect: fx.HandedOver) -> None:
-        self._peers.entrance.hand_over(self._peers.me, effect.heir, effect.epoch)
+        self._peers.acceptor.hand_over(self._peers.me, effect.heir, effect.epoch)
 
     def leads(self, effect: fx.Leads) -> None:
-        self._peers.entrance.lead(self._peers.me, effect.epoch)
+        self._peers.acceptor.lead(self._peers.me, effect.epoch)
 
-    def watch(self, effect: fx.Watch) -> None:
-        self._spawn(lambda: self._be_in_touch(effect.member))
+    def watch(self, effect: fx.WatchMember) -> None:
+        self._spawn(lambda: self._connect_to(effect.member))
 
-    def _be_in_touch(self, member: Member) -> None:
+    def _connect_to(self, member: Member) -> None:
         try:
             self._peers.connect(member.id, member.ways(self._peers.me.host))
         except RpcError as error:
             reason = str(error)
             self._machine.feed(lambda node: node.lost(member.id, member.incarnation, reason))
-
-
-def _says_complete(message: object) -> bool:
-    return isinstance(message, View) and message.complete

@@ -1,14 +1,14 @@
 """The thread pool: it runs users' functions, receive loops and the runtime's own jobs.
 
 Guarantees
-- A call that the receive loop has received runs on its thread, for as long as the call is short (see `receiver`). The
-  read lock that the thread leaves free meanwhile goes to another thread after twice `LONG` at most: the monitor, a
-  thread of its own, looks at those locks every `LONG` seconds while calls come.
-- No user's function begins while `limit` of them run; one that waits for a reply does not count meanwhile, but for a
-  moment in which it receives itself. So calls that call back nest as deep as they like.
+- A call that the receive loop has received runs on the loop's thread while it is short (see `receiver`). The read lock
+  that the thread releases meanwhile passes to another thread after at most twice `LONG`: the monitor, a thread of its
+  own, checks those locks every `LONG` seconds while calls arrive.
+- No user's function begins while `limit` of them run; one that waits for a reply is not counted meanwhile, except for
+  the moments in which it receives. So calls that call back nest as deeply as they like.
 - The runtime's own jobs (`spawn`) never queue behind users' functions.
-- Idle threads are used again, the last one first, and end after a while.
-- A function that is busy with Python keeps the others waiting for a tenth of a millisecond at a time.
+- Idle threads are reused, the last one first, and end after `_IDLE_SECONDS`.
+- A function that runs Python code delays other threads by a tenth of a millisecond at a time.
 """
 
 from __future__ import annotations
@@ -20,27 +20,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 Job = Callable[[], object]
 LONG = 0.002  # seconds
-_QUIET_LOOKS = 10  # at nothing new before the monitor sleeps
+_QUIET_LOOKS = 10  # without anything new, then the monitor sleeps
 _IDLE_SECONDS = 20.0
-_SWITCH_SECONDS = 0.0001  # that a thread busy with Python may keep the interpreter from one that handles messages
+_SWITCH_SECONDS = 0.0001  # for which Python code may keep the GIL from a thread that handles messages
 
 
-class ReceiveLoop(Protocol):
-    """Of one connection, see `receiver`."""
-
-    calls: collections.deque[Job]
-    """What it is to run next."""
-
-    def release_to_pool(self) -> None:
-        """Let another thread run it, if the one that ran it has left the read lock free for a call."""
-
-
-class Worker(threading.Thread):
-    """Runs one job after another; `waiting` and `step_aside` are how what blocks tells the pool."""
+class PoolThread(threading.Thread):
+    """A thread that runs one job after another. Blocking code reports to the pool by `waiting` and `release_duties`."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__(name=f"{pool.name}-{number}", daemon=True)
@@ -48,9 +37,9 @@ class Worker(threading.Thread):
         self._given = threading.Lock()  # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
         self._given.acquire()
         self._job: Job | None = None
-        self._counted = False
-        self.receives: ReceiveLoop | None = None  # the loop that this thread runs
-        self.lends: ReceiveLoop | None = None  # the one whose read lock it has left free, as it runs a call
+        self._counted = False  # runs a user's function, and takes one of the places
+        self.receives: collections.deque[Job] | None = None  # the next calls of the receive loop that this thread runs
+        self.lends: Job | None = None  # has another thread run the loop that this one has left, to run a call
 
     def give(self, job: Job | None) -> None:
         self._job = job
@@ -67,29 +56,28 @@ class Worker(threading.Thread):
             if job is None:
                 return
             _do(job)
-            del job
+            del job  # a job must not keep its values alive until the next one
             if not self._pool.rest(self):
                 return
 
     def run_call(self, call: Job) -> None:
-        """Run a user's function, which the pool has counted."""
         self._counted = True
         _do(call)
         self._counted = False
 
-    def step_aside(self) -> None:
-        """What this thread runs is about to take its time: others do what else it had to do."""
+    def release_duties(self) -> None:
+        """Hand the receive loop over: the job of this thread is about to block or takes long."""
         if self.lends is not None:
-            self.lends.release_to_pool()
+            self.lends()
 
     def may_wait(self) -> bool:
-        """Whether it may wait for a moment as any other thread does: the monitor sees to what it lends, and it takes no
-        room from what is called here meanwhile."""
+        """Return whether a short wait here delays nothing: it runs no receive loop, and does not fill the pool."""
         return self.receives is None and not (self._counted and self._pool.busy >= self._pool.limit)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        self.step_aside()
+        """Give the thread's place to another function while it waits."""
+        self.release_duties()
         if not self._counted:
             yield
             return
@@ -103,80 +91,73 @@ class Worker(threading.Thread):
 
 
 class Pool:
-    """`enter` runs first on each new thread."""
+    """The pool of one agent. `enter` runs first on each new thread."""
 
     def __init__(self, name: str, limit: int, enter: Job) -> None:
         self.name, self.limit, self.enter = name, limit, enter
-        self._lock = threading.Lock()
-        self._idle: list[Worker] = []
-        self._threads: set[Worker] = set()
-        self._queue: collections.deque[Job] = collections.deque()
-        self.busy = 0  # users' functions that run; those that wait are not counted
-        self._blocked = self._made = 0
+        self._lock = threading.Lock()  # guards the fields down to `_closed`
+        self._idle: list[PoolThread] = []
+        self._threads: set[PoolThread] = set()
+        self._queue: collections.deque[Job] = collections.deque()  # users' functions without a place
+        self.busy = 0  # users' functions that run; waiting ones are not counted
+        self.waiting = self._made = 0  # users' functions that have begun and wait; threads made, for their names
         self._closed = False
         self.monitor = Monitor(self.spawn)
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-        self.due: Callable[[], bool] = lambda: True  # whether answers are to come
-
-    @property
-    def waiting(self) -> int:
-        """How many users' functions have begun and wait for something of ours."""
-        return self._blocked
-
-    @property
-    def queued(self) -> int:
-        """How many users' functions wait for room."""
-        return len(self._queue)
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))  # a user's may be shorter
+        self.due: Callable[[], bool] = lambda: True  # whether replies are due
 
     def spawn(self, job: Job) -> None:
-        """Run a job of the runtime now, on a thread of its own. Dropped once the pool is closed."""
+        """Run a job of the runtime now, on a thread of its own. It is dropped once the pool is closed."""
         with self._lock:
             if self._closed:
                 return
             thread = self._idle.pop() if self._idle else None
             if thread is None:
                 self._made += 1
-                thread = Worker(self, self._made)
+                thread = PoolThread(self, self._made)
                 self._threads.add(thread)
-        thread.give(job)
+        thread.give(job)  # before the start: a new thread finds it at once
         if thread.ident is None:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more threads
+                with self._lock:
+                    self._threads.discard(thread)
+                raise
 
-    def this_thread(self) -> Worker:
-        """This thread, which is one of the pool's."""
+    def this_thread(self) -> PoolThread:
         thread = threading.current_thread()
-        assert isinstance(thread, Worker)
+        assert isinstance(thread, PoolThread)
         return thread
 
     def submit(self, job: Job) -> None:
-        """Run a user's function when there is room: on this thread, if it has just received the message that asks."""
-        if (loop := _loop_of_this_thread()) is not None:
-            loop.calls.append(job)
+        """Run a user's function when there is a place: on this thread, if it has just received the call."""
+        if (calls := _calls_of_this_loop()) is not None:
+            calls.append(job)
         elif self.begin(job):
-            self.spawn(partial(self._run, job))
+            self._start(job)
 
     def submit_own(self, job: Job) -> None:
-        """Run a job of the runtime now: on this thread, if it has just received the message that asks."""
-        if (loop := _loop_of_this_thread()) is None:
+        """Run a job of the runtime now: on this thread, if it has just received the message that causes it."""
+        if (calls := _calls_of_this_loop()) is None:
             self.spawn(job)
         else:
             with self._lock:
                 self.busy += 1
-            loop.calls.append(CountedCall(job))
+            calls.append(CountedCall(job))
 
-    def let_in(self) -> ReceiveLoop | None:
-        """The receive loop of this thread, where that has just received a call and there is room for it. The call is to
-        be given to the loop as `CountedCall`."""
-        loop = _loop_of_this_thread()
-        if loop is not None:
+    def let_in(self) -> collections.deque[Job] | None:
+        """Take a place for a call that this thread's loop has just received; return the loop's calls, or None."""
+        calls = _calls_of_this_loop()
+        if calls is not None:
             with self._lock:
                 if self.busy >= self.limit:
                     return None
                 self.busy += 1
-        return loop
+        return calls
 
     def begin(self, job: Job) -> bool:
-        """Whether there is room for a user's function now; else it is run later."""
+        """Take a place for a user's function, and return True; else queue it and return False."""
         if type(job) is CountedCall:
             return True
         with self._lock:
@@ -187,9 +168,18 @@ class Pool:
             return True
 
     def end(self) -> None:
-        """A user's function has returned."""
+        """Give back the place of a user's function that has returned; a queued one takes it."""
         if (job := self._next()) is not None:
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        """Run a user's function, which has a place, on another thread."""
+        try:
             self.spawn(partial(self._run, job))
+        except RuntimeError:  # no thread can be started: the next one that becomes free runs it, see `rest`
+            with self._lock:
+                self.busy -= 1
+                self._queue.appendleft(job)
 
     def _run(self, job: Job | None) -> None:
         worker = self.this_thread()
@@ -198,39 +188,44 @@ class Pool:
             job = self._next()
 
     def _next(self) -> Job | None:
-        """The next queued job for a thread that has finished one."""
+        """Return the next queued function for a thread that has finished one, else give its place back."""
         with self._lock:
-            if self._queue and self.busy <= self.limit:
+            if self._queue and self.busy <= self.limit:  # above: some waits have ended, see `unblocked`
                 return self._queue.popleft()
             self.busy -= 1
             return None
 
     def blocked(self) -> None:
-        """A counted thread begins to wait: another job may run."""
+        """Give a place back for a thread that begins to wait; a queued function takes it."""
         with self._lock:
-            self._blocked += 1
+            self.waiting += 1
             job = self._queue.popleft() if self._queue and self.busy <= self.limit else None
             if job is None:
                 self.busy -= 1
         if job is not None:
-            self.spawn(partial(self._run, job))
+            self._start(job)
 
     def unblocked(self) -> None:
+        """Take a place again, beyond the limit if need be: a function that has begun must go on."""
         with self._lock:
             self.busy += 1
-            self._blocked -= 1
+            self.waiting -= 1
 
-    def rest(self, thread: Worker) -> bool:
-        """Keep an idle thread; False if it should end."""
+    def rest(self, thread: PoolThread) -> bool:
+        """Keep an idle thread; return False if it should end."""
         with self._lock:
             if self._closed:
                 self._threads.discard(thread)
                 return False
-            self._idle.append(thread)
+            if self._queue and self.busy < self.limit:
+                self.busy += 1
+                thread.give(partial(self._run, self._queue.popleft()))
+            else:
+                self._idle.append(thread)
             return True
 
-    def retire(self, thread: Worker) -> bool:
-        """An idle thread has waited long enough; False if a job was given to it at the last moment."""
+    def retire(self, thread: PoolThread) -> bool:
+        """Drop a thread that was idle for long; return False if it was given a job at the last moment."""
         with self._lock:
             if thread not in self._idle:
                 return False
@@ -239,7 +234,7 @@ class Pool:
             return True
 
     def close(self, patience: float) -> None:
-        """No more jobs; idle threads end. Waits up to `patience` seconds for the busy ones."""
+        """Take no more jobs, and end idle threads. Wait up to `patience` seconds for busy ones."""
         self.monitor.close()
         with self._lock:
             self._closed = True
@@ -255,84 +250,82 @@ class Pool:
 
 
 class CountedCall(partial[object]):
-    """A call that has been counted already."""
+    """A call that has a place already."""
 
 
 class Monitor:
-    """Has other threads run receive loops whose read locks calls have left free for `LONG` seconds. `spawn` runs a job
-    on another thread. It sleeps once nothing has come for a while, and only the first call after that wakes it."""
+    """Starts receive loops again if their read locks are free for `LONG` seconds, as their threads run calls. `spawn`
+    runs a job on another thread. The monitor sleeps once nothing arrives, and only the next call wakes it."""
 
     def __init__(self, spawn: Callable[[Job], None]) -> None:
         self._spawn = spawn
-        self._since: dict[ReceiveLoop, float] = {}  # those that are free, and since when
+        # When read locks became free, by the function that starts their loop again; no lock: each step is atomic.
+        self._since: dict[Job, float] = {}
         self._lock = threading.Lock()
-        self._bell = threading.Lock()  # free when the thread is to look again
-        self._bell.acquire()
-        self._begun = self._looks = self._closed = False  # under the lock
-        self._busy = False  # one was left free since the last look
+        self._wakeup = threading.Lock()  # free: wake up
+        self._wakeup.acquire()
+        self._begun = self._looks = self._closed = False  # guarded by `_lock`
+        self._busy = False  # a lock was left free since the last look
 
     def start(self) -> None:
-        """Before the first lock is released. RuntimeError where no thread can be started."""
+        """Start the thread, before the first read lock is released. RuntimeError if no thread can be started."""
         with self._lock:
             if not self._begun and not self._closed:
                 self._spawn(self._watch)
                 self._begun = self._looks = True
 
-    def released(self, loop: ReceiveLoop) -> None:
-        """Its read lock is free from now on."""
-        self._since[loop] = time.monotonic()
+    def released(self, start_loop: Job) -> None:
+        """Watch a read lock, which is free from now on."""
+        self._since[start_loop] = time.monotonic()
         self._busy = True
         if not self._looks:
             self._look()
 
-    def acquired(self, loop: ReceiveLoop) -> None:
-        """It is not any more."""
-        self._since.pop(loop, None)
+    def acquired(self, start_loop: Job) -> None:
+        self._since.pop(start_loop, None)
 
     def _look(self) -> None:
-        """Let the thread go on."""
         with self._lock:
             if self._begun and not self._looks:
                 self._looks = True
-                self._bell.release()
+                self._wakeup.release()
 
     def _watch(self) -> None:
         quiet = 0
         while not self._closed:
             time.sleep(LONG)
             late = time.monotonic() - LONG
-            for loop, since in self._since.copy().items():
+            for start_loop, since in self._since.copy().items():
                 if since <= late:
-                    _do(loop.release_to_pool)
+                    _do(start_loop)  # an error must not end the monitor
             quiet = 0 if self._busy or self._since else quiet + 1
             self._busy = False
             if quiet >= _QUIET_LOOKS and self._rests():
-                self._bell.acquire()
+                self._wakeup.acquire()
                 quiet = 0
 
     def _rests(self) -> bool:
-        """Whether the thread sleeps now until one is left free."""
+        """Decide to sleep until a read lock is left free; return False if the monitor is closed."""
         with self._lock:
             self._looks = self._closed
-        if self._busy or self._since:  # just now, by one that has seen the thread look
+        if self._busy or self._since:  # just now, by a thread that saw the monitor awake and did not wake it
             self._look()
         return not self._closed
 
     def close(self) -> None:
-        """Nothing is given away any more."""
         with self._lock:
             self._closed = True
         self._look()
 
 
-def _loop_of_this_thread() -> ReceiveLoop | None:
-    """Where it has just received a message."""
+def _calls_of_this_loop() -> collections.deque[Job] | None:
+    """Return the calls of the receive loop that this thread runs, if it has just received a message."""
     return getattr(threading.current_thread(), "receives", None)
 
 
 def _do(job: Job) -> None:
-    """A job that fails must not take its thread, or the jobs that wait for it, along; nor the monitor."""
+    """Run a job. Its error must not end the thread, nor affect the jobs behind it; it is reported like a thread's."""
     try:
         job()
-    except BaseException:  # noqa: BLE001  (told like the end of a thread)
+    except BaseException:  # noqa: BLE001  (reported as the uncaught error of a thread)
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

@@ -1,18 +1,32 @@
-"""Sends what happens on this member to those who watch it.
+"""Sends the changes of this member's tables to its watchers, and measures the member's health on request.
 
-Nobody watches: no thread, no events. Watchers that do not read hold this back, and nothing else: what they miss is
-dropped. A watcher gets all tables, then at most five times a second the rows that have changed, each once, as they are
-by then. It asks again when it has missed a batch. Messages are told of only while a watcher asks for these besides.
-All of it is plain msgpack, so it works even where user data does not travel.
-
-A probe, a question on the same channel, is answered with this member's clock, after everything that it had to tell when
-the probe came, and after what whoever probes has asked for before.
-
-`Health` measures this member when somebody asks: its row of the table "health". Nobody asks: nothing is measured, and
-the table is empty. Memory takes milliseconds to measure, so it is measured once in `MEMORY_SECONDS` at most. A question
-has a number, and the answer says to which one it belongs, so that it is seen which members do not answer. `others`
-measure something else at the same moments, say the processes that this member has started.
+Guarantees
+- Without watchers no thread runs and no event is kept. Watchers that do not read delay only the publisher.
+- A watcher gets all tables, then at most five times a second the rows that have changed, each once, with their value at
+  that time. Messages are included only while a watcher asks for them.
+- All data are plain msgpack, so this works even where user data cannot be unpickled.
+- A probe is answered with this member's clock, after the replies to earlier requests and all events waiting by then.
+- `Health` measures only on request. The reply repeats the number of its question: a panel shows silent members.
 """
+
+# Theory of operation
+#
+#   watcher                          publisher of one member
+#      │ notice WATCH, level 1 or 2     │
+#      ├───────────────────────────────►│ agent.listen(True): the event log keeps changed rows from now on
+#      │ snapshot: all tables, batch n  │
+#      │◄───────────────────────────────┤ then the thread `rpcbench-publish` starts, if it does not run
+#      │ rows that changed, batch n + 1 │
+#      │◄───────────────────────────────┤ every PERIOD seconds, only if there are any
+#      │ notice WATCH, {"probe": 7}     │
+#      ├───────────────────────────────►│ drain the log to the end and send it, then reply with two clock readings
+#      │◄───────────────────────────────┤
+#      │ notice WATCH, level 0          │
+#      ├───────────────────────────────►│ no watcher left: the log keeps nothing, the thread ends
+#
+# Batches are numbered. A watcher that sees a gap has missed rows and sends WATCH again, which gives it a new snapshot.
+# The lock `_telling` is held from draining the log until the batch is sent, so batches leave in the order of their
+# numbers. A send waits while a watcher is far behind in reading (backpressure); then the log drops its oldest rows.
 
 from __future__ import annotations
 
@@ -25,29 +39,28 @@ from typing import Any
 
 import psutil
 
-from rpcbench.base.conditions import Flag
-from rpcbench.base.events import MESSAGES, Row, Table
+from rpcbench.base.ids import MESSAGES, Row, Table
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE
 from rpcbench.transport.hosts import host_id
 
 LOOK = "look"
-"""The notice that asks: the number of the question."""
-MEMORY_SECONDS = 5.0
+"""The channel of the request; its data are the number of the question."""
+MEMORY_SECONDS = 5.0  # at most one measurement of memory in this time, as each takes milliseconds
 
 
 class Health:
-    """One for each agent: `agent.part(Health)`. `cells` says how many cells run or wait here."""
+    """The health of one agent, made by `agent.part(Health)`: its row of the table "health", empty until a request."""
 
     def __init__(self, agent: Agent) -> None:
-        self.cells: Callable[[], int] = lambda: 0
-        self.others: list[Callable[[], object]] = []
+        self.cells: Callable[[], int] = lambda: 0  # how many cells run or wait here; set by `cells`
+        self.others: list[Callable[[], object]] = []  # called with each request, to measure at the same moment
         self._agent = agent
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_rows`
         self._rows: Table = {}
-        self._before: tuple[float, float] | None = None  # when it was last asked, and what it had computed until then
-        self._memory: tuple[float, int | None] = float("-inf"), None
+        self._before: tuple[float, float] | None = None  # (time, CPU seconds) at the last request
+        self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
         self._process = psutil.Process()
         agent.bus.register("health", self.table)
         agent.on_notice(LOOK, self._asked)
@@ -74,14 +87,14 @@ class Health:
         }  # fmt: skip
 
     def _cpu(self) -> float:
-        """The share of one core that all threads have used since the last time; the first time since the start."""
+        """Return the share of one core that all threads have used since the last call; at first, since the start."""
         now, used = time.time(), time.process_time()
         at, before = self._before or (self._process.create_time(), 0.0)
         self._before = now, used
         return round((used - before) / max(now - at, 1e-3), 3)
 
     def _uss(self) -> int | None:
-        """Bytes that no other process shares; None where the system does not tell."""
+        """Return the bytes that no other process shares; None if the system refuses to report them."""
         now = time.monotonic()
         at, size = self._memory
         if now - at >= MEMORY_SECONDS:
@@ -94,44 +107,42 @@ class Health:
 
 
 def _queued(node: Node) -> int:
-    """Calls that have come and not begun."""
+    """Count the calls that have arrived and not begun."""
     return sum(call.message is not None for call in node.calls.serving.values())
 
 
-WATCH, TELEMETRY = "watch", "telemetry"
-PERIOD = 0.2
-_BATCH = 2000
-_ALL = 1 << 30
+WATCH, TELEMETRY = "watch", "telemetry"  # channels: requests to a publisher, and its replies
+PERIOD = 0.2  # seconds between batches
+_BATCH = 2000  # rows per batch
+_ALL = 1 << 30  # rows: no limit, for a probe
 
 
 class Publisher:
+    """Publishes the tables of one agent; see the theory of operation above."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()
-        self._telling = threading.Lock()  # from draining to sending: batches go out in order
-        self._watchers: dict[int, int] = {}
+        self._lock = threading.Lock()  # guards the watchers and the thread
+        self._telling = threading.Lock()  # held from draining to sending, so that batches leave in order
+        self._watchers: dict[int, int] = {}  # id → level: what it asks for
         self._thread: threading.Thread | None = None
-        self._pause = Flag()
-        agent.bus.hidden |= {WATCH, TELEMETRY}
+        agent.bus.hidden |= {WATCH, TELEMETRY}  # else each batch would be an event of the next one
         agent.on_notice(WATCH, self._asked)
         agent.on_member(lambda kind, who, reason: self._remove(who.id) if kind in GONE else None)
 
     def _asked(self, source: int, asked: int | dict[str, int]) -> None:
-        """Somebody begins to watch (or has missed something), or for more or less, or stops; or it is a probe."""
+        """Handle a request: to watch, to watch at another level (0: no more), or a probe."""
         if isinstance(asked, dict):
             self._probed(source, asked["probe"])
-        else:
-            self._watch(source, asked)
-
-    def _watch(self, source: int, level: int) -> None:
-        if not level:
+            return
+        if not asked:
             self._remove(source)
             return
         with self._lock:
-            self._watchers[source] = level
+            self._watchers[source] = asked
             self._listen()
         with self._telling:
-            self._send_snapshot()
+            self._send_snapshot()  # after the log has begun to keep changes, so that none is missed
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._publish, name="rpcbench-publish", daemon=True)
@@ -143,10 +154,10 @@ class Publisher:
                 return
             self._listen()
             if not self._watchers:
-                self._agent.bus.filled.set()  # the thread is to see it
+                self._agent.bus.filled.set()  # wakes the thread, which ends
 
     def _listen(self) -> None:
-        """As much as the watcher that wants most."""
+        """Have the log keep as much as the most demanding watcher asks for. The caller holds the lock."""
         messages = MESSAGES in self._watchers.values()
         self._agent.listen(bool(self._watchers), messages)
         if not messages:
@@ -162,11 +173,10 @@ class Publisher:
                     bus.restart()
                     return
             self._send_batch(_BATCH)
-            # All members of a host at the same moments, so that a panel does not show half of what they do together.
-            self._pause.wait(PERIOD - time.monotonic() % PERIOD)
+            # All members of a host send at the same moments, so that a panel shows one state of all of them.
+            time.sleep(PERIOD - time.monotonic() % PERIOD)
 
     def _send_batch(self, most: int) -> None:
-        """The rows that have changed since the last one, to all who watch."""
         with self._telling:
             batch = self._agent.machine.ask(lambda _: self._agent.bus.drain(most))
             messages, missed = self._agent.bus.drain_messages(most)

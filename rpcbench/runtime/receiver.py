@@ -1,29 +1,35 @@
 """The receive loop of one connection, and the threads that receive their own replies.
 
-Theory of operation. One thread at a time reads a connection: the one that holds its read lock. A thread of the pool
-runs the receive loop. It also runs the short calls that messages bring, which saves a change of threads, and releases
-the read lock for as long as a call runs. So a connection is in one of four states:
-
-                 nothing to read
-    RECEIVING ───────────────────► IDLE      the loop sleeps until something comes; the read lock is free
-      │   ▲  ◄───────────────────  │  ▲
-      │   │    something comes     │  │ a thread that waits for a reply takes the lock, and releases it after that
-      │   │                        ▼  │
-      │   │ the call ends        BORROWED    that thread receives, its own reply and all else that comes
-      ▼   │                        ▲  │
-     SERVING ──────────────────────┘  │      the lock is free while the call runs
-      │                               ▼
-      │ the call has run for LONG,   another thread of the pool begins a loop, if the call has ended meanwhile
-      │ or waits for something
-      ▼
-    another thread of the pool begins a loop; the one that runs the call goes back to the pool after it
-
 Guarantees
-- No message waits behind a call for longer than twice `LONG`: the monitor sees to that.
-- A thread that waits for a reply, and has nothing else to do, receives it itself where the read lock is free; the idle
-  loop is not woken.
-- No thread reads after the end of the connection, and `ended` hears of it once, whichever thread has met it.
+- No message waits behind a running call for longer than twice `LONG`: the monitor passes the read lock on.
+- A thread that waits for a reply and has no other work receives it itself if it gets the read lock; no loop is woken.
+- No thread reads after the end of the connection, and `ended` is called once, whichever thread has met the end.
 """
+
+# Theory of operation
+#
+# One thread at a time reads a connection: the thread that holds its read lock. A thread of the pool runs the receive
+# loop. It also runs the short calls that messages bring, which saves a change of threads, and releases the read lock
+# for as long as a call runs. So a connection is in one of four states:
+#
+#              nothing to read
+# RECEIVING ────────────────────► IDLE      the loop sleeps until data arrive; the read lock is free
+#   │   ▲  ◄────────────────────  │  ▲
+#   │   │      data arrive        │  │ a thread that waits for a reply takes the lock, and releases it afterwards
+#   │   │                         ▼  │
+#   │   │ the call ends         BORROWED    that thread receives: its own reply and every other message
+#   ▼   │                         ▲  │
+#  SERVING ───────────────────────┘  │      the lock is free while the call runs
+#   │                                ▼
+#   │ the call has run for LONG,    a pool thread begins a new loop if the call has ended meanwhile
+#   │ or waits for something
+#   ▼
+# a pool thread begins a new loop; the thread that runs the call returns to the pool after it
+#
+# Two flags tell BORROWED how it began. `_idle`: the loop's thread still exists and sleeps, so the borrower gives the
+# lock back by arming the watch that wakes it. `_serving`: the loop's thread runs a call and tries to take the lock
+# afterwards; if that fails, it leaves the loop, and the borrower starts a new one. Should both miss each other, the
+# monitor finds the lock free and starts one.
 
 from __future__ import annotations
 
@@ -36,69 +42,69 @@ from typing import NoReturn
 
 from rpcbench.base.errors import ProtocolError
 from rpcbench.base.futures import Waits
-from rpcbench.runtime.interrupts import uninterrupted
-from rpcbench.runtime.pool import LONG, CountedCall, Job, Pool, Worker
-from rpcbench.transport.stream import Ending, StreamConnection
-from rpcbench.transport.waiting import AdaptiveSpin, Watch
+from rpcbench.runtime.locked_node import uninterrupted
+from rpcbench.runtime.pool import LONG, CountedCall, Job, Pool, PoolThread
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection
+from rpcbench.transport.waiting import AdaptiveSpin, SocketWaiter
 from rpcbench.wire.framing import Frame
 
-_UNHANDLED = Ending("what it sent could not be handled", False)
+_UNHANDLED = ConnectionEnd("a message from it could not be handled", False)
 _LONGEST_SECONDS = 0.1
-"""Seconds after which a thread that waits for a reply receives no more: Ctrl-C is held back meanwhile."""
-
-
-def receive(
-    pool: Pool, source: StreamConnection, deliver: Callable[[Frame], None], ended: Callable[[Ending], None]
-) -> Receiver:
-    """Receive from a connection from now on to its end."""
-    pool.monitor.start()
-    receiver = Receiver(pool, source, deliver, ended)
-    pool.spawn(receiver.receive_loop)
-    return receiver
+"""Seconds after which a thread that waits for a reply stops receiving, as Ctrl-C is deferred meanwhile."""
 
 
 class Receiver:
-    """`deliver` takes each message of `source`, `ended` hears how it has ended."""
+    """The receiving side of one connection: `deliver` takes each message of `source`, `ended` the way it ended."""
 
     def __init__(
-        self, pool: Pool, source: StreamConnection, deliver: Callable[[Frame], None], ended: Callable[[Ending], None]
+        self,
+        pool: Pool,
+        source: StreamConnection,
+        deliver: Callable[[Frame], None],
+        ended: Callable[[ConnectionEnd], None],
     ) -> None:
         self._pool, self._source = pool, source
         self._deliver, self._ended = deliver, ended
-        self._watch = source.watch
-        self._opened = False  # the system may tell nothing of what came with the opening of a stream
+        self._watch = source.watch  # None: it cannot report data, so the loop blocks in read() and lends nothing
+        self._start_loop: Job = self.release_to_pool  # bound once, which saves time in each call
+        self._opened = False  # first read done? The watch may not report data that came with the handshake
         self._lock = threading.Lock()  # the read lock
         self._lock.acquire()
-        # The holder of the read lock alone touches what follows.
-        self._idle = False  # the loop sleeps: the lock is given back to it
-        self._serving = False  # the loop runs a call, and takes the lock again after it
-        self._ending: Ending | None = None  # met by a thread that waited for a reply, for the loop to see to
-        self._frames: collections.deque[Frame] = collections.deque()
-        self.calls: collections.deque[Job] = collections.deque()
-        if (watch := self._watch) is not None:  # the loop leaves the lock to a thread that begins to wait
+        # Only the holder of the read lock touches the fields below.
+        self._idle = False  # the loop sleeps, and gets the lock back when it wakes
+        self._serving = False  # the loop runs a call, and takes the lock again afterwards
+        self._ending: ConnectionEnd | None = None  # met by a borrower, handled by the loop
+        self._frames: collections.deque[Frame] = collections.deque()  # read, but not delivered yet
+        self.calls: collections.deque[Job] = collections.deque()  # received by the loop, which runs them itself
+        if (watch := self._watch) is not None:
+            # If replies are due, the loop stops spinning: a thread that begins to wait is to find the lock free.
             self._loop_spin = AdaptiveSpin(lambda: watch.ready() or pool.due())
             self._reply_spin = AdaptiveSpin(watch.ready)
 
     # -- the loop
+    def start(self) -> None:
+        self._pool.monitor.start()
+        self._pool.spawn(self.receive_loop)
+
     def receive_loop(self) -> None:
-        """On a thread of the pool that holds the read lock: until another one does, or the connection ends."""
+        """Run the loop on a pool thread that holds the read lock, until it ends or another thread runs it."""
         thread = self._pool.this_thread()
-        thread.receives = self
-        ending: Ending | None = _UNHANDLED
+        thread.receives = self.calls
+        ending: ConnectionEnd | None = _UNHANDLED
         try:
             ending = self._loop(thread)
         except ProtocolError as error:
-            ending = Ending(f"it sent nonsense ({error})", False)
+            ending = ConnectionEnd(f"it sent invalid data ({error})", False)
         finally:
-            thread.receives = None  # before: calls that follow from the end are not left to a loop that is over
+            thread.receives = None  # before `_ended`: later calls must not queue in a loop that is over
             if ending is not None:
-                for call in self.calls:  # of a message that could not be handled to its end
+                for call in self.calls:  # left by a message whose handling failed half-way; counted ones hold a place
                     if type(call) is CountedCall:
                         self._pool.end()
                 self._ended(ending)
 
-    def _loop(self, thread: Worker) -> Ending | None:
-        """How the connection has ended; None if another thread runs the loop now."""
+    def _loop(self, thread: PoolThread) -> ConnectionEnd | None:
+        """Return how the connection ended, or None if another thread runs the loop now."""
         calls, frames = self.calls, self._frames
         while True:
             if calls:
@@ -109,22 +115,22 @@ class Receiver:
             else:
                 ending = self._await_some()
                 got = ending or self._source.read()
-                if isinstance(got, Ending):
+                if isinstance(got, ConnectionEnd):
                     return got
                 frames.extend(got)
 
-    def _await_some(self) -> Ending | None:
-        """Until there is something to read, or a thread that waited for a reply has met the end."""
+    def _await_some(self) -> ConnectionEnd | None:
+        """Wait until there is something to read, or a borrower has met the end, which is returned."""
         if self._watch is None or not self._opened:
             self._opened = True
             return None
-        if self._pool.busy or self._pool.due():  # another thread of this process may need the core, or the lock
+        if self._pool.busy or self._pool.due():  # spinning would take the core, or the lock, from another thread
             return self._sleep()
         ending = self._loop_spin.wait(self._sleep)
         return self._sleep() if ending is None and not self._watch.ready() else ending
 
-    def _sleep(self) -> Ending | None:
-        """IDLE: sleep, with the read lock free, until something comes that no other thread receives."""
+    def _sleep(self) -> ConnectionEnd | None:
+        """IDLE: sleep with the read lock free, until data arrive that no other thread receives."""
         watch = self._lent_watch
         self._idle = True
         self._release_to_idle()
@@ -134,42 +140,43 @@ class Receiver:
                 continue  # its holder arms the watch again
             if self._ending is not None or watch.ready():
                 break
-            self._release_to_idle()  # another thread has received what woke this one
+            self._release_to_idle()  # another thread has received the data that woke this one
         self._idle = False
         return self._ending
 
-    def _serve(self, thread: Worker, call: Job) -> bool:
-        """SERVING: run a call, unless too many run already; False if another thread runs the loop by now."""
+    def _serve(self, thread: PoolThread, call: Job) -> bool:
+        """SERVING: run a call, unless the pool is full. Return False if another thread runs the loop by now."""
         if not self._pool.begin(call):
-            return True
-        thread.receives, thread.lends, self._serving = None, self, True
+            return True  # the pool has queued it for another thread
+        # From here calls that the function makes may borrow the lock: `lends` lets a wait pass it on at once.
+        thread.receives, thread.lends, self._serving = None, self._start_loop, True
         self._release()
         thread.run_call(call)
         kept = self._acquire()
         thread.lends, self._serving = None, False
         if kept:
-            thread.receives = self
+            thread.receives = self.calls
         self._pool.end()
         return kept
 
     # -- the read lock around a call
     def _release(self) -> None:
-        """Let any thread have the read lock. The monitor gives it to one of the pool if none takes it."""
-        self._pool.monitor.released(self)
+        """Free the read lock for any thread. The monitor gives it to a pool thread if none takes it."""
+        self._pool.monitor.released(self._start_loop)  # first: a thread that takes the lock must find it
         self._lock.release()
 
     def _acquire(self) -> bool:
-        """Whether this thread has it now, and the loop with it."""
+        """Try to take the read lock and the loop with it; return whether this thread has both now."""
         if not self._lock.acquire(blocking=False):
             return False
-        self._pool.monitor.acquired(self)
-        if self._idle:  # on another thread
+        self._pool.monitor.acquired(self._start_loop)
+        if self._idle:  # another thread runs the loop already, and sleeps
             self._release_to_idle()
             return False
         return True
 
     def release_to_pool(self) -> None:
-        """Let another thread of the pool run the loop, if none does: the call that this one runs takes its time."""
+        """Have another pool thread run the loop if none does: the call that this thread runs takes long."""
         if self._acquire():
             self._spawn_loop()
 
@@ -181,32 +188,30 @@ class Receiver:
             raise
 
     def _release_to_idle(self) -> None:
-        """Give the read lock back to the idle loop. In this order: the loop must find the lock free when it is woken.
-
-        An end wakes it as soon as it can have the lock, so the watch may be closed before it is armed.
-        """
+        """Give the read lock back to the idle loop."""
         watch = self._lent_watch
+        # Release first, then arm: the loop must find the lock free when it wakes. At the end of a connection the loop
+        # can have the lock at once, so the watch may be closed before it is armed.
         self._lock.release()
         try:
             watch.arm()
-        except (OSError, ValueError):  # its descriptor, or the watch itself, is closed
+        except (OSError, ValueError):  # the descriptor, or the watch itself, is closed
             if not watch.closed:
                 raise
 
     # -- threads that wait for a reply
     def receive_until(self, waiting: Waits, quiet: float = LONG) -> None:
-        """On a thread that waits: receive until that ends, if no other thread does, or until nothing has come for
-        `quiet` seconds."""
+        """Receive on a waiting thread while `waiting()`, if no other thread does, until `quiet` s bring nothing."""
         with uninterrupted:  # a read lock that is not given back would never be free again
             if self._lock.acquire(blocking=False):
                 self._borrow(waiting, quiet)
 
     def _borrow(self, waiting: Waits, quiet: float) -> None:
-        """BORROWED: receive, unless something is left of the loop's that a thread of the pool is to do."""
+        """BORROWED: receive, unless the loop has left work that a pool thread must do first."""
         left, ending = False, self._ending
         try:
-            self._pool.monitor.acquired(self)
-            left = bool(self.calls or self._frames)  # by a thread that runs a call
+            self._pool.monitor.acquired(self._start_loop)
+            left = bool(self.calls or self._frames)  # these come first, and calls must not run on a waiting thread
             if not left and ending is None:
                 if self._idle:
                     self._lent_watch.disarm()
@@ -214,13 +219,13 @@ class Receiver:
         finally:
             self._give_back(ending, left)
 
-    def _follow(self, waiting: Waits, quiet: float) -> Ending | None:
-        """How the connection has ended, if it has."""
+    def _follow(self, waiting: Waits, quiet: float) -> ConnectionEnd | None:
+        """Receive until the wait is over; return how the connection ended, if it did."""
         deadline = 0.0
         while waiting() and self._comes(quiet):
             if (ending := self._receive_some()) is not None:
                 return ending
-            if waiting():  # something else has come
+            if waiting():  # another message has come: bound the time on this thread
                 now = time.monotonic()
                 deadline = deadline or now + _LONGEST_SECONDS
                 if now > deadline:
@@ -228,43 +233,44 @@ class Receiver:
         return None
 
     def _comes(self, quiet: float) -> bool:
-        """Whether there is something to read, within `quiet` seconds."""
+        """Return whether there is something to read within `quiet` seconds."""
         watch = self._lent_watch
         if self._pool.busy:  # another thread of this process may need the core
             return watch.poll(quiet)
         found = self._reply_spin.wait(partial(watch.poll, quiet))
         return found is None or found
 
-    def _receive_some(self) -> Ending | None:
-        """How the connection has ended, if it has."""
+    def _receive_some(self) -> ConnectionEnd | None:
+        """Deliver one batch of messages; return how the connection ended, if it did."""
         try:
             got = self._source.read()
-            if isinstance(got, Ending):
+            if isinstance(got, ConnectionEnd):
                 return got
             for frame in got:
                 self._deliver(frame)
         except ProtocolError as error:
-            return Ending(f"it sent nonsense ({error})", False)
-        except Exception as error:  # noqa: BLE001  (no fault of the call that waits here: told on another thread)
+            return ConnectionEnd(f"it sent invalid data ({error})", False)
+        except Exception as error:  # noqa: BLE001  (not a fault of the call that waits here: raised on another thread)
             self._pool.spawn(partial(_raise, error))
             return _UNHANDLED
         return None
 
-    def _give_back(self, ending: Ending | None, left: bool) -> None:
+    def _give_back(self, ending: ConnectionEnd | None, left: bool) -> None:
+        """Give the lock back in the way that the state found by `_borrow` needs, see above."""
         if self._idle:
             if ending is not None:
                 self._ending = ending
-                self._source.cut()  # wakes the loop, which sees to the rest
+                self._source.cut()  # wakes the loop, which handles the end
             self._release_to_idle()
-        elif ending is not None:
+        elif ending is not None:  # the lock stays taken for good, so no thread reads after the end
             self._pool.spawn(lambda: self._ended(ending))
-        elif left or not self._serving or self._pool.due():
+        elif left or not self._serving or self._pool.due():  # due: the serving thread may be busy for long
             self._spawn_loop()
         else:
             self._release()
 
     @property
-    def _lent_watch(self) -> Watch:
+    def _lent_watch(self) -> SocketWaiter:
         assert self._watch is not None, "only connections with a watch are lent"
         return self._watch
 

@@ -1,30 +1,37 @@
-"""What the end of a connection means: a pair that finds together again, or a peer that is gone.
+"""The meaning of a connection's end: the pair reconnects, or the peer is lost.
 
-- A connection that its peer ends on purpose, or that brings nonsense, was the last to that process.
-- One that breaks says nothing of its peer: both sides dial again. Where nobody listens any more the process has
-  ended; else the pair has `grace` seconds to find together, and senders wait so long.
-- The machine hears of every break, after the last message has gone into that connection and before another one takes
-  its place; then, that this one stands. Only where the process turns out to have ended, it hears just that.
+Guarantees
+- A connection that its peer ends on purpose, or on which it sends invalid data, was the last one to that process.
+- A connection that breaks proves nothing about the peer: both sides dial again. If no process listens any more, the
+  peer has ended; else the pair has `grace` seconds to reconnect, and senders wait for that long.
+- Every break is reported to the node after the last message has been written to that connection and before another one
+  takes its place; then the new connection is. If the process turns out to have ended, only that is reported.
 
-`ConnectionTable` says which connections stand to which process, and what is owed where one has fallen. Each step of it
-is atomic.
-- Of the connections to a member one carries what is sent to it, and both sides agree which.
-- Each connection is taken out of the table by one thread, which learns in the same step whether others stand. So
-  there is always one that sees to what was lost with it.
-- While a process is looked for, or what came from it is still being read, nobody else dials it.
+`ConnectionTable` holds the connections to each process, and the breaks that are not reported yet. Each step is atomic.
+- Of the connections to a member one carries the messages to it, and both sides agree on which.
+- Each connection is removed by one thread, which gets in the same step the number of others left. So one thread always
+  handles the messages lost with it.
+- While a process is searched for, or its last messages are still being read, no other thread dials it.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError, RefusedError
-from rpcbench.transport.handshake import Identity
-from rpcbench.transport.stream import Ending, StreamConnection
+from rpcbench.protocol.membership import Membership, Verdict
+from rpcbench.runtime.interceptors import Interceptors
+from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.runtime.members import Members
+from rpcbench.transport.handshake import Identity, Objection
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection
+from rpcbench.wire.encoding import unpack
+from rpcbench.wire.framing import Frame
 
 
 class ConnectionEntry(NamedTuple):
@@ -37,28 +44,27 @@ class ConnectionEntry(NamedTuple):
 
 @dataclass(slots=True)
 class PeerEntry:
-    """This process and one other."""
+    """The state of this process and one peer process."""
 
     peer: Identity
-    ties: list[ConnectionEntry] = field(default_factory=list)
-    unsaid: str | None = None  # why a connection broke of which the machine has not heard
-    apart: bool = False  # the machine has heard of a break, and not that a connection stands again
-    search: ConnectionEntry | None = None  # the last connection to fall; who took it out looks for the peer
+    entries: list[ConnectionEntry] = field(default_factory=list)
+    unreported: str | None = None  # reason of a break that the node has no report of yet
+    break_reported: bool = False  # a break is reported to the node, a new connection is not
+    search: ConnectionEntry | None = None  # the last broken one; the thread that removed it searches
 
 
 class ConnectionTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
         self._changed = threading.Condition(self._lock)
-        self._bonds: dict[int, list[PeerEntry]] = {}
-        self._carriers: dict[int, StreamConnection] = {}
-        self._dialled: set[int] = set()
-        self._barred: dict[tuple[int, int], str] = {}  # id and incarnation → why it may not come back
+        self._peer_entries: dict[int, list[PeerEntry]] = {}  # a list, as incarnations of one member may overlap
+        self._carriers: dict[int, StreamConnection] = {}  # cache of `_best`, read without the lock
+        self._dialled: set[int] = set()  # members that a thread dials now
+        self._barred: dict[tuple[int, int], str] = {}  # (id, incarnation) → reason not to admit it again
         self._closed = False
 
     # -- sending
     def find(self, to: int) -> StreamConnection | None:
-        """What carries messages to a member."""
         carrier = self._carriers.get(to)
         if carrier is not None and not carrier.ended:
             return carrier
@@ -66,13 +72,13 @@ class ConnectionTable:
             return self._best(to)
 
     def _best(self, to: int) -> StreamConnection | None:
-        """Of its last incarnation, the one that the lower id dialled."""
-        ties = [tie for bond in self._bonds.get(to, ()) for tie in bond.ties if not tie.connection.ended]
-        ties.sort(key=lambda tie: (-tie.peer.incarnation, tie.dialler))
-        return ties[0].connection if ties else None
+        """Return the one that the lower id dialled, of the member's last incarnation."""
+        found = [e for known in self._peer_entries.get(to, ()) for e in known.entries if not e.connection.ended]
+        best = min(found, key=lambda entry: (-entry.peer.incarnation, entry.dialler), default=None)
+        return None if best is None else best.connection
 
     def find_or_dial(self, to: int) -> StreamConnection | None:
-        """What carries messages to a member; None where the caller is to dial it, until it calls `dialled`."""
+        """Do as `find`, but wait for dials under way. None: the caller must dial, then call `dialled`."""
         with self._lock:
             self._changed.wait_for(lambda: self._best(to) is not None or not self._busy(to))
             if (best := self._best(to)) is None:
@@ -80,8 +86,8 @@ class ConnectionTable:
             return best
 
     def _busy(self, to: int) -> bool:
-        """Whether somebody sees to it that a connection will stand, or that the member is known to be gone."""
-        found = any(bond.ties or bond.search for bond in self._bonds.get(to, ()))
+        """Return whether a thread is about to connect to the member, or to find out that it is lost."""
+        found = any(peer_entry.entries or peer_entry.search for peer_entry in self._peer_entries.get(to, ()))
         return not self._closed and (found or to in self._dialled)
 
     def dialled(self, to: int) -> None:
@@ -89,164 +95,159 @@ class ConnectionTable:
             self._dialled.discard(to)
             self._changed.notify_all()
 
-    # -- connections that come
-    def make_way(self, peer: Identity) -> tuple[list[ConnectionEntry], list[PeerEntry]]:
-        """A connection to this process is about to stand: take out what is over then.
-
-        Those that have ended, or of which the peer says so; and earlier processes under its id that are looked for.
-        """
+    # -- new connections
+    def remove_replaced(self, peer: Identity) -> tuple[list[ConnectionEntry], list[PeerEntry]]:
+        """Remove and return the entries that a new connection to this process replaces: connections that have ended,
+        here or according to the peer, and earlier incarnations under search."""
         with self._lock:
-            bond = self._bond(peer)
-            over = [tie for tie in bond.ties if tie.connection.ended or tie.peer.serial < peer.base] if bond else []
-            for tie in over:
-                bond.ties.remove(tie)  # type: ignore[union-attr]
-            former = [old for old in self._bonds.get(peer.id, ()) if old is not bond and not old.ties]
+            over: list[ConnectionEntry] = []
+            if (peer_entry := self._peer_entry(peer)) is not None:
+                # `base`: the peer has lost all of its connections to us with smaller handshake numbers.
+                over = [e for e in peer_entry.entries if e.connection.ended or e.peer.serial < peer.base]
+                peer_entry.entries = [entry for entry in peer_entry.entries if entry not in over]
+            former = [old for old in self._peer_entries.get(peer.id, ()) if old is not peer_entry and not old.entries]
             for old in former:
-                self._bonds[peer.id].remove(old)
-            self._moved(peer.id)
+                self._peer_entries[peer.id].remove(old)
+            self._update_carrier(peer.id)
             return over, former
 
-    def add(self, tie: ConnectionEntry) -> bool:
-        """False where it may not stand."""
-        peer = tie.peer
+    def add(self, entry: ConnectionEntry) -> bool:
+        """Add a connection; return False if it is not admitted."""
+        peer = entry.peer
         with self._lock:
             if self._closed or (peer.id, peer.incarnation) in self._barred:
                 return False
-            bond = self._bond(peer)
-            if bond is None:
-                bond = PeerEntry(peer)
-                self._bonds.setdefault(peer.id, []).append(bond)
-            bond.ties.append(tie)
-            bond.search = None
-            self._moved(peer.id)
+            peer_entry = self._peer_entry(peer)
+            if peer_entry is None:
+                peer_entry = PeerEntry(peer)
+                self._peer_entries.setdefault(peer.id, []).append(peer_entry)
+            peer_entry.entries.append(entry)
+            peer_entry.search = None  # found: the searching thread stops
+            self._update_carrier(peer.id)
             return True
 
-    # -- connections that go
-    def fell(self, tie: ConnectionEntry, reason: str | None) -> int | None:
-        """Take out one that has ended: how many others stand; None where there is nothing to see to.
-
-        `reason`: why it broke, None where it was ended on purpose. For the last one a search begins, which ends when
-        another is added, or falls, or with `drop`.
+    # -- ended connections
+    def remove_ended(self, entry: ConnectionEntry, reason: str | None) -> int | None:
+        """Remove an ended connection; return how many others are left, None if there is nothing to handle. `reason`: of
+        a break, else None. For the last one a search begins; it ends when another is added or breaks, or with `drop`.
         """
         with self._lock:
-            bond = self._bond(tie.peer)
-            if bond is None or tie not in bond.ties:
+            peer_entry = self._peer_entry(entry.peer)
+            if peer_entry is None or entry not in peer_entry.entries:
                 return None
-            bond.ties.remove(tie)
-            bond.unsaid = reason or bond.unsaid
-            bond.search = None if bond.ties else tie
-            self._moved(tie.peer.id)
-            return None if self._closed else len(bond.ties)
+            peer_entry.entries.remove(entry)
+            peer_entry.unreported = reason or peer_entry.unreported
+            peer_entry.search = None if peer_entry.entries else entry
+            self._update_carrier(entry.peer.id)
+            return None if self._closed else len(peer_entry.entries)  # at the end of the agent all fall
 
-    def broke(self, tie: ConnectionEntry, reason: str) -> None:
-        """One that `make_way` took out takes no more messages."""
+    def broke(self, entry: ConnectionEntry, reason: str) -> None:
+        """Note the break of a connection that `remove_replaced` removed, and that takes no more messages."""
         with self._lock:
-            if bond := self._bond(tie.peer):
-                bond.unsaid = bond.unsaid or reason
+            if peer_entry := self._peer_entry(entry.peer):
+                peer_entry.unreported = peer_entry.unreported or reason
 
-    def others_end(self, peer: Identity, seconds: float) -> bool:
-        """Whether there are none to this process, or none any more in so many seconds."""
+    def wait_for_others(self, peer: Identity, seconds: float) -> bool:
+        """Wait at most `seconds` until no connection to this process is left; return whether that is so."""
         with self._lock:
-            return self._changed.wait_for(lambda: not self._stand(peer), seconds)
+            return self._changed.wait_for(lambda: not self._stands(peer), seconds)
 
-    def stand(self, peer: Identity) -> bool:
-        """Whether there are some to this process."""
-        with self._lock:
-            return self._stand(peer)
-
-    def _stand(self, peer: Identity) -> bool:
-        bond = self._bond(peer)
-        return not self._closed and bond is not None and bool(bond.ties)
+    def _stands(self, peer: Identity) -> bool:
+        peer_entry = self._peer_entry(peer)
+        return not self._closed and peer_entry is not None and bool(peer_entry.entries)
 
     def searching(self, fallen: ConnectionEntry, pause: float) -> bool:
-        """Whether to look on for a peer, after a pause; not where a connection stands, or a later one has fallen."""
+        """Pause; return whether to continue a search: not if a connection is open, or a later one has broken."""
         with self._lock:
-            return not self._changed.wait_for(lambda: not self._sought(fallen), pause)
+            return not self._changed.wait_for(lambda: not self._searched(fallen), pause)
 
-    def _sought(self, fallen: ConnectionEntry) -> bool:
-        bond = self._bond(fallen.peer)
-        return not self._closed and bond is not None and bond.search is fallen
+    def _searched(self, fallen: ConnectionEntry) -> bool:
+        peer_entry = self._peer_entry(fallen.peer)
+        return not self._closed and peer_entry is not None and peer_entry.search is fallen
 
     def lose(self, fallen: ConnectionEntry, reason: str) -> bool:
-        """Bar a process that is gone. False where a connection stands after all, or a later one has fallen."""
+        """Bar a lost process. Return False if a connection is open after all, or a later one has broken."""
         with self._lock:
-            sought = self._sought(fallen)
+            sought = self._searched(fallen)
             if sought:
                 self._bar(fallen.peer.id, fallen.peer.incarnation, reason)
             return sought
 
-    # -- what the machine is told
-    def unsaid(self, peer: Identity) -> str | None:
-        """Why connections broke of which the machine has not heard: the caller tells it, then calls `said`."""
+    # -- reports to the node
+    def unreported(self, peer: Identity) -> str | None:
+        """Take the reason of unreported breaks: the caller reports it to the node, then calls `mark_reported`."""
         with self._lock:
-            bond = self._bond(peer)
-            if bond is None:
+            peer_entry = self._peer_entry(peer)
+            if peer_entry is None:
                 return None
-            reason, bond.unsaid = bond.unsaid, None
+            reason, peer_entry.unreported = peer_entry.unreported, None
             return reason
 
-    def said(self, peer: Identity) -> None:
+    def mark_reported(self, peer: Identity) -> None:
         with self._lock:
-            if bond := self._bond(peer):
-                bond.apart = True
+            if peer_entry := self._peer_entry(peer):
+                peer_entry.break_reported = True
 
-    def together(self, peer: Identity) -> bool:
-        """Whether the machine is to hear that a connection stands again."""
+    def take_resumed(self, peer: Identity) -> bool:
+        """Return, once, whether the node must get the report of a new connection."""
         with self._lock:
-            bond = self._bond(peer)
-            if bond is None or not bond.ties or not bond.apart:
+            peer_entry = self._peer_entry(peer)
+            if peer_entry is None or not peer_entry.entries or not peer_entry.break_reported:
                 return False
-            bond.apart = False
+            peer_entry.break_reported = False
             return True
 
     # -- ends
     def barred(self, peer: Identity) -> str | None:
-        """Why a process may not come back."""
+        """Return the reason why a process is not admitted again."""
         return self._barred.get((peer.id, peer.incarnation))
 
     def _bar(self, member: int, incarnation: int, reason: str) -> None:
-        self._barred.setdefault((member, incarnation), f"this world goes on without it: {reason}")
+        self._barred.setdefault((member, incarnation), f"this world continues without it: {reason}")
 
     def drop(self, member: int, incarnation: int, reason: str) -> list[ConnectionEntry]:
-        """No more to or from a process; its connections, to be closed."""
+        """Bar a process, and return its connections, which the caller closes."""
         with self._lock:
             self._bar(member, incarnation, reason)
-            bonds = [bond for bond in self._bonds.get(member, ()) if bond.peer.incarnation == incarnation]
-            for bond in bonds:
-                self._bonds[member].remove(bond)
-            self._moved(member)
-            return [tie for bond in bonds for tie in bond.ties]
+            known = self._peer_entries.get(member, [])
+            dropped = [each for each in known if each.peer.incarnation == incarnation]
+            for peer_entry in dropped:
+                known.remove(peer_entry)
+            self._update_carrier(member)
+            return [entry for peer_entry in dropped for entry in peer_entry.entries]
 
     def close(self) -> list[ConnectionEntry]:
-        """Take no more; those there are."""
+        """Admit no more connections; return all that are left."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
         return self.all()
 
     def await_none(self, seconds: float) -> None:
-        """Until all have ended that were in the table, or so many seconds."""
+        """Wait at most `seconds` until the table is empty."""
         with self._lock:
             self._changed.wait_for(lambda: not any(self._all()), seconds)
 
     def forked(self) -> None:
-        """In a forked child: the sockets belong to the parent, which would not see them close."""
-        for tie in self._all():
-            tie.connection.forked()
+        """Drop the sockets in a forked child: they are the parent's, which would not see them close."""
+        for entry in self._all():
+            entry.connection.forked()
 
-    # -- looking
+    # -- queries
     def all(self) -> list[ConnectionEntry]:
         with self._lock:
             return list(self._all())
 
     def _all(self) -> Iterator[ConnectionEntry]:
-        return (tie for bonds in self._bonds.values() for bond in bonds for tie in bond.ties)
+        for peer_entry in itertools.chain.from_iterable(self._peer_entries.values()):
+            yield from peer_entry.entries
 
-    def _bond(self, peer: Identity) -> PeerEntry | None:
-        return next((bond for bond in self._bonds.get(peer.id, ()) if bond.peer.incarnation == peer.incarnation), None)
+    def _peer_entry(self, peer: Identity) -> PeerEntry | None:
+        known = self._peer_entries.get(peer.id, ())
+        return next((each for each in known if each.peer.incarnation == peer.incarnation), None)
 
-    def _moved(self, member: int) -> None:
-        """Something has changed between this process and a member."""
+    def _update_carrier(self, member: int) -> None:
+        """Update the carrier to a member, and wake waiting threads: its connections have changed."""
         if best := self._best(member):
             self._carriers[member] = best
         else:
@@ -254,89 +255,134 @@ class ConnectionTable:
         self._changed.notify_all()
 
 
-_PAUSE = 0.05
-_ATTEMPT_SECONDS = 2.0
+_PAUSE = 0.05  # seconds between two dials
+_ATTEMPT_SECONDS = 2.0  # at most, for one dial
 _TOGETHER = 0.25
-"""Seconds in which all connections to a process end that has ended itself."""
+"""Seconds within which all connections to an ended process have ended."""
+
+
 Dial = Callable[[int, Sequence[str], float], None]
-"""(member, addresses, seconds): have a connection stand. NotConnectedError, caused by an OSError; ProtocolError."""
+"""(member, addresses, seconds): open a connection. NotConnectedError, caused by an OSError; ProtocolError."""
 
 
-class OnEnd(Protocol):
-    """Who hears what becomes of peers, on threads that may not wait for a write."""
+class PeerEvents:
+    """Feeds the node with messages, through the interceptors, and with lost and restored connections."""
+
+    def __init__(self, machine: LockedNode, member_table: Members, links: Interceptors, host: str) -> None:
+        self.give_up: Callable[[int, str], None] = lambda member, reason: None  # ends all connections to a lost member
+        self._machine = machine
+        self._member_table = member_table
+        self._links = links
+        self._host = host
+
+    def arrived(self, peer: Identity, frame: Frame) -> None:
+        seq, message = unpack(*frame)
+        self._links.incoming(peer.id, seq, message)
 
     def ended(self, peer: Identity, reason: str) -> None:
-        """A peer is gone for good."""
+        told = self._member_table.explain(peer.name, reason)  # may add the exit status of the process
+        self._machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
+
+    def objection(self, newcomer: Identity) -> Objection | None:
+        """Return None if this member leads a world that continues, and has no member with that id."""
+        return self._machine.ask(lambda node: _objection(node.members, newcomer))
+
+    def incarnation_for(self, newcomer: Identity) -> int:
+        return self._machine.ask(lambda node: node.members.next_incarnation(newcomer.id))
 
     def broken(self, peer: Identity, reason: str) -> None:
-        """What was on its way to a peer may be lost; another connection is about to stand."""
+        self._machine.feed(lambda node: node.broken(peer.id, peer.incarnation, reason))
 
     def resumed(self, peer: Identity) -> None:
-        """It does."""
+        self._machine.feed(lambda node: node.resume(peer.id, peer.incarnation))
 
     def ways(self, peer: Identity) -> Sequence[str]:
-        """Addresses by which to dial a peer again; none where it is no business of ours."""
+        """Return the peer's addresses; none for a process that is no member, or if the world is about to end."""
+        members = self._machine.ask(lambda node: {} if node.members.closing else dict(node.members.members))
+        member = members.get(peer.id)
+        return member.ways(self._host) if member is not None and member.incarnation == peer.incarnation else ()
+
+    def judged(self, verdict: Verdict) -> None:
+        """Act on a changed verdict of the failure detector about a member."""
+        if verdict.kind == "lost":
+            self.give_up(verdict.peer, verdict.reason)
+        else:
+            self._member_table.suspicion_changed(verdict.kind, verdict.peer, verdict.reason)
+
+
+def _objection(members: Membership, newcomer: Identity) -> Objection | None:
+    if not members.leads:
+        return Objection(f"{members.me.name} does not lead this world", members.outlives_leaders)
+    if members.closing:
+        return Objection("this world is about to end", members.outlives_leaders)
+    taken = members.taken(newcomer.id)
+    return Objection(taken) if taken else None
 
 
 class Reconnector:
-    def __init__(self, ties: ConnectionTable, told: OnEnd, dial: Dial, grace: float) -> None:
-        self._ties = ties
-        self._told = told
+    """Handles the ends of connections. `events` gets their meaning, `dial` opens one, `grace` is in seconds."""
+
+    def __init__(self, table: ConnectionTable, events: PeerEvents, dial: Dial, grace: float) -> None:
+        self._table = table
+        self._events = events
         self._dial = dial
         self._grace = grace
 
-    # -- a connection that comes
-    def make_way(self, peer: Identity) -> None:
-        """A connection to a peer is about to stand: what was before is over."""
-        over, former = self._ties.make_way(peer)
-        for bond in former:
-            self._told.ended(bond.peer, f"{bond.unsaid or 'its connection broke'}, and it was started again")
-        for tie in over:
-            tie.connection.cut()
-            self._ties.broke(tie, "it has lost its connection")
-        self._say(peer)
+    # -- a new connection
+    def remove_replaced(self, peer: Identity) -> None:
+        """Prepare for a new connection to a peer: older ones have ended."""
+        over, former = self._table.remove_replaced(peer)
+        for peer_entry in former:
+            self._events.ended(
+                peer_entry.peer, f"{peer_entry.unreported or 'its connection broke'}, and it was started again"
+            )
+        for entry in over:
+            entry.connection.cut()
+            self._table.broke(entry, "it has lost its connection")
+        self._report_break(peer)
 
     def stands(self, peer: Identity) -> None:
-        """It does."""
-        if self._ties.together(peer):
-            self._told.resumed(peer)
+        """Report a new connection, if the node has a report of a break."""
+        if self._table.take_resumed(peer):
+            self._events.resumed(peer)
 
-    def _say(self, peer: Identity) -> None:
-        reason = self._ties.unsaid(peer)
+    def _report_break(self, peer: Identity) -> None:
+        reason = self._table.unreported(peer)
         if reason is not None:
-            self._told.broken(peer, reason)
-            self._ties.said(peer)  # not before: it must not hear first that they are together again
+            self._events.broken(peer, reason)
+            self._table.mark_reported(peer)  # after it: `resumed` must not be reported first
 
-    def _together(self, peer: Identity) -> None:
-        """If a connection stands, the machine is to hear of all breaks, and of that."""
-        if self._ties.stand(peer):
-            self._say(peer)
+    def _report_resumed(self, peer: Identity) -> None:
+        """If a connection is open, report all breaks, then this connection."""
+        if not self._table.wait_for_others(peer, 0.0):
+            self._report_break(peer)
             self.stands(peer)
 
-    # -- one that goes
-    def over(self, tie: ConnectionEntry, ending: Ending) -> None:
-        """A connection has ended. Returns when it is clear what that means."""
-        others = self._ties.fell(tie, ending.reason if ending.broken else None)
+    # -- an ended connection
+    def over(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
+        """Handle the end of a connection; return when its meaning is clear."""
+        others = self._table.remove_ended(entry, ending.reason if ending.broken else None)
         if others is None:
             return
         if not others:
-            self._last(tie, ending)
-        elif ending.broken and not self._ties.others_end(tie.peer, _TOGETHER):
-            self._together(tie.peer)
+            self._last(entry, ending)
+        # Others are left: if the process has ended, they end in a moment, and the last one gives the verdict.
+        elif ending.broken and not self._table.wait_for_others(entry.peer, _TOGETHER):
+            self._report_resumed(entry.peer)
 
-    def _last(self, tie: ConnectionEntry, ending: Ending) -> None:
-        ways = self._told.ways(tie.peer) if ending.broken else ()
-        verdict = self._search(tie, ending.reason, ways) if ways else ending.reason
-        if verdict is None or not self._ties.lose(tie, verdict):
-            self._together(tie.peer)
+    def _last(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
+        ways = self._events.ways(entry.peer) if ending.broken else ()
+        verdict = self._search(entry, ending.reason, ways) if ways else ending.reason
+        if verdict is None or not self._table.lose(entry, verdict):
+            self._report_resumed(entry.peer)
             return
-        self._told.ended(tie.peer, verdict)
-        self._ties.drop(tie.peer.id, tie.peer.incarnation, verdict)
+        self._events.ended(entry.peer, verdict)
+        self._table.drop(entry.peer.id, entry.peer.incarnation, verdict)
 
     def _search(self, fallen: ConnectionEntry, reason: str, ways: Sequence[str]) -> str | None:
-        """Dial until there is a connection, dialled here or there; or why there will be none."""
+        """Dial until there is a connection, from either side; return None, or the reason why there is none."""
         deadline, pause = time.monotonic() + self._grace, 0.0
-        while self._ties.searching(fallen, pause):
+        while self._table.searching(fallen, pause):
             left, pause = deadline - time.monotonic(), _PAUSE
             if left <= 0:
                 return f"{reason}, and it could not be reached again in {self._grace:g} s"
@@ -346,9 +392,9 @@ class Reconnector:
                 return str(error)
             except NotConnectedError as error:
                 if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
-                    return reason  # its process has ended
+                    return reason  # no process listens: it has ended
                 if not isinstance(error.__cause__, ConnectionError):
-                    self._say(fallen.peer)  # out of reach, and perhaps for a while
+                    self._report_break(fallen.peer)  # unreachable, perhaps for long: report it now
             except ProtocolError:
-                pass  # it hung up, as a process does that is just ending: nobody will listen the next time
+                pass  # it closed the connection, as an ending process does: the next dial shows whether it listens
         return None

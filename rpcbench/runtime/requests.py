@@ -1,38 +1,51 @@
-"""The caller's side of calls: how a request goes out, what waits for its reply, and who receives that.
+"""The caller's side of calls: sends requests, holds the futures of pending calls, and receives replies.
 
-A request goes out whole, whatever Ctrl-C does. The thread that waits for the reply receives it itself, where it has
-nothing else to do and no other thread reads the connection (see `receiver`); else the receive loop resolves the future.
+Guarantees
+- A request is sent as a whole or not at all, even if Ctrl-C comes meanwhile.
+- The thread that waits for a reply receives it itself, if it has no other work and no other thread reads the connection
+  (see `receiver`); else the receive loop resolves the future.
+
+A function that is sent by name may differ on the worker that runs it: its module was changed after the worker had
+loaded it, or another host has another version. `SourceCheck` asks once for each function and worker, beside the first
+call, and receives a reply only if the two differ. After that a call costs one lookup in a set.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
+from types import FunctionType
 from typing import Any
 
-from rpcbench.base.conditions import Changes
-from rpcbench.base.errors import NOT_INITIALIZED
-from rpcbench.base.futures import Answer, Future, HelpAlong, Kept, Later, Waits
+from rpcbench.base.conditions import Condition
+from rpcbench.base.errors import NOT_INITIALIZED, RpcError
+from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits
 from rpcbench.base.ids import OWN, Counter
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import not_sent
 from rpcbench.protocol.node import Node
+from rpcbench.runtime.channels import Channels
 from rpcbench.runtime.connections import ConnectionManager
-from rpcbench.runtime.handles import CreationSite
+from rpcbench.runtime.handles import CreationSite, RRefHandle
 from rpcbench.runtime.interceptors import Interceptors
-from rpcbench.runtime.interrupts import uninterrupted
-from rpcbench.runtime.locked_node import LockedNode
-from rpcbench.runtime.pool import LONG, Worker
+from rpcbench.runtime.locked_node import LockedNode, uninterrupted
+from rpcbench.runtime.members import GONE, Members
+from rpcbench.runtime.pool import LONG, PoolThread
 from rpcbench.runtime.timers import Deadlines, MaintenanceThread
+from rpcbench.serialization.importable import fingerprint, importable, load_packages_of
 from rpcbench.wire.messages import Call, Create, Fetch
 
-_LEAST_SECONDS = 0.0001  # that a call has left which has waited for room
+_LEAST_SECONDS = 0.0001  # left, at least, for a call that has waited for its receiver
 
 
 def waited_for(begin: Callable[[], Future[Any]]) -> Any:
-    """What a call returns. Ctrl-C gives it up, and comes before or after `begin`, not within."""
+    """Wait for the call that `begin` starts, and return its result. Ctrl-C cancels it, but never interrupts `begin`."""
     future: Future[Any] | None = None
     try:
         with uninterrupted:
@@ -45,46 +58,42 @@ def waited_for(begin: Callable[[], Future[Any]]) -> Any:
 
 
 class PendingCalls:
-    """Calls of this member that wait for their replies; each is resolved once. And their deadlines.
-
-    `first`: the number of the first call. It differs between incarnations, as a call may outlive its caller.
-    """
+    """The pending calls of this member, with deadlines. `first`: the number of the first call."""
 
     def __init__(
         self, first: int, later: Later, cancel: Callable[[int], None], on_long: Callable[[float], object]
     ) -> None:
         self.deadlines = Deadlines()
         self._later, self._cancel, self._on_long = later, cancel, on_long
-        self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)
-        self._idle = Changes()
-        self._calls: dict[int, Future[Any]] = {}
+        self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)  # own: of calls that rpcbench makes
+        self._idle = Condition()  # notified when no call is left
+        self._calls: dict[int, Future[Any]] = {}  # no lock: each step is one of Python's
 
     def number(self, own: bool = False) -> int:
-        """A new call's, which tells whether it is the bench's `own`."""
+        """Return a new number, which shows whether the call is rpcbench's `own`."""
         return self._own_numbers.next() if own else self._numbers.next()
 
     def promise(
         self,
         number: int,
         receive: HelpAlong | None = None,
-        keeps: Sequence[Kept] = (),
+        keeps: Sequence[RRefHandle] = (),
         site: CreationSite | None = None,
     ) -> Future[Any]:
-        """The future of a call. `receive`: see `Future.help_along`; `keeps`: what the call needs until its reply.
-        `site`: where the call was made, unless that thread opens the answer itself."""
+        """Make the future of a call. `receive`: see `Future.help_along`; `keeps`: handles that the call needs until its
+        reply; `site`: where the call was made; the opener of the reply looks it up if the caller waits for it."""
         future: Future[Any] = Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=receive)
-        future.keeps, future.site = keeps, site
+        future.keeps, future.site = keeps, site or threading.get_ident()
         self._calls[number] = future
         return future
 
     def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
-        """The reply has come, or there will be none and `answer` raises why. Not `lazy`: it is to be opened even if
-        nobody asks for it."""
+        """Resolve a call with its reply, or an `answer` that raises. Not `lazy`: open it unasked."""
         self.deadlines.clear(number)
         call = self._calls.pop(number, None)
         if not self._calls:
-            self._idle.tell()
-        if call is None:
+            self._idle.notify_all()
+        if call is None:  # resolved before: say, its deadline has passed
             return
         keeps, call.keeps = call.keeps, ()
         call.deliver(answer, self._later, lazy)
@@ -92,15 +101,13 @@ class PendingCalls:
             kept.let_go()
 
     def asked(self, number: int) -> Future[Any] | None:
-        """What waits for the reply to a call."""
         return self._calls.get(number)
 
-    def keeping(self, kept: Kept) -> bool:
-        """Whether any call that waits keeps this."""
+    def keeping(self, kept: RRefHandle) -> bool:
+        """Return whether any pending call keeps this handle."""
         return any(one is kept for call in list(self._calls.values()) for one in call.keeps)
 
     def due(self) -> bool:
-        """Whether any call waits."""
         return bool(self._calls)
 
     def fail(self, number: int, error: Exception) -> None:
@@ -114,37 +121,34 @@ class PendingCalls:
             self.fail(number, error)
 
     def number_of(self, future: Future[Any]) -> int | None:
-        """The call that this is the future of, while it waits."""
         return next((number for number, other in self._calls.copy().items() if other is future), None)
 
     def settle(self, timeout: float | None) -> int:
-        """Wait until no call waits, `timeout` seconds at most; how many still do."""
+        """Wait at most `timeout` seconds until no call is pending; return how many still are."""
         self._idle.wait_for(lambda: not self._calls, timeout)
         return len(self._calls)
 
 
 class RequestSender:
-    """Sends the requests of one agent. `send` carries a numbered message out; `running`: whether the agent does."""
+    """Sends the requests of one agent. `send` transmits a numbered message; `running`: whether the agent runs."""
 
     def __init__(
         self,
         machine: LockedNode,
         peers: ConnectionManager,
-        keeper: MaintenanceThread,
+        maintenance: MaintenanceThread,
         links: Interceptors,
         send: Callable[[fx.Send, bool], None],
         running: Callable[[], bool],
     ) -> None:
-        self._machine, self._keeper, self._links = machine, keeper, links
+        self._machine, self._maintenance, self._links = machine, maintenance, links
         self._find = peers.find
         self._send, self._running = send, running
 
     def await_room(self, to: int, label: str, seconds: float | None) -> float | None:
-        """Backpressure: wait, before a call, while its receiver is far behind: how many seconds the call has then.
-
-        RpcTimeoutError where none are left; nothing has been sent then. No request waits later than here, so what
-        follows can be uninterrupted.
-        """
+        """Wait, before a call, while its receiver is far behind (backpressure); return the seconds that the call then
+        has. RpcTimeoutError if none are left; nothing has been sent then. Later steps never block, so they can defer
+        Ctrl-C."""
         if (connection := self._find(to)) is None or not connection.full:
             return seconds
         began = time.monotonic()
@@ -153,36 +157,106 @@ class RequestSender:
         return seconds and max(_LEAST_SECONDS, seconds - (time.monotonic() - began))
 
     def send(self, to: int, message: Call | Create | Fetch, seconds: float | None) -> None:
-        """Send a request that is pending already. RuntimeError where the agent does not run any more."""
-        if not self._running():  # looked at now: an agent that stops fails all calls that are pending then
+        """Send a request that is already pending. RuntimeError if the agent has stopped."""
+        if not self._running():  # checked now: an agent that stops fails all pending calls after it has cleared this
             raise RuntimeError(NOT_INITIALIZED)
         now = self._links.clock()
         plain = isinstance(message, Fetch) or not message.forks
         numbered = self._machine.call(to, message, now, seconds) if plain else None
         if numbered is None:
-            self._at_length(to, message, now, seconds)
+            self._send_slowly(to, message, now, seconds)
         else:
-            self._keeper.wake_in(message.call, now, seconds)
+            self._maintenance.wake_in(message.call, now, seconds)
             self._send(numbered, False)
 
-    def _at_length(self, to: int, message: Call | Create | Fetch, now: float, seconds: float | None) -> None:
-        """Of a request that changes more than the tables of calls (see `protocol.node`)."""
+    def _send_slowly(self, to: int, message: Call | Create | Fetch, now: float, seconds: float | None) -> None:
+        """Send a request that changes more than the tables of calls (see `protocol.node`)."""
 
-        def begin(node: Node) -> fx.Effects:  # a deadline that passes before the call is known would be missed
-            self._keeper.wake_in(message.call, now, seconds)
+        def begin(node: Node) -> fx.Effects:  # a deadline that passes before the node has the call would be missed
+            self._maintenance.wake_in(message.call, now, seconds)
             return node.call(to, message, now, seconds)
 
         self._machine.feed(begin)
 
     # -- threads that wait
     def receive_until(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
-        """On a thread that waits for a member, and has nothing else to do: see `Receiver`."""
+        """Receive on a thread that waits for a member and has no other work: see `Receiver`."""
         connection = self._find(to)
-        if connection is not None and connection.receiver is not None:
-            connection.receiver.receive_until(waiting, quiet)
+        if connection is not None and connection.receive_until is not None:
+            connection.receive_until(waiting, quiet)
 
     def receive_in_place(self, to: int, waiting: Waits) -> None:
-        """As `receive_until`, on any thread: not where others would have to do its work meanwhile."""
+        """Do as `receive_until` on any thread, unless other threads would have to take over its work."""
         thread = threading.current_thread()
-        if not isinstance(thread, Worker) or thread.may_wait():
+        if not isinstance(thread, PoolThread) or thread.may_wait():
             self.receive_until(to, waiting)
+
+
+_ASK, _DIFFERS = "source", "source differs"  # channels
+_MOST_WRAPPERS = 100  # a bound, as `__wrapped__` may form a cycle
+_OURS = __name__.partition(".")[0] + "."  # not asked about: the handshake compares versions of rpcbench
+Notify = Callable[[int, str, Any], object]
+"""(receiver, channel, data): send a notice."""
+
+
+class SourceCheck:
+    """The questions that one agent has asked, and its answers to others."""
+
+    def __init__(self, me: int, member_table: Members, channels: Channels, notify: Notify) -> None:
+        self._me = me
+        self._member_table = member_table
+        self._notify = notify
+        self._asked: dict[int, set[FunctionType]] = {}  # worker → functions
+        channels.listen(_ASK, self._compare)
+        channels.listen(_DIFFERS, self._warn)
+        member_table.watch(lambda kind, who, reason: self._asked.pop(who.id, None) if kind in GONE else None)
+
+    def use(self, to: int, function: Any) -> None:
+        """Ask about a function that is about to be called on `to`, unless that was done before."""
+        if type(function) is FunctionType and function not in self._asked.get(to, ()):
+            self._ask(to, function)
+
+    def _ask(self, to: int, function: FunctionType) -> None:
+        if not importable(function):
+            return  # its code travels with the call
+        self._asked.setdefault(to, set()).add(function)
+        if to == self._me or function.__module__.startswith(_OURS):
+            return
+        name, code = f"{function.__module__}:{function.__qualname__}", function.__code__
+        asked = {"name": name, "mark": _mark(function), "at": [code.co_filename, code.co_firstlineno]}
+        self._notify(to, _ASK, asked)
+
+    def _compare(self, source: int, asked: dict[str, Any]) -> None:
+        try:
+            mine = _found(*asked["name"].split(":"))
+        except Exception:  # noqa: BLE001  (the function cannot be loaded here: the call itself fails with the reason)
+            return
+        if isinstance(mine, FunctionType) and _mark(mine) != asked["mark"]:
+            with contextlib.suppress(RpcError):  # the asking member has left
+                self._notify(source, _DIFFERS, {**asked, "there": mine.__code__.co_filename})
+
+    def _warn(self, worker: int, answer: dict[str, Any]) -> None:
+        who, (file, line) = self._member_table.name(worker), answer["at"]
+        module = answer["name"].partition(":")[0]
+        warnings.warn_explicit(
+            f"{who} runs another version of {answer['name'].replace(':', '.')}: it has loaded {answer['there']}, and "
+            f"this process {file}. Load the same version on both sides, say by cluster.reload({module!r}), "
+            f"or restart {who}",
+            RuntimeWarning,
+            file,
+            line,
+        )
+
+
+def _found(module: str, name: str) -> Any:
+    load_packages_of(module)
+    return attrgetter(name)(importlib.import_module(module))
+
+
+def _mark(function: Any) -> bytes:
+    """Return a fingerprint of the code of a function and of the functions that decorators wrapped in it."""
+    codes: list[Any] = []
+    while function is not None and len(codes) < _MOST_WRAPPERS:
+        codes.append(getattr(function, "__code__", None))
+        function = getattr(function, "__wrapped__", None)
+    return fingerprint(codes)

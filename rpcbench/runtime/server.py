@@ -1,8 +1,9 @@
-"""The callee's side: dispatches each message that arrives, opens a request, runs the function, sends the reply.
+"""The callee's side: dispatches each message that arrives, opens requests, runs functions, sends replies.
 
-Calls, fetches and results that bring no RRefs take the fast path, where there is one (see `protocol.node`). A call
-that finds room then begins at once, on the thread that runs the receive loop; others run on a pool thread. Whatever the
-function raises, even SystemExit, becomes the caller's error; the worker lives on.
+Guarantees
+- Calls, fetches and results without RRefs take the fast path if possible (see `protocol.node`). A call for which there
+  is a place begins at once, on the thread that runs the receive loop; others run on a pool thread.
+- Any error of a function, even SystemExit, becomes the caller's error; the worker continues.
 """
 
 from __future__ import annotations
@@ -14,49 +15,42 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.base.futures import Future
 from rpcbench.base.rebuild import set_field, story, words
+from rpcbench.runtime.handles import site_of
 from rpcbench.runtime.interceptors import Interceptors
-from rpcbench.runtime.interrupts import interruptible
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.runtime.locked_node import LockedNode, interruptible
 from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import CountedCall, Pool
 from rpcbench.runtime.requests import PendingCalls
 from rpcbench.runtime.values import ObjectStore
 from rpcbench.wire import messages as m
-from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result
+from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result, new_tuple
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 """torch's name for the attribute that `async_execution` sets: the function returns a Future of its result."""
 
 
-_new = tuple.__new__  # a step less than the class itself takes
-
-
 class Server(Protocol):
-    """What serving needs of an agent."""
+    """The part of an agent that serving needs."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def values(self) -> ObjectStore: ...
-
-    @property
-    def asynchronous(self) -> set[tuple[int, int]]:
-        """(caller, call) whose function has returned a Future that is not done yet."""
-
-    @property
-    def on_error(self) -> Callable[[BaseException], object]:
-        """Told what a caller's function has raised."""
+    name: str
+    links: Interceptors
+    machine: LockedNode
+    member_table: Members
+    values: ObjectStore
+    pending: PendingCalls
+    ready: Event
+    asynchronous: set[tuple[int, int]]  # (caller, call) with a Future that is not done yet
+    on_error: Callable[[BaseException], object]  # called with the error that a caller's function has raised
 
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
-        """Answer a call, unless its caller has gone."""
+        """Answer a call, unless its caller has left."""
 
     def wanted(self, source: int, call: int) -> bool:
-        """Whether the caller of a call that runs here still waits for it."""
+        """Return whether the caller of a call that runs here still waits for it."""
 
 
 class _Running(NamedTuple):
@@ -71,7 +65,7 @@ _running: ContextVar[_Running | None] = ContextVar("rpcbench_running", default=N
 
 
 def caller() -> int:
-    """Id of the worker whose call runs on this thread. RuntimeError outside one."""
+    """Return the id of the worker that made the call on this thread. RuntimeError outside of a call."""
     running = _running.get()
     if running is None:
         raise RuntimeError("no call of another worker runs on this thread")
@@ -79,19 +73,19 @@ def caller() -> int:
 
 
 def cancelled() -> bool:
-    """Whether the call that runs on this thread may stop: its caller has cancelled it, waits no longer, or is gone.
+    """Return whether the call on this thread may stop: its caller has cancelled it, no longer waits, or has left.
 
-    Nothing stops a function from outside, so a long one asks now and then, and returns. False outside a call.
+    No function is stopped from outside: a long one should check this now and then, and return. False outside of a call.
     """
     running = _running.get()
     return running is not None and not running.agent.wanted(running.source, running.call)
 
 
 class DeferredResult:
-    """What a function returns whose result is not there yet. RuntimeError where it returned no Future."""
+    """The result of a function that returns a Future. RuntimeError if it is not one."""
 
     def __init__(self, future: Any) -> None:
-        if not isinstance(future, torch._C.Future):  # what `then` returns, too
+        if not isinstance(future, torch._C.Future):  # the base class: `then` returns it, too
             raise RuntimeError(
                 f"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got "
                 f"{type(future)}"
@@ -100,14 +94,14 @@ class DeferredResult:
 
 
 def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
-    """Do what `source` asked for and answer."""
+    """Serve a request of `source`, and reply."""
     if isinstance(message, Fetch):
         _fetch(agent, source, message)
         return
-    token = _running.set(_new(_Running, (agent, source, message.call)))
+    token = _running.set(new_tuple(_Running, (agent, source, message.call)))
     try:
         result = _run(agent, source, message)
-    except BaseException as error:  # noqa: BLE001  (the caller gets it, whatever it is)
+    except BaseException as error:  # noqa: BLE001  (any error goes to the caller)
         _fail(agent, source, message, error)
         return
     finally:
@@ -158,7 +152,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, call, failure(agent, call, error))
         return
-    agent.reply(source, call, _new(Result, (call, forks, scope, body)))
+    agent.reply(source, call, new_tuple(Result, (call, forks, scope, body)))
 
 
 def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
@@ -183,56 +177,45 @@ def _fetch(agent: Server, source: int, message: Fetch) -> None:
 
 
 def failure(agent: Server, call: int, error: BaseException) -> Failure:
-    """An exception as a message: itself where its class can travel, and always its story."""
+    """Make a message of an exception: the exception itself if its class can be pickled, and always its text."""
     body = agent.values.codec.encode_error(error) if isinstance(error, Exception) else EMPTY
     return Failure(call, type(error).__name__, story(error), body)
 
 
 def stored(agent: Server, error: BaseException) -> Exception:
-    """An error to keep as a value: its story as text, and no frames, which would keep their variables alive."""
+    """Make an error to keep as a value: its traceback as text, and no frames, which would keep variables alive."""
     kept = error if isinstance(error, Exception) else RuntimeError(words(error))
     set_field(kept, "__cause__", RemoteError(agent.name, story(error)))
     return kept.with_traceback(None)
 
 
 def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
-    """Raise what a Failure stands for, with the remote traceback as its cause."""
+    """Raise the error in a Failure, with the remote traceback as its cause."""
     error: object = None
     if answer.body.payload:
         try:
             error = agent.values.codec.decode(answer.body)
-        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its story can be shown)
+        except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its text can be shown)
             error = None
     if not isinstance(error, Exception):
         told = (
-            f"{answer.type} on {worker}, which cannot be made anew here. Original exception on remote side was:\n"
+            f"{answer.type} on {worker}, which cannot be rebuilt here. Original exception on remote side was:\n"
             f"{answer.text}"
         )
-        lost = answer.type == ConnectionLostError.__name__  # the answer itself was
+        lost = answer.type == ConnectionLostError.__name__  # the reply itself was lost
         error = ConnectionLostError(answer.text) if lost else RpcError(told)
     raise error from RemoteError(worker, answer.text)
 
 
-class Receiving(Server, Protocol):
-    """What this needs of an agent."""
-
-    links: Interceptors
-    machine: LockedNode
-    roster: Members
-    pending: PendingCalls
-    ready: Flag
-
-
 class MessageDispatcher:
-    """`run` runs a call, on this thread."""
+    """Dispatches the messages of one agent. `run` runs a call on this thread."""
 
-    def __init__(self, agent: Receiving, pool: Pool) -> None:
+    def __init__(self, agent: Server, pool: Pool) -> None:
         self.run: Callable[[int, Any], object] = partial(serve, agent)
         self._agent = agent
         self._pool = pool
 
     def deliver(self, source: int, seq: int, message: m.Message) -> None:
-        """A message has come."""
         kind = type(message)
         if kind is m.Result:
             if self._settle(source, seq, message):
@@ -240,8 +223,8 @@ class MessageDispatcher:
         elif kind is m.Fetch or (kind is m.Call and not message.forks):
             if self._take(source, seq, message):
                 return
-        elif kind is m.Report:  # whoever knows why may have to wait for the exit status
-            self._pool.spawn(lambda: self._handle(source, seq, self._agent.roster.explained(message)))
+        elif kind is m.Report:  # `explained` may block until the exit status is known
+            self._pool.spawn(lambda: self._handle(source, seq, self._agent.member_table.explained(message)))
             return
         self._handle(source, seq, message)
 
@@ -250,35 +233,35 @@ class MessageDispatcher:
         self._agent.machine.feed(lambda node: node.handle(source, seq, message, now))
 
     def answered(self, source: int, answer: m.Result | m.Failure) -> None:
-        """A call that waits has its answer."""
+        """Resolve a pending call with its reply."""
         if isinstance(answer, m.Result):
-            # What it brings besides values must reach the protocol, whether anybody asks for the values or not.
+            # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
             lazy = not answer.forks and answer.scope is None
             asked = self._agent.pending.asked(answer.call) if answer.forks else None
             self._agent.pending.finish(answer.call, partial(self._open, source, answer, asked), lazy)
         else:
-            name = self._agent.roster.name
+            name = self._agent.member_table.name
             failure = answer
             self._agent.pending.finish(failure.call, lambda: reraise(self._agent, name(source), failure))
 
     def _open(self, source: int, answer: m.Result, asked: Future[Any] | None) -> Any:
         if not answer.body.payload:
             return None
-        site = None if asked is None else asked.site
+        site = None if asked is None else site_of(asked.site)
         return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True, site)
 
-    # -- the short way; False where nothing has been done, as where Ctrl-C could come between two steps
+    # -- the fast path; False if nothing has been done, as if Ctrl-C could come between two steps
     def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
-        if not self._agent.ready.is_set():  # the caller knew the world sooner than we do
+        if not self._agent.ready.is_set():  # the caller may have seen the complete world first
             return False
-        loop = self._pool.let_in()
-        if loop is None:
+        calls = self._pool.let_in()
+        if calls is None:  # not on a receive loop, or the pool is full
             return False
         taken = self._agent.machine.take(source, seq, message, self._agent.links.clock())
         if taken:
-            loop.calls.append(CountedCall(self.run, source, message))
+            calls.append(CountedCall(self.run, source, message))
         else:
-            self._pool.end()
+            self._pool.end()  # gives the place back
         return taken
 
     def _settle(self, source: int, seq: int, result: m.Result) -> bool:

@@ -1,27 +1,13 @@
-"""What an agent does by the clock: deadlines of calls, the maintenance thread, heartbeats, and memory that is kept.
+"""The timed work of an agent: deadlines of calls, the maintenance thread, heartbeats, and memory kept for reuse.
 
-The maintenance thread, one per agent, does what is due: forks that finalizers have given up, deadlines of calls, ticks
-of the node, messages that connections hold, memory that nothing has needed for some seconds. A finalizer, and a thread
-that sets a deadline earlier than all others, only puts a note into `released`, which wakes it. When it has released
-something it sleeps for a moment, whatever comes: where RRefs come and go in a loop, a thread that woke for each of them
-would take Python's lock from the loop each time.
-
-A deadline is cheap to set and to take back, and found when due to within a twentieth of a second. Calls that end in
-time, nearly all, leave nothing behind; so the table is as large as the calls in flight. It has no lock: each step on it
-is one of Python's, and `pop_due` looks only after it has asked to be told of what comes. It looks at a copy: to list
-the items of the table itself takes many steps, as the garbage collector may run between.
-
-The heartbeat thread says "I am here" to members on other hosts, and listens whether they are. It does nothing else, so
-it goes on whatever users' functions do. In a world on one host there is none: there the end of a process is always
-told, and silence means nothing.
-
-Memory that a training step frees stays with the process for its next step. glibc's malloc maps large blocks and unmaps
-them when they are freed, and gives back what is free at the heap's end. It learns how large: a mapped block that is
-freed makes its size the bound for the next ones, and twice that for the heap's end (mallopt(3), M_MMAP_THRESHOLD).
-Gradients of a megabyte leave it in between, where each step pays anew for the first touch of every page: up to a third
-of its time. So malloc is shown one block of 16 MB, which nothing touches. It then keeps up to 32 MB of what was freed,
-for each of its arenas: threads that allocate at the same time have one each. Where the user has set
-`MALLOC_TRIM_THRESHOLD_` or its like, malloc learns nothing, and other allocators never do.
+Guarantees
+- The maintenance thread, one per agent, does the work that is due: it releases forks that finalizers have given up,
+  expires calls, ticks the node, flushes connections, and frees memory unused for some seconds.
+- A deadline is cheap to set and to clear, and is found within a twentieth of a second after it is due. Calls that end
+  in time, nearly all, leave nothing behind, so the table is as large as the number of calls in flight.
+- The heartbeat thread sends heartbeats to members on other hosts and runs the failure detector. It does nothing else,
+  so users' functions cannot delay it. A world on one host has none: there the end of a process is always reported.
+- Memory that a training step frees stays with the process for the next step (`keep_what_is_freed`).
 """
 
 from __future__ import annotations
@@ -32,34 +18,43 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from rpcbench.base.conditions import Flag
+from rpcbench.base.conditions import Event
 from rpcbench.base.config import WorldConfig
-from rpcbench.protocol.membership import FailureDetector, Sound, Verdict
+from rpcbench.protocol.membership import FailureDetector, SignsOfLife, Verdict
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.handles import ReleaseToken
 from rpcbench.runtime.locked_node import LockedNode
 
 _BLOCK = 16 << 20
-"""Bytes. malloc learns up to 32 MB, but eight threads would then keep 300 MB of what they have freed."""
+"""Bytes. malloc accepts up to 32 MB, but eight threads would then keep 300 MB of freed memory."""
 
 
 def keep_what_is_freed() -> None:
-    """For this process, from now on. Takes some microseconds, and no memory."""
+    """Raise malloc's thresholds for this process, from now on. Takes some microseconds, and no memory."""
+    # glibc's malloc maps large blocks, unmaps them when they are freed, and returns free memory at the heap's end. It
+    # adapts its bounds: a mapped block that is freed makes its size the bound for mapping, and twice that the bound for
+    # the heap's end (mallopt(3), M_MMAP_THRESHOLD). Gradients of a megabyte leave it in between, where each step pays
+    # anew for the first touch of every page: up to a third of its time. So malloc is shown one block of 16 MB, which
+    # nothing touches. It then keeps up to 32 MB of freed memory for each of its arenas; threads that allocate at the
+    # same time have one each. If the user has set `MALLOC_TRIM_THRESHOLD_` or the like, malloc does not adapt; other
+    # allocators never do.
     bytes(_BLOCK)
 
 
-_TICK = 0.05
+_TICK = 0.05  # seconds: deadlines are checked at multiples of it
 
 
 class Deadlines:
+    """The deadlines of calls, by call. Any thread sets and clears them; the maintenance thread takes due ones."""
+
     def __init__(self) -> None:
-        self._at: dict[int, float] = {}
-        self._next = math.inf  # who sets an earlier one is told so
+        self._at: dict[int, float] = {}  # no lock: each step is one of Python's
+        self._next = math.inf  # earliest known; a thread that sets an earlier one must wake the maintenance thread
 
     def set(self, call: int, at: float) -> bool:
-        """True if this is now the earliest deadline, so that whoever sleeps until the next one must wake."""
+        """Set a deadline; return True if it is now the earliest, so the maintenance thread must wake."""
         self._at[call] = at
         if at >= self._next:
             return False
@@ -67,13 +62,12 @@ class Deadlines:
         return True
 
     def clear(self, call: int) -> None:
-        """The call has ended. Harmless if it has no deadline."""
         self._at.pop(call, None)
 
     def pop_due(self, now: float) -> tuple[list[int], float | None]:
-        """Calls whose deadline has passed, and seconds until there is something to look at again."""
-        self._next = math.inf
-        known = self._at.copy().items()
+        """Remove and return the calls that are due; and the seconds until the next look, None if none is needed."""
+        self._next = math.inf  # first: a deadline set from here on wakes the thread again
+        known = self._at.copy().items()  # atomic, while iteration is not: the garbage collector may run in between
         due = [call for call, at in known if at <= now and self._at.pop(call, None) is not None]
         first = min((at for _, at in known if at > now), default=None)
         if first is None:
@@ -86,43 +80,37 @@ class Deadlines:
 
 
 TICK = -1
-"""Stands among the deadlines of calls for the next tick of the node."""
+"""The key of the next tick of the node, among the deadlines of calls."""
 _HELD_SECONDS = 0.02
-"""How long a message may be held, on the wall clock: a link may stop its own."""
-_NAP_SECONDS = 0.02
+"""How long a message may be held, by this process's clock: that of an interceptor may stand still."""
+_NAP_SECONDS = 0.02  # pause after releases, see `_run`
 _MOST = 1000
-"""So many notes are read before it looks at the clock again."""
+"""The number of notes that are read before the clock is checked again."""
 TIDY_SECONDS = 5.0
-"""How long memory that nobody needs is kept, at least."""
-
-
-class Keeps(Protocol):
-    """What has something to do from time to time. Neither takes long."""
-
-    def flush(self) -> None: ...
-
-    def tidy(self) -> None: ...
+"""How long unused memory is kept, at least."""
 
 
 class MaintenanceThread:
+    """The maintenance thread. Other threads, and finalizers, only put a note into `released`, which wakes it."""
+
     def __init__(
         self,
         name: str,
         machine: LockedNode,
         deadlines: Deadlines,
         clock: Callable[[], float],
-        peers: Keeps,
+        peers: ConnectionManager,
     ) -> None:
-        self.holds: set[ReleaseToken] = set()
-        self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.holds: set[ReleaseToken] = set()  # keeps the tokens of live handles alive
+        self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()  # tokens, freed values, None to wake
         self._machine = machine
         self._deadlines = deadlines
         self._clock = clock
         self._peers = peers
-        self._flush_at: float | None = None
+        self._flush_at: float | None = None  # monotonic; None: no message is held
         self._tidy_at = time.monotonic() + TIDY_SECONDS
-        self._stopped = Flag()
-        self._thread = threading.Thread(target=self._keep, name=f"rpcbench-{name}-keeper", daemon=True)
+        self._stopped = Event()
+        self._thread = threading.Thread(target=self._run, name=f"rpcbench-{name}-maintenance", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -134,32 +122,34 @@ class MaintenanceThread:
             self._thread.join(5)
 
     def wake_in(self, call: int, now: float, seconds: float | None) -> None:
-        """Call `expired` of the node for this call (`tick` for TICK) in some seconds, if ever."""
+        """Expire this call (TICK: tick the node) in `seconds` from `now`; None: never."""
         if seconds is not None and self._deadlines.set(call, now + seconds):
             self.released.put(None)
 
     def flush_soon(self) -> None:
-        """A message is held: see to it that it goes in a moment."""
+        """Flush the connections in a moment: a message is held."""
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _HELD_SECONDS
             self.released.put(None)
 
-    def _keep(self) -> None:
-        pause: float | None = self._appointments()
+    def _run(self) -> None:
+        pause: float | None = self._run_due()
         before = math.nan
         while not self._stopped.is_set():
+            # After a release it sleeps for a moment whatever comes: if RRefs are made and dropped in a loop, a thread
+            # that woke for each would take the GIL from that loop each time.
             if self._settle(self._notes(pause)):
-                self._stopped.wait(min(_NAP_SECONDS, self._appointments()))
+                self._stopped.wait(min(_NAP_SECONDS, self._run_due()))
             now = self._clock()
             due, pause = self._deadlines.pop_due(now)
             for call in due:
                 self._due(call)
-            if pause is None or now == before:  # a clock that stands: who lets it go on wakes this thread
+            if pause is None or now == before:  # a stopped clock: the thread that starts it again wakes this one
                 pause = math.inf
-            pause, before = min(self._appointments(), pause), now
+            pause, before = min(self._run_due(), pause), now
 
     def _notes(self, pause: float | None) -> list[Any]:
-        """The notes that have come in, once there is one or `pause` seconds have passed."""
+        """Return the notes that have arrived, once there is one or `pause` seconds have passed."""
         notes: list[Any] = []
         with contextlib.suppress(queue.Empty):
             notes.append(self.released.get(timeout=pause))
@@ -168,19 +158,19 @@ class MaintenanceThread:
         return notes
 
     def _settle(self, notes: list[Any]) -> bool:
-        """Release what the notes say; whether they say anything. What else they bring is freed with them."""
+        """Release the forks in the notes; return whether there were any notes but wake-ups."""
         if holds := [note for note in notes if isinstance(note, ReleaseToken)]:
             self.holds.difference_update(holds)
             self._machine.feed(
                 lambda node: node.outcome(([], [one for hold in holds for one in node.rrefs.release(hold.fork)]))
             )
-        return any(note is not None for note in notes)
+        return any(note is not None for note in notes)  # values in the notes are freed here, with the list
 
-    def _appointments(self) -> float:
-        """Do what is due on the clock of this process; seconds until something is again."""
+    def _run_due(self) -> float:
+        """Do the work that is due by this process's clock; return the seconds until the next."""
         now = time.monotonic()
         if self._flush_at is not None and self._flush_at <= now:
-            self._flush_at = None  # before: what is held from now on asks for a flush of its own
+            self._flush_at = None  # before the flush: messages held from now on need another one
             self._peers.flush()
         if self._tidy_at <= now:
             self._tidy_at = now + TIDY_SECONDS
@@ -193,7 +183,7 @@ class MaintenanceThread:
 
 
 class Heartbeat:
-    """`judged` is called with every change of mind about a peer, on this thread."""
+    """The heartbeat thread. `judged` is called on it with each changed verdict of the failure detector."""
 
     def __init__(
         self,
@@ -206,7 +196,7 @@ class Heartbeat:
         self._peers = peers
         self._clock = clock
         self._judged = judged
-        self._stop = Flag()
+        self._stop = Event()
         self._thread = threading.Thread(target=self._run, name=f"rpcbench-{config.name}-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -214,12 +204,12 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(self._life.period):
-            sounds: dict[int, Sound] = {}
+            sounds: dict[int, SignsOfLife] = {}
             for id_, connections in self._peers.far().items():
                 for connection in connections:
-                    connection.beat()
+                    connection.send_heartbeat()
                 silences = [silence for connection in connections if (silence := connection.silence()) is not None]
-                sounds[id_] = Sound(sum(c.heard for c in connections), min(silences, default=None))
+                sounds[id_] = SignsOfLife(sum(c.heard for c in connections), min(silences, default=None))
             for verdict in self._life.tick(self._clock(), sounds):
                 self._judged(verdict)
 

@@ -1,11 +1,11 @@
 """User data into messages and out of them, and the values that this member owns.
 
-Pickling has effects on the protocol: the RRefs inside a value are collected while it is pickled, then all are forked
-in one locked step. On arrival the handles are made while unpickling; a fork that nobody took is released again.
-
-Device maps: tensors on devices go by this member's map for calls, by the caller's for replies; a gradient takes the way
-of the tensor it belongs to, backwards. What the maps of a world must keep to is checked with the same verdict on every
-member, as all know all maps; each verdict begins with the words that programs written for torch match.
+Guarantees
+- The RRefs in a value are collected while it is pickled, then all are forked in one locked step. On arrival the handles
+  are made while it is unpickled; a fork without a handle is released again.
+- Device maps: tensors on devices follow this member's map for calls, and the caller's for replies; a gradient follows
+  the map of its tensor backwards. All members know all maps, so all check them with the same verdict; each verdict
+  begins with the text that programs written for torch match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,31 +26,26 @@ from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.handles import (
     CreationSite,
-    Handle,
     Home,
-    Incoming,
-    Outgoing,
+    IncomingHandles,
+    OutgoingHandles,
+    RRefHandle,
     creation_site,
     notebook_cell,
     size_of,
     type_of,
 )
 from rpcbench.runtime.interceptors import Recorder
-from rpcbench.runtime.interrupts import on_main_thread
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.runtime.locked_node import LockedNode, on_main_thread
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.wire.messages import Body, Device, Devices, Fork, Mapped, Member, Origin, Scope
-
-if TYPE_CHECKING:
-    import torch
-
 
 Map = dict[torch.device, torch.device]
 
 
 def validate_device_maps(used: Iterable[str], maps: Mapping[str, Mapping[str, str]]) -> Devices:
-    """What this process tells the others of its devices."""
+    """Return the description of this process's devices and maps for the other members."""
     accelerator = torch.accelerator.current_accelerator()
     kind = accelerator.type if accelerator is not None else ""
     count = torch.get_device_module(kind).device_count() if kind else 0
@@ -59,12 +54,12 @@ def validate_device_maps(used: Iterable[str], maps: Mapping[str, Mapping[str, st
 
 
 def map_between(source: Member, target: Member) -> Map:
-    """Where tensors on the devices of `source` go when it calls `target`."""
+    """Return the devices that tensors of `source` are sent to when it calls `target`."""
     return _maps(source).get(target.name, {})
 
 
 def problem(members: Sequence[Member], closed: bool) -> str | None:
-    """The first breach, None if there is none. In an open world those whom a map names may come later."""
+    """Return the first error in the device maps, or None. In an open world members named in a map may join later."""
     known = {member.name: member for member in members}
     return next((breach for member in members for breach in _breaches(member, known, closed)), None)
 
@@ -101,7 +96,7 @@ def _unfit(role: str, devices: Iterable[torch.device], member: Member) -> Iterat
 
 
 def _missing(devices: Iterable[torch.device], member: Member) -> list[torch.device]:
-    """Those that the member does not have."""
+    """Return the devices that the member does not have."""
     kind, count = member.devices.kind, member.devices.number
     return [d for d in devices if d.type != "cpu" and not (d.type == kind and (d.index or 0) < count)]
 
@@ -123,38 +118,35 @@ def _list(devices: Iterable[torch.device]) -> str:
 
 def _equipment(member: Member) -> str:
     kind, count, *_ = member.devices
-    return f"{member.name} has {count} of {kind}" if kind else f"{member.name} has the CPU alone"
-
-
-Ask = Callable[[Callable[[Node], dict[int, Member]]], dict[int, Member]]
+    return f"{member.name} has {count} of {kind}" if kind else f"{member.name} has only the CPU"
 
 
 class Routes:
-    """`ask` looks into the machine; routes are kept until `forget`, so that a call needs no lock to find its own."""
+    """The routes of tensors between this member and its peers, cached so that a call needs no lock for its own."""
 
-    def __init__(self, me: int, ask: Ask) -> None:
+    def __init__(self, me: int, machine: LockedNode) -> None:
         self._me = me
-        self._ask = ask
-        self._kept: dict[tuple[int, bool], Route] = {}
+        self._machine = machine
+        self._kept: dict[tuple[int, bool], Route] = {}  # (peer, reply?) → route
 
     def to(self, worker: int, answer: bool) -> Route:
-        """The way of calls to a member, or of answers to its calls."""
+        """Return the route of calls to a member, or of replies to its calls."""
         return self._kept.get((worker, answer)) or self._made(worker, answer)
 
     def forget(self, worker: int) -> None:
-        """The member has gone; another may come in its place."""
+        """Drop the routes of a member that has left; another process may take its place."""
         for answer in (False, True):
             self._kept.pop((worker, answer), None)
 
     def problem(self, closed: bool) -> str | None:
-        """What is wrong with the device maps of this world; None if nothing is."""
+        """Return the error in the device maps of this world, None if there is none."""
         return problem(list(self._members().values()), closed)
 
     def _made(self, worker: int, answer: bool) -> Route:
         members = self._members()
         me, other = members.get(self._me), members.get(worker)
         if me is None or other is None:
-            return CPU_ONLY  # the call fails anyway
+            return CPU_ONLY  # the call fails anyway: the peer has left
         if answer:
             there = {target: source for source, target in map_between(other, me).items()}
             route = Route(there, _refusal("Response", other.name))
@@ -164,7 +156,7 @@ class Routes:
         return route
 
     def _members(self) -> dict[int, Member]:
-        return self._ask(lambda node: dict(node.members.members))
+        return self._machine.ask(lambda node: dict(node.members.members))
 
 
 def _refusal(direction: str, name: str) -> str:
@@ -175,13 +167,13 @@ def _refusal(direction: str, name: str) -> str:
     )
 
 
-MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], Handle]
+MakeHandle = Callable[[Any, Id, int, "Id | None", "Future[Any] | None", str], RRefHandle]
 
 PickledParts = tuple[Body, tuple[Fork, ...], "Scope | None"]
 CALL = ("function", "args", "kwargs")
-"""The path to each part of what a call takes along, for errors."""
+"""The path to each part of a call, for errors."""
 
-_NAME = (int, int, int, int, str)
+_NAME = (int, int, int, int, str)  # types of the fields of an RRef name, see `named`
 
 
 class ObjectStore:
@@ -195,37 +187,36 @@ class ObjectStore:
     ) -> None:
         self.codec = Codec()
         self.recorder: Recorder | None = None
-        self.routes = Routes(home.id, machine.ask)
-        self.around: Callable[[], AbstractContextManager[None]] | None = None  # put around functions that callers run
-        self.remote_cell: Origin | None = None  # that runs on the main thread here, for the notebook
+        self.routes = Routes(home.id, machine)
+        self.around: Callable[[], AbstractContextManager[None]] | None = None  # entered around callers' functions
+        self.remote_cell: Origin | None = None  # the cell that runs on the main thread here
         self._home = home
         self._machine = machine
         self._make = make
-        self._bare = Incoming(home, (), self.handle, self.named)  # of calls that bring nothing of the kind
+        self._bare = IncomingHandles(home, (), self.handle, self.named)  # for messages without forks
         self._clock = clock
         self._on_long = on_long
-        # Taken before the machine's lock, so that what is kept is what the machine says is owned.
+        # Taken before the node's lock, so that the values kept here match the RRefs that the node owns.
         self._lock = threading.Lock()
-        self._kept: dict[Id, Future[Any]] = {}
-        self._sites: dict[Id, CreationSite] = {}  # where the kept values came from that were made here
+        self._kept: dict[Id, Future[Any]] = {}  # in use by other members
+        self._sites: dict[Id, CreationSite] = {}  # creation sites of kept values made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
 
     # -- messages
-    # Both give the parts of a message of the call `label`: what goes along, its RRefs forked, its tensors recorded, and
-    # on their way to the devices where they belong. SerializationError with the path to the part that cannot travel.
+    # Both return the parts of a message of the call `label`: body, forks of its RRefs, and the scope that records its
+    # tensors, routed to their devices. SerializationError with the path to the part that cannot be pickled.
     def pack_call(
-        self, to: int, function: Any, args: tuple[Any, ...], kwargs: Any, label: str, keeps: list[Handle]
+        self, to: int, function: Any, args: tuple[Any, ...], kwargs: Any, label: str, keeps: list[RRefHandle]
     ) -> PickledParts:
-        """A call. RRefs of values that are there already need not travel, as long as the caller keeps what is added to
-        `keeps` until there is an answer."""
+        """Pack a call. `keeps` gets the handles on values of `to`: they need no fork if the caller keeps them."""
         recorder, context = self.recorder, None
         if recorder is not None:
             function, context = recorder.outgoing(function), recorder.current()
         route, name_of = self.routes.to(to, False), partial(self._name_of, to, keeps)
-        handles: list[Handle] = []
-        encoded = None if kwargs or route.targets else self.codec.plain_call(function, args, name_of)
+        handles: list[RRefHandle] = []
+        encoded = None if kwargs or route.targets else self.codec.plain_call(function, args, name_of)  # the fast form
         if encoded is None:
-            value, outgoing = (function, args, kwargs or {}), Outgoing(self._home, handles, name_of)
+            value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._home, handles, name_of)
             encoded = self.codec.fully(value, outgoing, CALL, route)
         body, tensors = encoded
         scope = None
@@ -237,23 +228,21 @@ class ObjectStore:
         return body, self._share(handles, to) if handles else (), scope
 
     def pack(self, to: int, value: Any, label: str, context: int | None) -> PickledParts:
-        """An answer, in that autograd context."""
+        """Pack a reply, in that autograd context."""
         route = self.routes.to(to, True)
-        handles: list[Handle] = []
+        handles: list[RRefHandle] = []
         encoded = None if route.targets else self.codec.plainly(value)
         if encoded is None:
-            encoded = self.codec.fully(value, Outgoing(self._home, handles, None), "result", route)
+            encoded = self.codec.fully(value, OutgoingHandles(self._home, handles, None), "result", route)
         body, tensors = encoded
         scope = None
         if context is not None and self.recorder is not None:
             scope = self.recorder.sending(context, tensors, to, label)
         return body, self._share(handles, to) if handles else (), scope
 
-    def _name_of(self, to: int, keeps: list[Handle], value: object) -> tuple[int | str, ...] | None:
-        """What `to` knows an RRef by that it owns itself; None for another, and for what is none.
-
-        It goes by the handle's own fork, which outlives the call, so none is made for it."""
-        if not isinstance(value, Handle) or value._agent is not self._home or (fork := value._fork) is None:
+    def _name_of(self, to: int, keeps: list[RRefHandle], value: object) -> tuple[int | str, ...] | None:
+        """Return the name by which `to` finds an RRef that it owns, else None. The handle's fork outlives the call."""
+        if not isinstance(value, RRefHandle) or value._agent is not self._home or (fork := value._fork) is None:
             return None
         if value._owner != to or to == self._home.id:
             return None
@@ -264,7 +253,8 @@ class ObjectStore:
         keeps.append(value)
         return (*value._rref, user.life, value._type)
 
-    def _share(self, handles: list[Handle], to: int) -> tuple[Fork, ...]:
+    def _share(self, handles: list[RRefHandle], to: int) -> tuple[Fork, ...]:
+        """Fork the RRefs for `to` in one step, and keep the values that are shared for the first time."""
         now = self._clock()
         forks: list[Fork] = []
 
@@ -282,7 +272,7 @@ class ObjectStore:
                         if handle._site is not None:
                             self._sites.setdefault(handle._rref, handle._site)
                 self._machine.ask(share)
-        except RpcError:  # one of them is dead; the others are not sent
+        except RpcError:  # one of them is dead: take the forks of the others back
             self._machine.feed(lambda node: node.unshared(forks))
             raise
         return tuple(forks)
@@ -296,13 +286,12 @@ class ObjectStore:
         answer: bool,
         site: CreationSite | None = None,
     ) -> Any:
-        """The value of an answer, or of a call, with handles for its RRefs and its tensors attached to the graph.
-
-        `site`: the line of the user's program that asked; any thread may open the answer.
-        """
+        """Unpack a call or a reply (`answer`), with handles for its RRefs and its tensors attached to the graph.
+        `site`: the line of the user's program that asked, as any thread may open the reply."""
         if not forks and scope is None and not (answer and body.tensors):
             return self.codec.decode(body, self._bare)
-        incoming = Incoming(self._home, forks, partial(self.handle, site=site), self.named) if forks else self._bare
+        make = partial(self.handle, site=site)
+        incoming = IncomingHandles(self._home, forks, make, self.named) if forks else self._bare
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
@@ -320,26 +309,26 @@ class ObjectStore:
                 self._machine.feed(lambda node: node.dropped(unopened))
 
     def asks(self, to: int, call: str) -> Scope | None:
-        """What a message without values says of the autograd context of this thread."""
+        """Return the scope of a message without values in the autograd context of this thread."""
         context = self.recorder.current() if self.recorder is not None else None
         return None if self.recorder is None or context is None else self.recorder.sending(context, [], to, call)
 
     def inside(self, context: int | None) -> AbstractContextManager[None]:
-        """Around a function that a message asked for, perhaps one of an autograd context."""
+        """Enter the autograd context, if any, and `around`, for a function that a message asked for."""
         inner = contextlib.nullcontext() if context is None or self.recorder is None else self.recorder.inside(context)
         return inner if self.around is None else _nested(inner, self.around())
 
     # -- handles
-    def handle(self, fork: Fork, site: CreationSite | None = None) -> Handle:
-        """A handle on a fork that a message brought; `site`: see `unpack`."""
+    def handle(self, fork: Fork, site: CreationSite | None = None) -> RRefHandle:
+        """Make a handle on a fork that a message brought; `site`: see `unpack`."""
         if fork.owner == self._home.id:
             return self._seen(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type, site)
         return self._seen(fork.rref, fork.owner, fork.fork, None, fork.type, site)
 
-    def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> Handle:
-        """A handle on a value that a message names, whose caller says that it is here. ProtocolError for no name."""
+    def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> RRefHandle:
+        """Make a handle on a value owned here, by its name in a message. ProtocolError for an invalid name."""
         if tuple(map(type, (worker, serial, incarnation, life, type_))) != _NAME:
-            raise ProtocolError("a message names an RRef as none is called")
+            raise ProtocolError("a message contains an invalid name of an RRef")
         rref = Id(worker, serial, incarnation)
         if life != self._home.incarnation:
             raise WorkerLostError(
@@ -347,13 +336,13 @@ class ObjectStore:
             )
         return self._make(self._home, rref, self._home.id, None, self.here(rref), type_)
 
-    def first(self, to: int, label: str) -> Handle:
-        """A handle on a value that `to` will make, as its first user."""
+    def first(self, to: int, label: str) -> RRefHandle:
+        """Make a handle on a value that `to` is about to make, as its first user."""
         rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
         return self._seen(rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
 
-    def keep(self, value: Any) -> Handle:
-        """A handle on a value of this process's own, as its owner."""
+    def keep(self, value: Any) -> RRefHandle:
+        """Make a handle on a value of this process, as its owner."""
         future: Future[Any] = Future()
         future.set_result(value)
         future.origin = self.cell()  # type: ignore[attr-defined]
@@ -368,14 +357,14 @@ class ObjectStore:
         value: Future[Any] | None,
         type_: str,
         site: CreationSite | None = None,
-    ) -> Handle:
-        """A handle that remembers the line of the user's program that runs, or `site`."""
+    ) -> RRefHandle:
+        """Make a handle that remembers `site`, or the current line of the user's program."""
         handle = self._make(self._home, rref, owner, fork, value, type_)
         handle._site = site or creation_site()
         return handle
 
     def confirmed(self, fork: Id | None) -> bool:
-        """Whether the owner knows of a fork held here."""
+        """Return whether the owner has confirmed a fork held here."""
 
         def known(node: Node) -> bool:
             user = node.rrefs.users.get(fork) if fork is not None else None
@@ -385,16 +374,16 @@ class ObjectStore:
 
     # -- owned values
     def owned(self, rref: Id) -> Future[Any]:
-        """The future of a value that this member owns; it may not be made yet."""
+        """Return the future of a value that this member owns; the value may not be made yet."""
         with self._lock:
             return self._future(rref)
 
     def here(self, rref: Id) -> Future[Any]:
-        """As `owned`, of one that a call names. RpcError where it has gone, which no caller that waits would allow."""
+        """Do as `owned` for a value named by a call. RpcError if it was released: no caller that waits allows that."""
         with self._lock:
             if self._machine.ask(lambda node: node.rrefs.named(rref)):
                 return self._future(rref)
-        raise RpcError(f"the value of RRef {rref} has been let go of: by who made this call, or who waits no longer")
+        raise RpcError(f"the value of RRef {rref} has been released: its caller released it, or no longer waits")
 
     def _future(self, rref: Id) -> Future[Any]:
         future = self._known.get(rref)
@@ -404,18 +393,17 @@ class ObjectStore:
         return future
 
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
-        """The function that makes an owned value has returned, or raised."""
+        """Resolve an owned value: its function has returned, or raised."""
         future = self.owned(rref)
         self._tell(rref, value, error)
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
-        self.forget(rref)  # unless somebody uses it still
+        self.forget(rref)  # unless it is still in use
 
     def unmade(self, rref: Id, error: Exception) -> None:
-        """No call will make an owned value (any more). Where a handle here has kept it, who asks late gets it all the
-        same."""
+        """Fail an owned value that no call will make. If a handle here has kept the value, late users still get it."""
         outcome = self.owned(rref).outcome()
         if outcome is None:
             self.made(rref, None, error)
@@ -428,7 +416,7 @@ class ObjectStore:
         self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
 
     def forget(self, rref: Id) -> Future[Any] | None:
-        """Let go of a value that nobody uses any more; the value is gone when the result is."""
+        """Drop a value that is no longer used; it is freed with the result of this function."""
         with self._lock:
             if self._machine.ask(lambda node: rref in node.rrefs.owned):
                 return None  # used again meanwhile
@@ -436,29 +424,29 @@ class ObjectStore:
             return self._kept.pop(rref, None)
 
     def present(self) -> list[Any]:
-        """The values there are that others use. Runs nothing and waits for nobody: it may be asked under any lock."""
+        """Return the existing values that other members use. Runs no user code and takes no lock."""
         outcomes = [future.outcome() for future in list(self._kept.values())]
         return [outcome[0] for outcome in outcomes if outcome is not None and outcome[1] is None]
 
     def rref_of(self, future: Future[Any]) -> Id | None:
-        """The RRef that this is the value of, if this member owns it and others use it."""
+        """Return the RRef of this future, if this member owns it and others use it."""
         with self._lock:
             return next((rref for rref, other in self._kept.items() if other is future), None)
 
     def cell(self) -> Origin | None:
-        """The notebook's cell that runs on this thread, if it is the main thread of the notebook or of a worker."""
+        """Return the cell that runs on this thread, if it is the main thread of the notebook or of a worker."""
         if not on_main_thread():
             return None
         return notebook_cell() if self._home.id == 0 else self.remote_cell
 
     def site(self, rref: Id) -> CreationSite | None:
-        """Where a value was made that is used elsewhere; None if that was not here."""
+        """Return where a value in use by others was made; None if not here."""
         with self._lock:
             return self._sites.get(rref)
 
 
 def _made(value: Future[Any]) -> tuple[int | None, Origin | None]:
-    """Size and origin of a value that `keep` was given."""
+    """Return size and origin of a value that `keep` was given."""
     return (size_of(value.value()), value.origin) if hasattr(value, "origin") else (None, None)
 
 

@@ -1,19 +1,18 @@
-"""Functions and classes by value: what `__main__`, lambdas, closures and TorchScript need to reach another process.
+"""Functions and classes by value: those of `__main__`, lambdas, closures and TorchScript.
 
-cloudpickle takes functions and classes apart and builds them; this module decides which object they become on arrival.
+cloudpickle reduces and rebuilds functions and classes; this module decides which object each becomes on arrival.
 
 Guarantees
-- A function or class of the receiver's own `__main__` that says the same (see `importable`) is used instead of a copy.
-- A class keeps its identity: the same version is one class in all messages, and instances that come back to the
-  process which defined it are instances of its own class. Running a changed cell makes a new version.
-- A copy follows the members of the class it was sent from; the receiver's own code is never written to.
-- A lock that a function finds in `__main__` stays there: on arrival it is the receiver's own global of that name.
-- A TorchScript function of a module goes by name, as any other; one of a notebook or a closure arrives as a
-  `SentFunction`, once. A ScriptModule arrives as a new one each time; its tensors travel in its own file, all on the
-  CPU or all on one device that has a route.
+- An equal function or class (see `importable`) of the receiver's own `__main__` is used instead of a copy.
+- A class keeps its identity: the same version is one class in all messages, and instances that return to the process
+  that defined it are instances of its own class. A changed cell makes a new version.
+- A copy follows the members of its original; the receiver's own code is never modified.
+- A lock among the globals of a function of `__main__` is not sent: the receiver's own global of that name is used.
+- A TorchScript function of a module is sent by name; one of a notebook or a closure arrives as a `SentFunction`, once.
+  A ScriptModule arrives as a new one each time; its file has its tensors, all on the CPU or on one mapped device.
 
-By-reference slots (`tensor_slot`, `external_slot`, …) are the names that a payload uses for what its message carries
-beside it. Each stands in for a method of the unpickler that has the message's tables.
+By-reference slots (`tensor_slot`, …) are the names by which a payload refers to parts of its message outside of the
+pickle. The unpickler replaces each by a method that has the message's tables.
 """
 
 from __future__ import annotations
@@ -41,47 +40,44 @@ from rpcbench.serialization.tensor_types import CPU, Route, here
 
 
 def tensor_slot(index: int) -> NoReturn:
-    """Tensor number `index` of the message's table."""
+    """Return tensor number `index` of the message's table."""
     _outside()
 
 
 def subclass_slot(index: int, kind: type, state: Any) -> NoReturn:
-    """Tensor number `index` as an instance of `kind`, with its state."""
+    """Return tensor number `index` as an instance of `kind`, with its state."""
     _outside()
 
 
 def external_slot(*name: int | str) -> NoReturn:
-    """The external of that name: something that another floor keeps, such as an RRef."""
+    """Return the external of that name: an object of another layer, such as an RRef."""
     _outside()
 
 
 def make_slot(name: str, version: bytes, build: Any, args: tuple[Any, ...]) -> NoReturn:
-    """A function or class that travels by value, or the one that is known here for it."""
+    """Return a function or class that was sent by value, or the receiver's own version of it."""
     _outside()
 
 
 def fill_slot(made: Any, state: tuple[Any, Any]) -> NoReturn:
-    """Completes what `make_slot` has made."""
+    """Set the members of an object that `make_slot` has made."""
     _outside()
 
 
-def _outside() -> NoReturn:
+def _outside() -> NoReturn:  # a plain `pickle.loads` gets the functions above instead of the unpickler's methods
     raise SerializationError("this pickle is part of an rpcbench message: only its codec can read it")
 
 
 SLOTS = frozenset(slot.__name__ for slot in (tensor_slot, subclass_slot, external_slot, make_slot, fill_slot))
-"""The only names of this module that a payload resolves to the tables of its message."""
+"""The names of this module that the unpickler replaces."""
 
 
 class MissingCodeError(SerializationError, AttributeError):
-    """A function or class that travels by name, and that the receiver does not have.
-
-    Source: raised on the callee; the cure is to have the same modules on both sides.
-    """
+    """A function or class was sent by name, and the receiver does not have it. Both sides need the same modules."""
 
     @classmethod
     def about(cls, error: Exception) -> MissingCodeError:
-        """The error for a look-up that failed."""
+        """Return the error for a look-up that failed."""
         return cls(
             f"{error}. The RPC pickler does not serialize the code of what can be imported, only its name: make sure "
             "that functions and classes are defined in the same modules on caller and callee."
@@ -89,22 +85,23 @@ class MissingCodeError(SerializationError, AttributeError):
 
 
 class _Version(NamedTuple):
-    """`name`: where in `__main__` it was defined, or ''. `mark`: a fingerprint if it has a name, else random."""
+    """The identity of a function or class that is sent by value."""
 
-    name: str
-    mark: bytes
+    name: str  # qualified, in `__main__`; '' if it is not found there
+    mark: bytes  # a fingerprint if it has a name, else random
 
 
 class CodeCache:
-    """What one agent knows of code by value. May be used by any number of threads."""
+    """The functions and classes by value of one agent, for any number of threads."""
 
     def __init__(self) -> None:
+        # Weak, so that no version outlives the code of a cell that was run again.
         self._versions: weakref.WeakKeyDictionary[Any, _Version] = weakref.WeakKeyDictionary()
-        self._classes: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
-        self._copies: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._classes: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()  # by mark
+        self._copies: weakref.WeakSet[Any] = weakref.WeakSet()  # received; all others are this process's own
 
     def tag(self, value: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        """cloudpickle's way to rebuild `value`, changed so that the receiver's CodeCache decides what it becomes."""
+        """Change cloudpickle's reduction of `value` so that the receiver's CodeCache decides on the object."""
         version = self._version(value)
         if version is None:
             return reduced
@@ -113,19 +110,20 @@ class CodeCache:
             args = _skeleton(value, args)
         return make_slot, (version.name, version.mark, build, args), (fill, state), items, pairs, fill_slot
 
-    def make(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What this code is here: our own, a copy made before, or a new and empty copy."""
+    def make_slot(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return this process's own version of the code, a copy made before, or a new copy without members."""
         known = self._own(name, mark) or self._classes.get(mark)
         if known is not None:
             return known
         made = build(*args)
         self._versions[made] = _Version(name, mark)
         self._copies.add(made)
+        # `setdefault`, as another thread may have made the class at the same moment.
         return self._classes.setdefault(mark, made) if isinstance(made, type) else made
 
-    def fill(self, made: Any, state: tuple[Callable[[Any, Any], object], Any]) -> None:
-        """Give a copy its members. They are set again with every message, so that a copy follows its original."""
-        if made in self._copies:
+    def fill_slot(self, made: Any, state: tuple[Callable[[Any, Any], object], Any]) -> None:
+        """Set the members of a copy, again with every message, so that it follows its original."""
+        if made in self._copies:  # never for this process's own code
             setter, members = state
             setter(made, members)
 
@@ -137,7 +135,7 @@ class CodeCache:
         return own if version is not None and version.mark == mark else None
 
     def _version(self, value: Any) -> _Version | None:
-        """The version of a function or class as it was first seen; None for a function without a place of its own."""
+        """Return the version of a function or class at its first use; None for a function that is not in `__main__`."""
         version = self._versions.get(value)
         if version is not None:
             return version
@@ -161,7 +159,7 @@ _LOCKS = (
 
 
 class _MainGlobal:
-    """Stands in a message for a global of `__main__`, and arrives as the receiver's."""
+    """A reference to a global of `__main__`, which arrives as the receiver's own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -180,11 +178,9 @@ def _main_global(name: str) -> Any:
     return found
 
 
-def leave_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
-    """Take the locks of `__main__` out of what cloudpickle has taken a function apart to: they guard what is there.
-
-    Programs such as a parameter server guard a global by a lock beside it, and call the function that uses both.
-    """
+def replace_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
+    """Replace the locks of `__main__` among the globals of a reduced function by references. Programs such as a
+    parameter server guard a global by a lock beside it, and call the function that uses both."""
     if function.__globals__ is not vars(sys.modules["__main__"]):
         return
     kept = reduced[2][1]["__globals__"]
@@ -192,11 +188,10 @@ def leave_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
 
 
 def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """cloudpickle's arguments for an empty class, with the slots that it leaves out, and without its own tracking:
-    that one is shared by the whole process, and would give the members of a copy to the original."""
-    *front, _, extra = args
+    """Return cloudpickle's arguments for an empty class, plus the slots that it leaves out, minus its tracking."""
+    *front, _, extra = args  # the tracking id is process-wide: it would give the members of a copy to the original
     if typing.NamedTuple in vars(kind).get("__orig_bases__", ()):
-        front[2] = kind.__bases__  # NamedTuple itself would make another class, and let nobody fill it
+        front[2] = kind.__bases__  # typing.NamedTuple as a base would make another class, whose members cannot be set
         front[3] = front[3] | {"__orig_bases__": kind.__orig_bases__}  # type: ignore[attr-defined]
     if "__slots__" in vars(kind) and not isinstance(kind, enum.EnumMeta):
         front[3] = front[3] | {"__slots__": vars(kind)["__slots__"]}
@@ -204,7 +199,7 @@ def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def reduce_cached(value: Any) -> Any:
-    """A reducer for what `functools.lru_cache` makes: the function and its settings, not its contents."""
+    """Reduce a `functools.lru_cache` to its function and settings, without its content."""
     if importable(value):
         return NotImplemented
     settings = value.cache_parameters()
@@ -212,7 +207,7 @@ def reduce_cached(value: Any) -> Any:
 
 
 def reduce_cached_property(value: functools.cached_property[Any]) -> Any:
-    """A reducer for `functools.cached_property`, which has a lock until Python 3.12."""
+    """Reduce a `functools.cached_property`, which has a lock in Python 3.11."""
     return _cached_property, (value.func, value.attrname)
 
 
@@ -223,7 +218,7 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 
 def reduce_new_type(value: Any) -> Any:
-    """A reducer for `typing.NewType`, by name where the receiver has it."""
+    """Reduce a `typing.NewType`, by name if it can be imported."""
     if importable(value):
         return value.__qualname__
     return _new_type, (value.__qualname__, value.__module__, value.__supertype__)
@@ -238,16 +233,18 @@ def _new_type(name: str, module: str, kind: Any) -> Any:
     return made
 
 
+# All wrappers that singledispatch makes have the same code object.
 _DISPATCHER = functools.singledispatch(lambda x: x).__code__  # type: ignore[attr-defined]
 
 
 def is_dispatcher(value: FunctionType) -> bool:
-    """Whether that is a function which `functools.singledispatch` has made."""
+    """Return whether a function was made by `functools.singledispatch`."""
     return value.__code__ is _DISPATCHER
 
 
 def reduce_dispatcher(value: Any) -> Any:
-    """Its functions by class. They may call it, so it is made first and filled then."""
+    """Reduce a dispatcher to its functions by class."""
+    # They are state, not arguments: a function may call the dispatcher, which must exist first.
     return _dispatcher, (), list(value.registry.items()), None, None, _register
 
 
@@ -258,7 +255,7 @@ def _dispatcher() -> Any:
 def _register(dispatcher: Any, functions: list[tuple[type, Callable[..., Any]]]) -> None:
     for kind, function in functions:
         dispatcher.register(kind, function)
-        if kind is object:
+        if kind is object:  # the default implementation: its name and docstring are the dispatcher's
             functools.update_wrapper(dispatcher, function)
 
 
@@ -270,10 +267,8 @@ _LOADED = 64  # functions that are kept; each takes a few milliseconds to load
 
 
 class SentFunction:
-    """A TorchScript function that came from another process: call it as the original.
-
-    torch keeps neither its default arguments nor its class in a file, so this has them beside the file.
-    """
+    """A TorchScript function from another process, to be called as the original. torch saves neither its default
+    arguments nor its class to a file, so they are kept beside the file."""
 
     def __init__(self, name: str, saved: bytes, names: tuple[str, ...], defaults: dict[str, Any]) -> None:
         self.__name__ = self.__qualname__ = name
@@ -292,25 +287,25 @@ class SentFunction:
 
 
 def reduce_function(function: Any) -> tuple[Any, ...]:
-    """How pickle takes a `torch.jit.ScriptFunction` apart."""
-    python = getattr(function, "_torchdynamo_inline", None)  # what it was made from
+    """Reduce a `torch.jit.ScriptFunction`, by name if it can be imported."""
+    python = getattr(function, "_torchdynamo_inline", None)  # the Python function that it was compiled from
     if python is not None and importable(python, function):
         return _named, (python.__module__, python.__qualname__)
     arguments = function.schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    names = tuple(argument.name for argument in arguments)
+    names = tuple(a.name for a in arguments)
     return SentFunction, (function.name, function.save_to_buffer(), names, defaults)
 
 
 def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ...]:
-    """How pickle takes a module apart. SerializationError where its tensors have no way on this route."""
+    """Reduce a ScriptModule. SerializationError if its tensors are on several devices, or on one without a route."""
     used = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(used) > 1:
         raise SerializationError(
             f"a script module with tensors on {', '.join(sorted(map(str, used)))} cannot be sent: move it to one device"
         )
     target = route.target(used.pop()) if used else None
-    saved = module.save_to_buffer()  # what torch.jit.save does, but that one warns of itself
+    saved = module.save_to_buffer()  # as torch.jit.save, but without its warning
     return _module, (pickle.PickleBuffer(saved), target)
 
 

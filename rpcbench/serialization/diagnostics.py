@@ -1,15 +1,14 @@
-"""What is said about a value that cannot travel, or that takes more along than its sender may think.
+"""Diagnostics of values that cannot be pickled, or that are larger than their sender may expect.
 
 Guarantees
-- `blame` names the part of a value that cannot be pickled. It walks from the value to the deepest part that fails
-  on its own with the same error: through containers, attributes, closures and the globals that a function mentions.
-  It runs only after pickling has failed, for about a second at most: the path may end early, but never wrongly.
-- `CapturedData` warns of large data that a function by value takes along unasked: a global of the notebook, a closure,
-  a default. There is one warning per version of a function. No code of the user runs, and the number of steps is
-  bounded: the size of a very large structure may be understated, never overstated.
+- `blame` names the part of a value that cannot be pickled. It descends from the value to the deepest part that fails
+  alone with the same error: through containers, attributes, closures and the globals that a function uses. It runs
+  only after pickling has failed, for about a second at most: the path may end early, but is never wrong.
+- `CapturedData` warns of large data that a function by value captures: a global of the notebook, a closure, a default.
+  There is one warning per version of a function. No code of the user runs, and the number of steps is bounded: the
+  size of a very large structure may be understated, never overstated.
 
-Both walk over `parts`, a list of candidates and not of facts: a class that says itself how it is pickled may leave some
-of them behind.
+Both descend through `parts`, which are candidates: a class with its own way of pickling may not send some of them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Part = tuple[str, object]
 
 
 def parts(value: object, path: str) -> Iterator[Part]:
-    """The path to each part of a value, and the part."""
+    """Yield the path to each part of a value, and the part."""
     match value:
         case list() | tuple() | collections.deque():
             yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
@@ -57,20 +56,20 @@ def parts(value: object, path: str) -> Iterator[Part]:
         case type():
             if not importable(value):
                 yield from ((f"{path} (its {name!r})", member) for name, member in vars(value).items())
+            return  # an importable class is sent by name, without its parts
+        case torch.jit.ScriptModule():  # sent as one file
             return
-        case torch.jit.ScriptModule():
-            return
-        case torch.Tensor() if unsendable(value):
+        case torch.Tensor() if unsendable(value):  # the tensor itself is at fault
             return
     yield from ((f"{path}.{name}", part) for name, part in _attributes(value).items())
     yield f"{path} (its class)", type(value)
 
 
 def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
-    """What a function takes along when it goes by value: where it has that from, the name there, and the object."""
+    """Yield the objects that a function sent by value captures: the kind of place, the name there, and the object."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing is bound yet
+        with contextlib.suppress(ValueError):  # the cell is still empty
             yield "closure's", name, cell.cell_contents
     for name in dict.fromkeys(_names(code)):
         if name in function.__globals__:
@@ -81,7 +80,7 @@ def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names that a function mentions, also in the functions within it."""
+    """Yield the names that a function uses, in its inner functions too."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -99,19 +98,19 @@ def _attributes(value: object) -> dict[str, Any]:
 
 
 WORTH_A_WARNING = 4 << 20
-"""Bytes that one captured object may have without a word."""
-_MOST_STEPS = 20_000
+"""Bytes of one captured object from which on there is a warning."""
+_MOST_STEPS = 20_000  # parts that are weighed
 
 
 class CapturedData:
-    """What one codec has looked at already."""
+    """The functions that one codec has checked for large captured data."""
 
     def __init__(self) -> None:
         self._seen: weakref.WeakSet[CodeType] = weakref.WeakSet()
 
     def look(self, function: FunctionType) -> None:
-        """Warn if a part of what this function takes along is large; the first time it is asked."""
-        if function.__code__ in self._seen:
+        """Warn at the first use of a function if an object that it captures is large."""
+        if function.__code__ in self._seen:  # by code: a function that a loop makes again has the same
             return
         self._seen.add(function.__code__)
         for where, name, part in captured(function):
@@ -121,12 +120,12 @@ class CapturedData:
 
 
 def weight(value: object) -> int:
-    """About how many bytes of data a value has."""
+    """Return the approximate size of a value's data in bytes."""
     return sum(itertools.islice(_weights(value), _MOST_STEPS))
 
 
 def _weights(value: object) -> Iterator[int]:
-    seen = {id(value)}
+    seen = {id(value)}  # an object counts once, as in its pickle
     ahead = [value]
     while ahead:
         part = ahead.pop()
@@ -158,28 +157,26 @@ def _warning(function: FunctionType, where: str, name: str, size: int) -> str:
 
 
 def _users_frame() -> int:
-    """How far up the stack the code is that is not ours."""
+    """Return the stack level of the nearest frame outside of rpcbench, to which the warning refers."""
     level = 1
     while (frame := sys._getframe(level)).f_back and frame.f_globals.get("__name__", "").startswith("rpcbench."):
         level += 1
     return level
 
 
-_MOST_PROBES = 2000
+_MOST_PROBES = 2000  # parts that are pickled on trial
 _MOST_SECONDS = 1.0
 
 Problem = Callable[[object], Exception | None]
 
 
 def blame(value: object, label: str | tuple[str, ...], error: Exception, problem: Problem) -> tuple[str, Exception]:
-    """The path to the part of `value` that is to blame, and its error.
-
-    `error` is what the whole value failed with; `problem(part)` says why a part fails alone, or None.
-    """
+    """Return the path to the part of `value` that is at fault, and the error. `error` is that of the whole value;
+    `problem(part)` returns the error of a part alone, or None."""
     path, inner = _start(value, label)
-    if isinstance(error, RecursionError):  # every part on the way down would fail alone, too
+    if isinstance(error, RecursionError):  # each part on the way down would fail alone, too
         return path, SerializationError("nested too deeply")
-    above = {id(value): value}
+    above = {id(value): value}  # the path down to here: a cycle would lead back to it
     end = time.monotonic() + _MOST_SECONDS
     budget = itertools.takewhile(lambda _: time.monotonic() < end, range(_MOST_PROBES))
     while (found := _first_failing(inner, above, error, problem, budget)) is not None:
@@ -199,7 +196,7 @@ def _first_failing(
 
 
 def _same(failure: Exception | None, error: Exception) -> bool:
-    """Whether a part fails as the whole did: if not, the whole does not fail because of it."""
+    """Return whether a part fails with the error of the whole; else it is not the cause."""
     return type(failure) is type(error) and str(failure) == str(error)
 
 

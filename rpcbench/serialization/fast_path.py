@@ -1,9 +1,9 @@
-"""The quick way for most calls, functions that go by name with plain data and ordinary tensors, and for plain results.
+"""The fast path of the codec: calls of importable functions with plain data and ordinary tensors, and plain results.
 
-Such a payload begins as no other does, in an older protocol of pickle. It holds a plain value, or for a call a tuple:
-module and name of the function, and its arguments, where `(number,)` stands for a tensor of the table, and a longer
-tuple is the name of an external that the message does not have to bring. What `encode` answers with None takes the
-general way (`pickling`), and so does what a reducer was registered for.
+Such a payload is a pickle of protocol 3, by which it differs from all others. It holds a plain value, or for a call a
+tuple: module and name of the function, and its arguments, in which `(number,)` stands for a tensor of the table and a
+longer tuple is the name of an external that is not in the message. All values for which `encode` or `encode_call`
+returns None take the general path (`pickler`), also those of a class with a registered reducer.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from rpcbench.wire.messages import Body
 _PROTOCOL = 3
 _BEGINS = bytes((0x80, _PROTOCOL))
 _DATA = frozenset({bool, float, int, str, bytes, type(None)})
-"""Types whose instances have nothing to look into."""
+"""Types whose instances have no parts."""
 
-_new = tuple.__new__  # a step less than the class itself takes
+_new = tuple.__new__  # skips the constructor of the named tuple, which is slower
 Encoded = tuple[Body, list[torch.Tensor]]
 """A body, and the sender's own tensors in the order of its table."""
 Name = Callable[[Any], "tuple[Any, ...] | None"]
-"""The name of an external that goes by its name alone; else None."""
+"""Returns the name of an external that is sent by its name alone; else None."""
 External = Callable[..., Any]
-"""(*name): the external of that name."""
+"""(*name): returns the external of that name."""
 Find = Callable[[str, str], Any]
-"""(module, name): what is there, imported if it has to be; an error that says what to do if it is not."""
+"""(module, name): returns the object there, imported if necessary; MissingCodeError if there is none."""
 
 
 def encode(value: Any) -> Encoded | None:
-    """A plain value."""
+    """Encode a plain value; None for any other."""
     return (_new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []) if type(value) in _DATA else None
 
 
 def encode_call(
     function: Any, args: tuple[Any, ...], reducers: Container[type], name_of: Name | None = None
 ) -> Encoded | None:
-    """A call without keyword arguments."""
+    """Encode a call without keyword arguments; None if it needs the general path."""
     name = _name(function, reducers)
     if name is None:
         return None
@@ -60,21 +60,21 @@ def encode_call(
             parts.append((len(tensors),))
             tensors.append(arg)
         elif name_of is None or type(arg) in reducers or (found := name_of(arg)) is None or found in parts:
-            return None  # of two with one name, both may be one object
+            return None  # two arguments with one name may be one object, whose identity only the general path keeps
         else:
             parts.append(found)
-    table = encode_dense(tensors)  # None as well where two are one
+    table = encode_dense(tensors)  # None also if two arguments are one tensor
     if table is None:
         return None
     return _new(Body, (pickle.dumps((function.__module__, name, tuple(parts)), _PROTOCOL), *table)), tensors
 
 
 def _name(function: Any, reducers: Container[type]) -> str | None:
-    """Under which its module has this function."""
+    """Return the name of a function in its module; None if it cannot be sent by name."""
     kind = type(function)
     if kind in reducers:
         return None
-    if kind is FunctionType:  # as `importable` of what is no one's attribute but its module's
+    if kind is FunctionType:  # as `importable`, but for top-level functions only, in fewer steps
         name: str = function.__qualname__
         module = sys.modules.get(function.__module__)
         return name if getattr(module, name, None) is function and module is not sys.modules.get("__main__") else None
@@ -82,18 +82,18 @@ def _name(function: Any, reducers: Container[type]) -> str | None:
 
 
 def is_ordinary(value: Any, reducers: Container[type]) -> bool:
-    """Whether `encode_dense` may do for this tensor."""
+    """Return whether a tensor is a candidate for `encode_dense`: of torch's class, without attributes or a reducer."""
     return type(value) is torch.Tensor and not vars(value) and torch.Tensor not in reducers
 
 
 def begins(payload: bytes) -> bool:
-    """Whether a payload is of this form."""
+    """Return whether a payload is of the fast path."""
     return payload[:2] == _BEGINS
 
 
 def opened(value: Any, received: list[torch.Tensor], find: Find, external: External | None = None) -> Any:
-    """What the pickle of such a payload says. ProtocolError for what `encode` cannot have made."""
-    if type(value) is not tuple:
+    """Return the value, or the call (function, args, kwargs), of an unpickled payload. ProtocolError for any other."""
+    if type(value) is not tuple:  # a plain value is never a tuple
         return value
     try:
         module, name, args = value
@@ -107,12 +107,17 @@ def opened(value: Any, received: list[torch.Tensor], find: Find, external: Exter
 
 
 def _beside(received: list[torch.Tensor], external: External | None, part: tuple[Any, ...]) -> Any:
-    """What a tuple among the arguments stands for."""
-    if len(part) > 1:
-        if external is None:
-            raise ProtocolError(f"a message mentions external {part}, where none can be")
-        return external(*part)
-    (number,) = part
+    """Return the tensor or external that a tuple among the arguments stands for."""
+    return external_of(external, part) if len(part) > 1 else tensor_of(received, *part)
+
+
+def external_of(external: External | None, name: tuple[Any, ...]) -> Any:
+    if external is None:
+        raise ProtocolError(f"a message mentions external {name}, where none can be")
+    return external(*name)
+
+
+def tensor_of(received: list[torch.Tensor], number: int) -> torch.Tensor:
     if not 0 <= number < len(received):
-        raise ProtocolError(f"a message mentions tensor {number}, but brings {len(received)}")
+        raise ProtocolError(f"a message mentions tensor {number}, but has {len(received)}")
     return received[number]

@@ -1,8 +1,8 @@
-"""When are two functions or classes the same? By name where they can be imported, else by what they say.
+"""The identity of functions and classes: by name if they can be imported, else by a fingerprint of their content.
 
 A fingerprint covers code, constants, defaults, closures, bases and members, but neither file names nor line numbers:
-the same cell run twice gives the same fingerprint, a changed one another. Of objects that are neither code nor plain
-data it knows the type alone.
+a cell that runs twice gives the same fingerprint, a changed cell another one. Of objects that are neither code nor
+plain data it covers the type only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None), type(Ellipsis)})
-_INCIDENTAL = frozenset(  # members that say nothing, or that pickling itself leaves behind
+_INCIDENTAL = frozenset(  # members without meaning, or left by pickling itself
     {"__dict__", "__weakref__", "__slotnames__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
 )
 
 
 def importable(value: Any, made: Any = None) -> bool:
-    """Whether a module other than `__main__` has this function or class (or what was `made` of it) under its name."""
+    """Return whether a module other than `__main__` has this function or class, or `made` from it, under its name."""
     module = sys.modules.get(value.__module__)
     if module is None or module is sys.modules.get("__main__"):
         return False
@@ -30,21 +30,17 @@ def importable(value: Any, made: Any = None) -> bool:
 
 
 def loaded(value: Any, made: Any = None) -> bool:
-    """Whether a module, of whatever name, has it."""
-    found: Any = sys.modules.get(value.__module__)
-    name = value.__qualname__
-    found = _attribute(found, name) if "." in name else getattr(found, name, None)
-    return found is (value if made is None else made)
+    """Return whether its module, of any name, has this function or class, or `made` from it, under its name."""
+    return _attribute(sys.modules.get(value.__module__), value.__qualname__) is (value if made is None else made)
 
 
 def has_name(builtin: Any) -> bool:
-    """Whether a function of C's is found in its module under its name, whatever it is a method of besides."""
-    module = sys.modules.get(builtin.__module__)
-    return module is not None and getattr(module, builtin.__name__, None) is builtin
+    """Return whether a C function is found in its module under its name, even if it is also a method of a class."""
+    return getattr(sys.modules.get(builtin.__module__), builtin.__name__, None) is builtin
 
 
 def in_main(name: str) -> Any:
-    """What this process's `__main__` has under a qualified name; None if nothing."""
+    """Return the object of this process's `__main__` under a qualified name; None if there is none."""
     return _attribute(sys.modules.get("__main__"), name)
 
 
@@ -55,30 +51,28 @@ def _attribute(holder: Any, name: str) -> Any:
 
 
 def load_packages_of(module: str) -> None:
-    """Import the packages around a module that is not loaded yet, outermost first.
-
-    Python locks the module itself first and then its package, but a package that imports its own modules goes the
-    other way: two threads that begin at the two ends would meet in a deadlock.
-    """
+    """Import the packages around a module that is not loaded yet, outermost first."""
     if module in sys.modules:
         return
+    # An import locks the module first and then its package, but a package that imports its own modules locks in the
+    # reverse order: two threads could deadlock.
     for end in (i for i, letter in enumerate(module) if letter == "."):
         importlib.import_module(module[:end])
 
 
 def fingerprint(value: Any) -> bytes:
-    """16 bytes that are equal, in any process, for functions or classes which say the same."""
-    walk = _Walk()
+    """Return 16 bytes that are equal, in any process, for functions or classes of equal content."""
+    walk = _StructureHash()
     walk.feed(value)
     return walk.digest()
 
 
-class _Walk:
-    """Feeds a value's structure to a hash; what was seen before is fed as its number, so cycles end."""
+class _StructureHash:
+    """A hash of the structure of a value. A repeated object is hashed as a back reference, so cycles end."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self._seen: dict[int, tuple[int, Any]] = {}  # id -> (number, object): keeps it alive, as ids are reused
 
     def digest(self) -> bytes:
         return self._hash.digest()
@@ -92,7 +86,7 @@ class _Walk:
         else:
             self._seen[id(value)] = len(self._seen), value
             parts = list(_parts(value))
-            self._say(kind.__qualname__, str(len(parts)))
+            self._say(kind.__qualname__, str(len(parts)))  # with the count, different structures cannot hash alike
             for part in parts:
                 self.feed(part)
 
@@ -107,7 +101,7 @@ def _parts(value: Any) -> Iterable[Any]:
         case dict():
             return [part for item in value.items() for part in item]
         case set() | frozenset():
-            return sorted(fingerprint(item) for item in value)
+            return sorted(fingerprint(item) for item in value)  # the order of a set differs between processes
         case CodeType():
             return _code_parts(value)
         case FunctionType():
@@ -142,10 +136,10 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 def _class_parts(kind: type) -> list[Any]:
     members = {name: member for name, member in sorted(vars(kind).items()) if name not in _INCIDENTAL}
-    if isinstance(kind, enum.EnumMeta):  # a flag keeps its combinations there that were ever asked for
+    if isinstance(kind, enum.EnumMeta):  # without the combinations of flags that were used, which Flag caches there
         named: Mapping[str, Any] = kind.__members__
         members["_value2member_map_"] = {name: member.value for name, member in named.items()}
-    if members.get("__init__") is object.__init__:  # the first instance of a Protocol's subclass brings it
+    if members.get("__init__") is object.__init__:  # set by the first instance of a subclass of a Protocol
         del members["__init__"]
     return [kind.__qualname__, kind.__bases__, type(kind), members]
 
@@ -153,5 +147,5 @@ def _class_parts(kind: type) -> list[Any]:
 def _cell_parts(cell: CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # nothing is bound yet
+    except ValueError:  # the cell is still empty
         return ()

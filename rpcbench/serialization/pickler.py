@@ -1,13 +1,14 @@
-"""Values as bodies of messages, and back: the only module that unpickles, called after the peer is authenticated.
+"""The codec of values: bodies of messages from values, and back. The only module that unpickles data from peers.
 
-Tensors travel in a table beside the pickle (`tensors`), code of `__main__`, lambdas and closures by value (`code`),
-and whatever another floor claims as an external (an RRef) by its number. Arrays and other large buffers are not copied
-on the sending side.
+Tensors are sent in a table beside the pickle (`tensors`), code of `__main__`, lambdas and closures by value
+(`closures`), and externals, which are objects of another layer such as RRefs, by their numbers. Arrays and other large
+buffers are sent out of band, without a copy.
 
 Guarantees
-- One object that appears twice in a value is one object on arrival; nothing that arrives shares memory with the sender.
-- A value that cannot travel is a SerializationError that names the part to blame; nothing has been sent then.
-- A payload that mentions tensors or externals its message does not carry is a ProtocolError.
+- Nothing is unpickled before the peer is authenticated.
+- An object that appears twice in a value is one object on arrival; received objects share no memory with the sender.
+- A value that cannot be sent raises a SerializationError that names the part at fault; nothing has been sent then.
+- A payload that refers to tensors or externals which its message does not contain raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from rpcbench.serialization.closures import (
     CodeCache,
     MissingCodeError,
     is_dispatcher,
-    leave_locks,
     reduce_cached,
     reduce_cached_property,
     reduce_dispatcher,
     reduce_new_type,
+    replace_locks,
 )
 from rpcbench.serialization.diagnostics import CapturedData, blame
 from rpcbench.serialization.fast_path import Encoded
@@ -47,11 +48,11 @@ from rpcbench.wire.messages import EMPTY, Body
 
 _PROTOCOL = 5
 _SPAWNED = "__mp_main__"
-"""What processes started by multiprocessing call their `__main__`, and all have."""
+"""The name of `__main__` in processes started by multiprocessing, all of which have it."""
 _SHORT = 1 << 12
-"""Bytes of a pickle after which its pickler is used again; what has written a long one has grown with it."""
+"""Bytes. A pickler that has written a longer pickle is not reused: its stream and memo have grown with it."""
 _MOST_ERROR = 16 << 20
-"""Bytes of the pickle of an error, or of a part of one that is longer."""
+"""Bytes of the pickle of an error, or of one of its parts, beyond which it is shortened."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     functools._lru_cache_wrapper: reduce_cached,
@@ -59,15 +60,21 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     typing.NewType: reduce_new_type,
     torch.jit.ScriptFunction: closures.reduce_function,
 }
-del _REDUCERS[MethodType]  # the default takes a class method by name, cloudpickle would take its code
+del _REDUCERS[MethodType]  # pickle's default sends a class method by name, cloudpickle's reducer would send its code
 
 
 def register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
-    """From now on, send instances of exactly this class as `reducer(instance)` says.
+    """Pickle instances of exactly this class by `reducer(instance)`, in all later calls from this process.
 
-    It returns what `__reduce__` would: a function and its arguments, found on the other side by name, or by value if
-    they belong to a notebook. It holds for calls from this process only, and comes before whatever else would send
-    the instance; the latest reducer of a class counts.
+    The reducer takes precedence over all other ways to pickle the instance. The latest reducer of a class counts.
+
+    Args:
+        kind: The class. Its subclasses are not affected.
+        reducer: Takes an instance and returns a tuple as `__reduce__` does: a function, and the tuple of its arguments.
+            The receiver finds the function by name; a function of a notebook is sent by value.
+
+    Raises:
+        TypeError: `kind` is not a class, or `reducer` not callable.
     """
     if not isinstance(kind, type) or not callable(reducer):
         raise TypeError(f"register_reducer takes a class and a function, not {kind!r} and {reducer!r}")
@@ -75,29 +82,29 @@ def register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
 
 
 def _register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
-    """torch's: as `register_reducer`, but the first reducer of a class counts."""
+    """Do as `register_reducer`, but the first reducer of a class counts, as in torch."""
     if kind not in _REDUCERS:
         register_reducer(kind, reducer)
 
 
 class Externals(Protocol):
-    """What another floor keeps on its own account, and how it gets into messages and out of them."""
+    """Objects of another layer, such as RRefs, that messages carry outside of the pickle."""
 
     def give(self, value: object) -> tuple[int | str, ...] | None:
-        """The name of a value that is an external, else None: its number in the message, which brings it, or more.
-        Called for objects other than plain data, so quick. When `encode` raises, what was given is not sent."""
+        """Return the name of an external: `(number in the message,)`, or a longer tuple for one that is not in the
+        message; None for any other value. Called for most objects, so it is fast. If `encode` raises, none is sent."""
 
     def take(self, *name: Any) -> object:
-        """The external of that name; ProtocolError if there is none."""
+        """Return the external of that name; ProtocolError if there is none."""
 
 
 class Codec:
-    """Encodes and decodes for one agent, from any thread; remembers the classes that travelled by value."""
+    """The encoder and decoder of one agent, for any thread; it keeps the identity of classes that are sent by value."""
 
     def __init__(self) -> None:
         self._code = CodeCache()
         self._captured = CapturedData()
-        self._idle: list[_Pickler] = []
+        self._idle: list[_Pickler] = []  # picklers to reuse; one that works is not in the list, so each has one thread
 
     def encode(
         self,
@@ -106,31 +113,26 @@ class Codec:
         label: str | tuple[str, ...] = "value",
         route: Route = CPU_ONLY,
     ) -> Encoded:
-        """`value` as a body. `label` names it in errors; where it is a tuple, a tuple of labels names its items.
-        `route` says where tensors on devices go.
-
-        Tensors below 16 KB are copied; larger ones must not change until the body is sent.
-        Raises SerializationError if a part of the value cannot travel.
-        """
+        """Return `value` as a body. SerializationError if a part of it cannot be sent. `label` names the value in
+        errors, or, as a tuple, the items of a tuple. `route` maps devices. Tensors below 16 KB are copied; larger ones
+        must not change until the body is sent."""
         return (not route.targets and self.plainly(value)) or self.fully(value, externals, label, route)
 
-    # -- the quick way of `encode`, where tensors stay on their devices; None where the value needs the other
+    # -- the fast path of `encode`, for tensors on the CPU; None where the value needs the general path
     def plainly(self, value: object) -> Encoded | None:
         return fast_path.encode(value) or _alone(value)
 
     def plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
-        """Of what stands for a call with these arguments and no others.
-
-        `name_of`: as `Externals.give`, for those that the message does not have to bring."""
+        """Encode a call without keyword arguments. `name_of`: as `Externals.give`, for externals sent by name alone."""
         return fast_path.encode_call(function, args, _REDUCERS, name_of)
 
     def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
-        """The general way of `encode`."""
+        """Encode by the general path."""
         try:
             return self._encode(value, externals, route)
-        except Exception as error:
+        except Exception as error:  # a user's `__reduce__` may raise anything
             if isinstance(error, RpcError) and not isinstance(error, SerializationError):
-                raise
+                raise  # an external cannot be sent, which is no fault of the value
             path, cause = blame(value, label, error, lambda part: self._problem(part, externals, route))
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
@@ -141,32 +143,30 @@ class Codec:
             pickler = _Pickler(self._code, self._captured)
         payload, found, beside = pickler.pickled(value, externals, route)
         if len(payload) < _SHORT and not pickler.globals_ref:
-            self._idle.append(pickler)  # not where it failed: then something may be left in it
+            self._idle.append(pickler)  # not after an error, which may leave tensors in it
         if not found:
             return Body(payload, b"", beside), []
         table, buffers = tensors.encode(found, route)
         return Body(payload, table, buffers + beside), found
 
     def encode_error(self, error: BaseException) -> Body:
-        """An error that is to be raised elsewhere, with its own type wherever its class can travel; else an empty body.
-
-        Parts that cannot travel become their representations. An error of more than 16 MB is shortened: each text to
-        `rebuild.MOST_TEXT` characters.
-        """
+        """Return an error as a body that keeps its type, if its class can be sent; else an empty body. Parts that
+        cannot be pickled are replaced by their `repr`. In an error of more than 16 MB each text is cut to
+        `rebuild.MOST_TEXT` characters."""
         body = self._error_body(lambda: error)
         return body or self._error_body(lambda: rebuild.shortened(error, self._short)) or EMPTY
 
     def _error_body(self, make: Callable[[], object]) -> Body | None:
-        """None for what cannot travel, or is too large to."""
+        """Return the body of `make()`; None if it cannot be pickled, or is too large."""
         try:
             body, _ = self._encode(make(), None, CPU_ONLY)
-        except Exception:  # noqa: BLE001  (whatever a user's __reduce__ raises; the story of the error travels)
+        except Exception:  # noqa: BLE001  (a user's __reduce__ may raise anything; the error's text is sent anyway)
             return None
         return body if len(body.payload) <= _MOST_ERROR else None
 
     def _short(self, part: object) -> object:
-        """A part of an error, or what stands for it."""
-        if isinstance(part, bytes):  # a UnicodeDecodeError needs them as such
+        """Return a part of an error, shortened or as text if necessary."""
+        if isinstance(part, bytes):  # a UnicodeDecodeError cannot be made without bytes
             return part[: rebuild.MOST_TEXT]
         if type(part) is str:
             return rebuild.cut(part)
@@ -175,7 +175,7 @@ class Codec:
     def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
             self._encode(value, externals, route)
-        except Exception as error:  # noqa: BLE001  (whatever a user's __reduce__ raises)
+        except Exception as error:  # noqa: BLE001  (a user's __reduce__ may raise anything)
             return error
         return None
 
@@ -185,43 +185,41 @@ class Codec:
         externals: Externals | None = None,
         adopt: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> Any:
-        """The value of a body. `adopt` may replace the tensors before anything refers to them.
-
-        Raises ProtocolError for a body that no codec has made, MissingCodeError where the value needs code that this
-        process cannot import, and whatever the value's own classes raise.
-        """
+        """Return the value of a body. `adopt` may replace the tensors before any object refers to them. ProtocolError
+        for a body that no codec has made, MissingCodeError if the value needs code that this process cannot import;
+        errors of the value's own classes are passed on."""
         payload, table, buffers = body
         received, used = tensors.decode(table, buffers) if table else ([], 0)
         if adopt is not None:
             received = adopt(received)
-        if received and payload in (_ALONE, _LISTED):
+        if received and payload in (_ALONE, _LISTED):  # the fast path of one tensor: nothing to unpickle
             return received[0] if payload == _ALONE else received[:1]
+        external = None if externals is None else externals.take
         try:
             if fast_path.begins(payload):
-                external = None if externals is None else externals.take
                 return fast_path.opened(pickle.loads(payload), received, _find, external)
             buffers = buffers[used:]
             unpickler = _Unpickler(io.BytesIO(payload), buffers=_owned(buffers) if buffers else None)
             unpickler.tables = None
-            unpickler.parts = self._code, received, externals
+            unpickler.parts = self._code, received, external
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
 
 
 class _First:
-    """Pickled as the first tensor of a table is."""
+    """An object with the pickle of the first tensor of a table."""
 
     def __reduce__(self) -> Any:
         return closures.tensor_slot, (0,)
 
 
 _ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_First()]))
-"""The payload of one tensor, and of one in a list: most results, and most gradients."""
+"""The payloads of one tensor, and of a list of one: those of most results and most gradients."""
 
 
 def _alone(value: object) -> Encoded | None:
-    """The quick way for one ordinary tensor, perhaps in a list: the same bytes."""
+    """Encode one ordinary tensor, or a list of one, to the same bytes as the general path; None for other values."""
     listed = type(value) is list and len(value) == 1
     tensor: Any = value[0] if listed else value  # type: ignore[index]
     if not fast_path.is_ordinary(tensor, _REDUCERS):
@@ -231,10 +229,8 @@ def _alone(value: object) -> Encoded | None:
 
 
 def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
-    """Whether this buffer goes into the pickle; large ones go beside it.
-
-    No method of the pickler: a pickler in a circle would keep what it has pickled until the next collection.
-    """
+    """Return whether a buffer goes into the pickle; a large one is appended to `beside`, to be sent out of band."""
+    # A function, not a method: a pickler in a reference cycle would keep its values until the next garbage collection.
     raw = buffer.raw()
     if raw.nbytes < SMALL:
         return True
@@ -243,9 +239,9 @@ def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, which is asked only about what cannot go by name."""
+    """A pickler that uses cloudpickle only for functions and classes that cannot be sent by name."""
 
-    dispatch_table = copyreg.dispatch_table
+    dispatch_table = copyreg.dispatch_table  # `reducer_override` looks up cloudpickle's reducers in `_REDUCERS`
 
     def __init__(self, code: CodeCache, captured: CapturedData) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -260,9 +256,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def pickled(
         self, value: object, externals: Externals | None, route: Route
     ) -> tuple[bytes, list[torch.Tensor], list[memoryview]]:
-        """The pickle of a value, its tensors, and the large buffers that go beside it. Nothing of them stays here."""
+        """Return the pickle of a value, its tensors, and its out-of-band buffers; the pickler keeps none of them."""
         self._externals, self._route = externals, route
-        pickle.Pickler.dump(self, value)  # cloudpickle's own would hide a RecursionError
+        pickle.Pickler.dump(self, value)  # not cloudpickle's `dump`, which replaces a RecursionError
         payload, found, beside = self._stream.getvalue(), self.tensors, self._beside.copy()
         self.tensors, self._externals = [], None
         self._beside.clear()
@@ -272,7 +268,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return payload, found, beside
 
     def reducer_override(self, value: Any) -> Any:
-        kind = type(value)
+        kind = type(value)  # the common types come first: this runs for every object that is no plain data
         reducer = _REDUCERS.get(kind)
         if reducer is not None:
             return reducer(value)
@@ -283,6 +279,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return closures.tensor_slot, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
             return NotImplemented if value is closures.tensor_slot or importable(value) else self._by_value(value)
+        # Some C functions of a module are methods of a class as well, by which pickle would look for them.
         if kind is BuiltinFunctionType and has_name(value):
             return value.__name__
         if issubclass(kind, torch.Tensor):
@@ -298,7 +295,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def _tensor(self, value: torch.Tensor, kind: type) -> Any:
-        if not tensor_types.fits(value):
+        if not tensor_types.fits(value):  # pickled as torch does, by its own `__reduce_ex__`
             if reason := tensor_types.unsendable(value):
                 raise SerializationError(reason)
             return NotImplemented
@@ -317,18 +314,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return reduce_dispatcher(value)
             self._captured.look(value)
         reduced = super().reducer_override(value)
-        if reduced is NotImplemented or len(reduced) < 6:
+        if reduced is NotImplemented or len(reduced) < 6:  # it has no setter of members, so it is no code by value
             return reduced
         if type(value) is FunctionType:
-            leave_locks(value, reduced)
+            replace_locks(value, reduced)
         return self._code.tag(value, reduced)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Answers by-reference slots by the tables of one message."""
+    """An unpickler that resolves the by-reference slots of one message."""
 
-    parts: tuple[CodeCache, list[torch.Tensor], Externals | None]
-    tables: _Tables | None
+    parts: tuple[CodeCache, list[torch.Tensor], fast_path.External | None]  # the arguments of `tables`
+    tables: _Tables | None  # made for the first slot: many payloads have none
 
     def find_class(self, module: str, name: str) -> Any:
         if module == closures.__name__ and name in closures.SLOTS:
@@ -343,49 +340,36 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _find(module: str, name: str) -> Any:
-    """What goes by name, where no pickle says so. MissingCodeError."""
+    """Return the object of a name, imported if necessary. MissingCodeError if this process does not have it."""
     return _Unpickler(io.BytesIO()).find_class(module, name)
 
 
 class _Tables:
-    """What a message carries beside its pickle. Apart from the unpickler, which remembers the methods it was given:
-    in a circle, both would keep RRefs until the next collection."""
+    """The tensors, externals and code that a message carries beside its pickle."""
 
-    def __init__(self, code: CodeCache, received: list[torch.Tensor], externals: Externals | None) -> None:
+    # Not a part of the unpickler, which keeps the methods that `find_class` returns: in a reference cycle, it would
+    # keep RRefs alive until the next garbage collection.
+    def __init__(self, code: CodeCache, received: list[torch.Tensor], external: fast_path.External | None) -> None:
         self._code = code
         self._tensors = received
-        self._externals = externals
+        self._external = external
 
     def slot(self, name: str) -> Any:
-        """The method for a name in `closures.SLOTS`."""
-        match name:
-            case "tensor_slot":
-                return self.tensor
-            case "subclass_slot":
-                return self.dressed
-            case "external_slot":
-                return self.external
-            case "make_slot":
-                return self._code.make
-            case _:
-                return self._code.fill
+        """Return the method for a name in `closures.SLOTS`."""
+        return getattr(self._code if name in ("make_slot", "fill_slot") else self, name)
 
-    def tensor(self, index: int) -> torch.Tensor:
-        if not 0 <= index < len(self._tensors):
-            raise ProtocolError(f"a message mentions tensor {index}, but brings {len(self._tensors)}")
-        return self._tensors[index]
+    def tensor_slot(self, index: int) -> torch.Tensor:
+        return fast_path.tensor_of(self._tensors, index)
 
-    def dressed(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
-        return tensor_types.dress(kind, self.tensor(index), state)
+    def subclass_slot(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
+        return tensor_types.dress(kind, self.tensor_slot(index), state)
 
-    def external(self, *name: Any) -> object:
-        if self._externals is None:
-            raise ProtocolError(f"a message mentions external {name}, where none can be")
-        return self._externals.take(*name)
+    def external_slot(self, *name: Any) -> object:
+        return fast_path.external_of(self._external, name)
 
 
 def _owned(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
-    """Each buffer as memory of its own: a read-only one is the sender's."""
+    """Return writable buffers: a read-only one, which belongs to the sender, is copied."""
     return (bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)
 
 

@@ -1,13 +1,13 @@
-"""Which tensors go into a table, and how: devices, sparse and quantized layouts, subclasses.
+"""The tensors that a table can describe, and how: devices, sparse and quantized layouts, subclasses.
 
 Guarantees
-- Bytes of an accelerator travel through the CPU: copied there before they are sent, and to their device before anything
-  refers to them. Both copies are complete when the call returns. The first begins after what the sending thread has
-  queued on its current stream, so what is received is complete on every stream.
-- A sparse or quantized tensor goes as ordinary strided parts and notes about them. The receiver checks these: indices
-  out of bounds, or a quantizer that does not fit, are a ProtocolError.
-- A subclass arrives with its state, as pickling it would give: its attributes, slots, or what it says itself.
-- What exists only while torch traces or transforms a function is refused by name, not sent as an empty shell.
+- Memory of an accelerator is sent through the CPU: copied there before it is sent, and to its device before any object
+  refers to it. Both copies are complete when the call returns. The first one begins after the work that the sending
+  thread has queued on its current stream, so a received tensor is complete on every stream.
+- A sparse or quantized tensor is sent as ordinary strided parts and notes about them. The receiver validates these:
+  indices out of bounds, or a quantizer that does not fit, raise ProtocolError.
+- A subclass arrives with its state, as pickle sends it: its attributes and slots, or the result of its own method.
+- A tensor that exists only while torch traces or transforms a function is refused by name, not sent without data.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to one worker: device here -> device there. Tensors on the CPU stay there if nothing else is said.
+    """The device map for messages to one worker. Tensors on the CPU stay there unless it maps the CPU."""
 
-    `refusal` is the error for a tensor on a device that is not named, after a mention of that device.
-    """
-
-    targets: Mapping[torch.device, torch.device]
-    refusal: str
+    targets: Mapping[torch.device, torch.device]  # device of this process -> device of the receiver
+    refusal: str  # the advice in the error for a tensor on a device that is not mapped
 
     def target(self, device: torch.device) -> str | None:
-        """Name of the device over there; None for the CPU. SerializationError where there is no way."""
+        """Return the name of the receiver's device; None: the CPU. SerializationError for a device without a route."""
         there = self.targets.get(device, CPU if device == CPU else None)
         if there is None:
-            raise SerializationError(f"a tensor on {device} has no way to its destination. {self.refusal}")
+            raise SerializationError(f"a tensor on {device} has no route to its destination. {self.refusal}")
         return None if there == CPU else str(there)
 
 
@@ -48,8 +45,7 @@ CPU_ONLY = Route({}, "Send t.cpu(), and move it to a device on the other side.")
 
 
 def device_of(name: Name) -> torch.device:
-    """A device by its name or number, with an index if it is an accelerator: "cuda" is "cuda:0". RuntimeError for no
-    device."""
+    """Return a device by name or number, with index 0 for an accelerator without one. RuntimeError for no device."""
     device = torch.device(name)
     if device.type == "cpu":
         return CPU
@@ -57,29 +53,29 @@ def device_of(name: Name) -> torch.device:
 
 
 def fetched(storage: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:
-    """A copy, on the CPU, of these bytes of a device's memory."""
+    """Copy bytes of a device's memory to the CPU."""
     window = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,))
     return window.cpu().untyped_storage()
 
 
 def placed(memory: bytearray | memoryview, device: torch.device) -> torch.UntypedStorage:
-    """These bytes in memory of a device; on the CPU that is the same memory."""
+    """Copy bytes to the memory of a device; for the CPU, return a storage over the same memory."""
     return torch.frombuffer(memory, dtype=torch.uint8).to(device).untyped_storage()
 
 
 def here(name: object) -> torch.device:
-    """The device that a peer has named. ProtocolError for what is no name; SerializationError where it is not here."""
+    """Return a device that a peer has named. ProtocolError for no device name, SerializationError if it is not here."""
     try:
         device = torch.device(str(name)) if type(name) is str else None
     except RuntimeError:
         device = None
     if device is None:
-        raise ProtocolError(f"the peer sent a tensor for {name!r}, which is no device")
+        raise ProtocolError(f"the peer sent a tensor for {name!r}, which is not a device")
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+    except (RuntimeError, AssertionError) as error:  # the type depends on torch's build
         raise SerializationError(
-            f"a tensor came for {device}, which this worker does not have: mend the device map. {error}"
+            f"a tensor came for {device}, which this worker does not have: correct the device map. {error}"
         ) from error
 
 
@@ -96,16 +92,15 @@ SPARSE: dict[str, tuple[torch.layout, tuple[Callable[[torch.Tensor], torch.Tenso
     "torch.sparse_bsc": (torch.sparse_bsc, _BY_COLUMN),
 }
 QUANTIZED = {torch.int8: torch.qint8, torch.uint8: torch.quint8, torch.int32: torch.qint32}
-"""What the elements of a quantized tensor are in memory. Those of less than a byte are not among them."""
+"""Types of elements in memory -> types of quantized tensors. Elements of less than a byte are not supported."""
 _INTEGERS = {quantized: plain for plain, quantized in QUANTIZED.items()}
-_NOT_A_TABLE_MATTER = "a tensor of layout {} cannot be sent: send its .to_dense()"
 
 
 def sparse_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
-    """What a sparse tensor says of itself, and what it consists of."""
+    """Return the notes about a sparse tensor, and the strided tensors that it consists of."""
     layout = str(tensor.layout)
     if layout not in SPARSE:
-        raise SerializationError(_NOT_A_TABLE_MATTER.format(layout))
+        raise SerializationError(f"a tensor of layout {layout} cannot be sent: send its .to_dense()")
     notes: Notes = {"layout": layout}
     if tensor.is_sparse:
         notes["coalesced"] = tensor.is_coalesced()
@@ -113,13 +108,13 @@ def sparse_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
 
 
 def sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> torch.Tensor:
-    """The sparse tensor of these notes and parts."""
+    """Make the sparse tensor of these notes and parts."""
     layout = notes["layout"]
     if layout not in SPARSE or len(parts) != len(SPARSE[layout][1]):
-        raise _broken(f"there is no layout {layout!r} of {len(parts)} parts")
+        raise broken(f"there is no layout {layout!r} of {len(parts)} parts")
     *indices, values = parts
     if values.dtype is not dtype:
-        raise _broken(f"a sparse tensor of {dtype} has values of {values.dtype}")
+        raise broken(f"a sparse tensor of {dtype} has values of {values.dtype}")
     if layout == "torch.sparse_coo":
         coalesced = bool(notes.get("coalesced"))
         return torch.sparse_coo_tensor(
@@ -132,13 +127,13 @@ def sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> 
 
 
 def integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a quantized tensor as integers."""
+    """Return the memory of a quantized tensor as integers."""
     plain = torch.empty(0, dtype=_INTEGERS[tensor.dtype], device=tensor.device)
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def quantizer_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
-    """Scale and zero point of a quantized tensor: `[scale, zero point]`, or the axis, with both as parts."""
+    """Return the quantizer of a tensor: `[scale, zero point]`, or the axis, with scales and zero points as parts."""
     if tensor.qscheme() == torch.per_tensor_affine:
         return {"quantizer": [tensor.q_scale(), tensor.q_zero_point()]}, []
     parts = [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
@@ -146,25 +141,24 @@ def quantizer_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
 
 
 def quantized(plain: torch.Tensor, quantizer: Any, parts: Parts) -> torch.Tensor:
-    """The quantized tensor over the memory of these integers."""
+    """Make the quantized tensor over the memory of these integers."""
     if plain.dtype not in QUANTIZED:
-        raise _broken(f"a tensor of {plain.dtype} cannot be quantized")
-    made = _per_channel(plain, quantizer, parts) if parts else _per_tensor(plain, quantizer)
+        raise broken(f"a tensor of {plain.dtype} cannot be quantized")
+    if parts:
+        made = _per_channel(plain, quantizer, parts)
+    else:
+        scale, zero_point = quantizer
+        made = torch._empty_affine_quantized(
+            (0,), scale=scale, zero_point=zero_point, dtype=QUANTIZED[plain.dtype], device=plain.device
+        )
     return made.set_(plain.untyped_storage(), plain.storage_offset(), plain.shape, plain.stride())
-
-
-def _per_tensor(plain: torch.Tensor, quantizer: Any) -> torch.Tensor:
-    scale, zero_point = quantizer
-    return torch._empty_affine_quantized(
-        (0,), scale=scale, zero_point=zero_point, dtype=QUANTIZED[plain.dtype], device=plain.device
-    )
 
 
 def _per_channel(plain: torch.Tensor, axis: Any, parts: Parts) -> torch.Tensor:
     if type(axis) is not int or not 0 <= axis < plain.dim():
-        raise _broken(f"a tensor of {plain.dim()} dimensions has no axis {axis!r}")
+        raise broken(f"a tensor of {plain.dim()} dimensions has no axis {axis!r}")
     if [list(part.shape) for part in parts] != [[plain.shape[axis]]] * 2:  # torch would read beyond them
-        raise _broken(f"a quantizer does not fit {plain.shape[axis]} channels")
+        raise broken(f"a quantizer does not fit {plain.shape[axis]} channels")
     scales, zero_points = parts
     return torch._empty_per_channel_affine_quantized(
         [0] * plain.dim(),
@@ -176,7 +170,8 @@ def _per_channel(plain: torch.Tensor, axis: Any, parts: Parts) -> torch.Tensor:
     )
 
 
-def _broken(what: str) -> ProtocolError:
+def broken(what: str) -> ProtocolError:
+    """Make the error for a table that no sender of this version writes."""
     return ProtocolError(f"the peer sent a broken tensor table: {what}")
 
 
@@ -190,20 +185,19 @@ _TRANSFORMED = "a tensor inside torch.vmap or a transform of torch.func cannot b
 
 
 def fits(tensor: torch.Tensor) -> bool:
-    """Whether a table can describe this tensor. Nested tensors and elements of less than a byte it cannot, nor classes
-    with data of their own: wrappers that dispatch, and those that say themselves how they are pickled."""
+    """Return whether a table can describe this tensor: no nested tensor, and no elements of less than a byte."""
     kind = type(tensor)
-    if kind not in ORDINARY:
+    if kind not in ORDINARY:  # no classes with data of their own: wrappers that dispatch, or with a `__reduce_ex__`
         if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or kind.__reduce_ex__ not in _ORDINARY_REDUCE:
             return False
-        tensor = undressed(tensor)
+        tensor = as_plain_tensor(tensor)
     if tensor.is_quantized:
         return tensor.dtype in QUANTIZED.values()
     return not tensor.is_nested
 
 
 def unsendable(tensor: torch.Tensor) -> str | None:
-    """Why there is nothing that could be sent of this tensor."""
+    """Return why a tensor has no data that could be sent; None if it has."""
     if isinstance(tensor, FakeTensor | FunctionalTensor) or torch._is_functional_tensor(tensor):
         return _TRACED
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -211,21 +205,22 @@ def unsendable(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def undressed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a plain tensor, without class and graph."""
+def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor over the same memory, without subclass and graph."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach().as_subclass(torch.Tensor)
 
 
 def state_of(tensor: torch.Tensor, kind: type) -> Any:
-    """What a tensor has besides its elements, for `dress`; nothing for most."""
+    """Return the state of a tensor besides its elements, for `dress`; empty for most."""
     return vars(tensor) if kind in ORDINARY else torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
 
 
 def dress(kind: type[torch.Tensor], tensor: torch.Tensor, state: Any) -> torch.Tensor:
-    """`tensor` as an instance of `kind` with this state: a leaf where it is one, else still in its graph."""
+    """Return `tensor` as an instance of `kind` with this state."""
     if kind is not type(tensor):
         leaf, wanted = tensor.is_leaf, tensor.requires_grad
+        # `as_subclass` records an operation: a leaf is detached to stay one, any other tensor stays in its graph.
         tensor = (tensor.detach() if leaf else tensor).as_subclass(kind)
         if leaf:
             tensor.requires_grad_(wanted)

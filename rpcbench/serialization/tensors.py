@@ -1,23 +1,18 @@
-"""Tensors as a table of descriptions and the raw bytes of their storages.
+"""The encoding of tensors: a table of descriptions, and the raw bytes of their storages.
 
 The table is msgpack: `[storages, entries]`. A storage is its bytes or, if large, the length of the next out-of-band
-buffer; `[storage, device]` where it belongs on another device than the CPU. An entry is `[dtype, shape, storage]` and,
-where something is out of the ordinary, a dict of notes (`_NOTES`).
+buffer; `[storage, device]` if it belongs on another device than the CPU. An entry is `[dtype, shape, storage]` and, for
+anything beyond that, a dict of notes (`_NOTES`).
 
 Guarantees
-- A note that this version does not know is refused, never dropped.
-- Received tensors own their memory, and can write it; those that shared a storage share one.
-- Everything a peer sends is checked before a tensor is made: nonsense is a ProtocolError and takes no memory.
+- A note that this version does not know is refused, never dropped. Received values are validated before a tensor is
+  made: invalid ones raise ProtocolError and allocate no memory. Received tensors have writable memory of their own.
+- Only the part of a storage that the message's tensors use is sent: if small, copied into the table, else as a view.
+- Tensors whose bytes overlap, or are less than 8 KB apart, share a storage on arrival too. But where such a part is
+  mostly gaps (a column of a matrix), each tensor is packed separately: that loses aliasing, and saves half the bytes.
 
-Which bytes of a storage travel
-- Only the part that the message's tensors look at. Small parts are copied into the message's table; large ones go as
-  views, and nothing of them is copied.
-- Tensors whose bytes overlap, or lie less than 8 KB apart, share a storage on arrival too.
-- Where such a part is mostly gaps (a column of a matrix), each tensor is packed on its own: aliasing is given up for
-  half the bytes.
-
-`encode_dense` and `decode_dense` are a quick way for plain dense tensors: the same bytes in fewer steps. Both answer
-None where anything needs the general way, which also says what is wrong.
+The fast path of plain dense tensors (`encode_dense`, `decode_dense`) makes the same bytes in fewer steps. It returns
+None for all others; the general path then also raises the error, if there is one.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ import torch
 
 from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.serialization import tensor_types
-from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, fetched
+from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, broken, fetched
 from rpcbench.wire.encoding import packed
 
 Entry = list[Any]
@@ -43,17 +38,17 @@ Entry = list[Any]
 Item = bytes | int | list[Any]
 """One storage in the table: its bytes, or the length of the next buffer; with the name of its device, if it has one."""
 SMALL = 16 << 10
-"""Storages below this many bytes travel in the table itself, where they are copied a few times;"""
+"""Bytes. Smaller storages are sent in the table itself, where they are copied a few times;"""
 INLINE = 96 << 10
-"""and larger ones as long as those of one message take less than this. Beyond, memory beside the message costs less."""
+"""bytes of larger storages in one table at most. Beyond that, a buffer beside the message costs less."""
 WORTH_PACKING = 8 << 10
-"""Gaps below this many bytes are sent along."""
-_ALIGNMENT = 16
+"""Bytes. Smaller gaps between tensors are sent."""
+_ALIGNMENT = 16  # bytes: the start of a part that is sent, so that the receiver's tensors are aligned
 
 
 @dataclass(slots=True)
-class _Piece:
-    """What one entry needs of a storage: bytes [start, stop), of which `dense` bytes are its own elements."""
+class _StorageSlice:
+    """The bytes [start, stop) of a storage that one entry uses; its elements take `dense` bytes of them."""
 
     entry: Entry
     tensor: torch.Tensor
@@ -63,23 +58,23 @@ class _Piece:
 
 
 class Storages:
-    """Collects tensors by storage; `finish` decides what travels and completes their entries."""
+    """The storages of a message's tensors; `finish` decides which bytes are sent and completes the entries."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._mapped = bool(route.targets)
-        self._whole: dict[int, tuple[int, int]] = {}  # address of a storage -> its number and size
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._whole: dict[int, tuple[int, int]] = {}  # address of a storage that is sent whole -> its number and size
+        self._pieces: dict[int, list[_StorageSlice]] = {}
         self._items: list[Item] = []
         self._buffers: list[memoryview] = []
-        self._room = INLINE
+        self._room = INLINE  # bytes left in the table for storages that are not small
 
     def target(self, tensor: torch.Tensor) -> str | None:
-        """Where the tensor goes; None for the CPU. SerializationError where it cannot go anywhere."""
+        """Return the name of the tensor's device on the receiver; None: the CPU. SerializationError without a route."""
         return self._route.target(tensor.device) if self._mapped or not tensor.is_cpu else None
 
     def place(self, entry: Entry, tensor: torch.Tensor) -> None:
-        """Remember a strided tensor that is not empty, together with the entry that describes it."""
+        """Add a strided tensor that is not empty, and the entry that describes it."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         start = int(tensor.storage_offset()) * tensor.element_size()
@@ -89,7 +84,7 @@ class Storages:
             stop, dense = _strided(entry, tensor, start)
         if stop > size:
             raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
-        if dense == size and address not in self._whole and address not in self._pieces:
+        if dense == size and address not in self._whole and address not in self._pieces:  # most: nothing to group
             entry[2] = len(self._items)
             self._whole[address] = entry[2], size
             self._store(tensor, storage, 0, size)
@@ -98,23 +93,23 @@ class Storages:
         if stop <= within:
             _refer(entry, number, start, tensor)
         else:
-            self._pieces.setdefault(address, []).append(_Piece(entry, tensor, start, stop, dense))
+            self._pieces.setdefault(address, []).append(_StorageSlice(entry, tensor, start, stop, dense))
 
     def finish(self) -> tuple[list[Item], list[memoryview]]:
-        """The storages and the out-of-band buffers."""
+        """Return the storages and the out-of-band buffers."""
         for pieces in self._pieces.values():
             for group in _groups(pieces) if len(pieces) > 1 else (pieces,):
                 self._write(group)
         return self._items, self._buffers
 
-    def _write(self, pieces: list[_Piece]) -> None:
+    def _write(self, pieces: list[_StorageSlice]) -> None:
         start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
         stop = dense = 0
         for piece in pieces:
             stop = max(stop, piece.stop)
             dense += piece.dense
         gaps = stop - start - dense
-        if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:
+        if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:  # at least half of the bytes are not needed
             for piece in pieces:
                 self._pack(piece)
             return
@@ -122,8 +117,8 @@ class Storages:
             _refer(piece.entry, len(self._items), piece.start - start, piece.tensor)
         self._store(pieces[0].tensor, pieces[0].tensor.untyped_storage(), start, stop)
 
-    def _pack(self, piece: _Piece) -> None:
-        """A storage of its own for this piece, without the gaps; repeated dimensions stay repeated."""
+    def _pack(self, piece: _StorageSlice) -> None:
+        """Copy a tensor to a storage of its own, without gaps; expanded dimensions (stride 0) stay expanded."""
         tensor, strides = piece.tensor, piece.tensor.stride()
         kept = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
         window = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -135,7 +130,7 @@ class Storages:
         self._store(tensor, packed.untyped_storage(), 0, piece.dense)
 
     def _store(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
-        """Send these bytes of a storage that is on the tensor's device."""
+        """Add bytes [start, stop) of a storage, which is on the tensor's device, to the message."""
         size, target = stop - start, self.target(tensor)
         if not tensor.is_cpu:
             storage, start = fetched(storage, start, size), 0
@@ -144,7 +139,7 @@ class Storages:
 
     def _bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
         if size < SMALL or size < self._room:
-            self._room -= size if size >= SMALL else 0
+            self._room -= size if size >= SMALL else 0  # small ones are sent in the table in any case
             return ctypes.string_at(storage.data_ptr() + start, size)
         window = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
         self._buffers.append(window.numpy().data.toreadonly())
@@ -152,7 +147,7 @@ class Storages:
 
 
 def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
-    """Where a tensor with strides ends, and how many bytes its elements take."""
+    """Note the strides of a tensor; return the end of its bytes in the storage, and the bytes of its elements."""
     shape, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
     note(entry, "strides", list(strides))
     dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride)
@@ -165,8 +160,8 @@ def _refer(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
         note(entry, "offset", start // tensor.element_size())
 
 
-def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces of one storage that overlap or lie near each other, in order of their start."""
+def _groups(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
+    """Yield groups of slices of one storage that overlap or are close to each other, in order of their start."""
     pieces.sort(key=lambda piece: piece.start)
     group, end = [pieces[0]], pieces[0].stop
     for piece in pieces[1:]:
@@ -186,7 +181,7 @@ def note(entry: Entry, key: str, value: Any) -> None:
 
 
 def last_index(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Index of the last element that a tensor without offset touches; the tensor is not empty."""
+    """Return the index of the last element that a tensor without offset touches; the tensor is not empty."""
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
@@ -198,13 +193,13 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Buffer = memoryview | bytearray | bytes
 _MOST = 64
-"""Beyond so many tensors (or dimensions) the general way is no slower."""
+"""Tensors (or dimensions) beyond which the general path is not slower."""
 _WANTED = {"requires_grad": True}
 _INTS = frozenset({int})
 
 
 def encode_dense(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryview]] | None:
-    """The table and buffers of tensors that each fill a storage of their own, on the CPU."""
+    """Return the table and buffers of CPU tensors that each fill a storage of their own; None for any others."""
     items: list[bytes | int] = []
     buffers: list[memoryview] = []
     entries: list[tuple[Any, ...]] = []
@@ -220,22 +215,21 @@ def encode_dense(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryvie
             if tensor.requires_grad:
                 tensor, entry = tensor.detach(), (*entry, _WANTED)
             entries.append(entry)
-            array = tensor.numpy()  # numpy knows neither devices, layouts nor lazy bits, and says so
-            if size < SMALL:
+            array = tensor.numpy()  # raises for other devices and layouts, and for lazy conjugation or negation
+            if size < SMALL or size < room:
                 items.append(array.tobytes())
-            elif size < room:
-                items.append(array.tobytes())
-                room -= size
+                room -= size if size >= SMALL else 0
             else:
                 items.append(size)
                 buffers.append(array.reshape(-1).view(np.uint8).data.toreadonly())
     except (KeyError, TypeError, RuntimeError):
         return None
+    # Fewer addresses than items: two tensors share a storage.
     return (packed((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
 
 
 def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int] | None:
-    """The tensors of such a table, and how many of the buffers it used; nothing has been checked yet."""
+    """Return the tensors of such a table, and the count of buffers used; None for another table, or an invalid one."""
     if type(storages) is not list or type(entries) is not list or len(storages) != len(entries):
         return None
     found: list[torch.Tensor] = []
@@ -264,7 +258,7 @@ def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tupl
 
 
 def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | None:
-    """The next buffer, if it has that length and may become a tensor as it is."""
+    """Return the next buffer, if it has that length and can be a tensor's memory without a copy."""
     buffer = next(buffers, None)
     if type(length) is not int or type(buffer) not in (memoryview, bytearray):
         return None
@@ -273,27 +267,23 @@ def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | No
 
 
 def _fills(shape: Any, itemsize: int, size: int) -> bool:
-    """Whether this is a shape, and takes so many bytes."""
+    """Return whether `shape` is a valid shape without zeros, and takes `size` bytes."""
     if type(shape) is not list or len(shape) > _MOST or not _INTS.issuperset(map(type, shape)):
         return False
     return math.prod(shape) * itemsize == size and (not shape or min(shape) > 0)
 
 
-_NOTES = frozenset(
-    {
-        *("strides", "offset", "device", "requires_grad", "parameter", "conj", "neg"),
-        *("layout", "coalesced", "quantizer", "parts"),
-    }
-)
-_MAX_DIMENSIONS = 64
-_MAX_SIZE = (1 << 63) - 1
+_NOTES = {
+    "strides", "offset", "device", "requires_grad", "parameter", "conj", "neg", "layout", "coalesced", "quantizer",
+    "parts",
+}  # fmt: skip
+_MAX_DIMENSIONS = 64  # torch's own limit
+_MAX_SIZE = (1 << 63) - 1  # torch has signed 64-bit sizes
 
 
 def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[bytes, list[memoryview]]:
-    """The table and the out-of-band buffers: read-only views of memory, which must not change until sent.
-
-    Raises SerializationError for a tensor that has no memory, or whose device has no way on this route.
-    """
+    """Return the table and the out-of-band buffers: read-only views of memory that must not change until it is sent.
+    SerializationError for a tensor without memory, or on a device without a route."""
     if not route.targets and (quickly := encode_dense(tensors)) is not None:
         return quickly
     return _encode(tensors, Storages(route))
@@ -302,7 +292,7 @@ def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[by
 def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes, list[memoryview]]:
     try:
         entries = [_entry(tensor, storages) for tensor in tensors]
-    except (NotImplementedError, RuntimeError) as error:
+    except (NotImplementedError, RuntimeError) as error:  # torch's, for tensors without a storage
         reason = next(filter(None, map(tensor_types.unsendable, tensors)), None)
         if isinstance(error, SerializationError) or reason is None:
             raise
@@ -313,7 +303,7 @@ def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes,
 
 def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     kind = type(tensor)
-    plain = tensor if kind in tensor_types.ORDINARY else tensor_types.undressed(tensor)
+    plain = tensor if kind in tensor_types.ORDINARY else tensor_types.as_plain_tensor(tensor)
     entry: Entry = [NAMES.get(plain.dtype), list(plain.shape), None]
     if tensor.requires_grad:
         note(entry, "requires_grad", True)
@@ -348,11 +338,9 @@ def _compose(entry: Entry, notes: tensor_types.Notes, parts: tensor_types.Parts,
 
 
 def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
-    """The tensors of a table, and how many of the buffers it used.
-
-    Writable buffers (16-byte aligned) become the tensors' memory; read-only ones are copied. ProtocolError for what no
-    sender of this version would have written, SerializationError for a device that is not here.
-    """
+    """Return the tensors of a table, and the count of buffers used. Writable buffers (16-byte aligned) become the
+    tensors' memory; read-only ones are copied. ProtocolError for a table that no sender of this version writes,
+    SerializationError for a device that this process does not have."""
     try:
         storages, entries = msgpack.unpackb(table)
         if (quickly := decode_dense(storages, entries, buffers)) is not None:
@@ -362,16 +350,16 @@ def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor],
     except (ProtocolError, SerializationError):
         raise
     except (TypeError, ValueError, RuntimeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the peer sent a broken tensor table: {error}") from error
+        raise broken(str(error)) from error
 
 
 class _Reader:
-    """Makes the tensors of one table, all of whose numbers are suspect."""
+    """The general decoder of one table, none of whose numbers is trusted."""
 
     def __init__(self, storages: list[Any], buffers: Sequence[Buffer]) -> None:
-        self.used = 0
+        self.used = 0  # buffers
         self._buffers = buffers
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by number, made at first use, or on its device
         self._memory = [self._taken(number, item) for number, item in enumerate(storages)]
 
     def _taken(self, number: int, item: Any) -> memoryview | bytearray:
@@ -384,10 +372,10 @@ class _Reader:
 
     def _next(self, length: Any) -> memoryview | bytearray:
         if self.used == len(self._buffers):
-            raise _broken("a storage has no buffer")
+            raise broken("a storage has no buffer")
         buffer = memoryview(self._buffers[self.used]).cast("B")
         if buffer.nbytes != length:
-            raise _broken(f"a buffer of {buffer.nbytes} bytes was announced as {length!r}")
+            raise broken(f"a buffer of {buffer.nbytes} bytes was announced as {length!r}")
         self.used += 1
         return bytearray(buffer) if buffer.readonly else buffer
 
@@ -395,11 +383,11 @@ class _Reader:
         name, sizes, index, *rest = entry
         notes = rest[0] if rest else {}
         if len(rest) > 1 or type(notes) is not dict:
-            raise _broken("an entry is too long")
+            raise broken("an entry is too long")
         if name not in DTYPES:
-            raise _broken(f"there is no dtype {name!r}")
+            raise broken(f"there is no dtype {name!r}")
         if unknown := notes.keys() - _NOTES:
-            raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, which this version of rpcbench cannot keep")
+            raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, unknown to this version of rpcbench")
         tensor = self._bare(DTYPES[name], _naturals(sizes), index, notes)
         return _finished(tensor, notes) if notes else tensor
 
@@ -415,30 +403,27 @@ class _Reader:
     def _parts(self, notes: dict[str, Any]) -> tensor_types.Parts:
         entries = notes.get("parts", ())
         if any(len(part) > 3 and ("layout" in part[3] or "quantizer" in part[3]) for part in entries):
-            raise _broken("a part of a tensor has parts")
+            raise broken("a part of a tensor has parts")  # else a peer could nest them without limit
         return [self.tensor(part) for part in entries]
 
     def _strided(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
         if index >= len(self._memory):
-            raise _broken(f"there is no storage {index}")
+            raise broken(f"there is no storage {index}")
         size, count = len(self._memory[index]), math.prod(shape)
         if not 0 < count <= _MAX_SIZE:
-            raise _broken(f"a stored tensor cannot have the shape {shape}")
+            raise broken(f"a stored tensor cannot have the shape {shape}")
         if not notes and count * dtype.itemsize == size and index not in self._storages:
-            return self._first(index, dtype, shape)
+            # It fills its storage and is the first to use it: made in fewer steps.
+            tensor = torch.frombuffer(self._memory[index], dtype=dtype)
+            self._storages[index] = tensor.untyped_storage()
+            return tensor if len(shape) == 1 else tensor.resize_(shape)
         offset = _natural(notes.get("offset", 0))
         strides = _naturals(notes["strides"]) if "strides" in notes else ()
         last = last_index(shape, strides) if "strides" in notes else count - 1
         if (offset + last + 1) * dtype.itemsize > size:
-            raise _broken("a tensor reaches beyond its storage")
+            raise broken("a tensor reaches beyond its storage")
         storage = self._storage(index)
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
-
-    def _first(self, index: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-        """The quick way for a tensor that fills its storage, and is the first to use it."""
-        tensor = torch.frombuffer(self._memory[index], dtype=dtype)
-        self._storages[index] = tensor.untyped_storage()
-        return tensor if len(shape) == 1 else tensor.resize_(shape)
 
     def _storage(self, index: int) -> torch.UntypedStorage:
         if index not in self._storages:
@@ -451,10 +436,11 @@ def _without_memory(dtype: torch.dtype, shape: list[int], notes: dict[str, Any])
     if device.type == "meta":
         strides = _naturals(notes.get("strides"))
         if max(math.prod(shape), last_index(shape, strides)) * dtype.itemsize > _MAX_SIZE:
-            raise _broken(f"a tensor cannot have the shape {shape}")
+            raise broken(f"a tensor cannot have the shape {shape}")
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    # An empty tensor has no storage. torch multiplies its other sizes, too, which must not overflow.
     if 0 not in shape or math.prod(size or 1 for size in shape) > _MAX_SIZE:
-        raise _broken(f"a tensor without storage cannot have the shape {shape}")
+        raise broken(f"a tensor without storage cannot have the shape {shape}")
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -469,17 +455,13 @@ def _finished(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_SIZE:
-        raise _broken(f"{value!r} is no size")
+        raise broken(f"{value!r} is not a size")
     return value
 
 
 def _naturals(values: Any) -> list[int]:
     if type(values) is not list or len(values) > _MAX_DIMENSIONS:
-        raise _broken("a shape is too long")
+        raise broken("a shape is too long")
     for value in values:
         _natural(value)
     return values
-
-
-def _broken(what: str) -> ProtocolError:
-    return ProtocolError(f"the peer sent a broken tensor table: {what}")

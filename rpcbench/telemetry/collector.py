@@ -1,14 +1,20 @@
-"""What all members of a world say of themselves, put together: tables kept current by changes.
+"""The collector: tables of all members of a world, kept current by their reports of changes. Rules:
 
-Listens only while somebody looks, and for messages only while somebody looks at those. A member's tables begin with a
-snapshot; a batch that is missing, or that left rows out, asks for a new one. Nothing here waits for a worker, but
-`settle`, which is asked to, also before this process leaves the world.
-
-`HealthPoller` asks the members how they are, twice a second, while somebody looks. A member that has not answered is
-not asked again, so a busy or stopped one finds no heap of questions; the numbers of questions and answers say for how
-long it has been silent. `LatencyProbes` are questions that a member answers once everything that it had to tell before
-is on its way: so an answer says both that all of it is here, and what the member's clock shows.
+- Members report only while this process has subscribers, and report messages only while one has subscribed to those.
+- A member's tables begin with a snapshot. A batch that is missing or incomplete leads to a new snapshot.
+- No function waits for a worker except `settle`, which also runs before this process leaves the world.
+- `HealthPoller` requests the state of all members twice a second while it has subscribers, but never has two requests
+  at one member: a busy or stopped member must not find a queue of them. The numbers of requests and answers give the
+  duration of its silence.
+- A member answers a request of `LatencyProbes` after all reports that were due before it. So an answer means that these
+  have arrived, and it has the time of the member's clock.
 """
+# Protocol between the collector (c) and the publisher (p) of one member, in notices:
+#     c ── WATCH level ───────────> p     begin (CHANGES, MESSAGES) or end (QUIET)
+#     c <── TELEMETRY snapshot ──── p     all tables, number of the batch
+#     c <── TELEMETRY batch n ───── p     rows that have changed; batch n + 2 after n: a WATCH asks for a snapshot
+#     c ── WATCH probe ───────────> p     answered after all batches before it: `settle`, and measurement of the clock
+#     c ── LOOK number ───────────> p     answered by a row of table "health"
 
 from __future__ import annotations
 
@@ -17,31 +23,32 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rpcbench.base.conditions import Changes
-from rpcbench.base.events import CHANGES, MESSAGES, QUIET, apply
-from rpcbench.base.ids import Counter
+from rpcbench.base.conditions import Condition
+from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.publisher import LOOK, TELEMETRY, WATCH
-from rpcbench.telemetry.message_views import SHARED, Clock, began_since, better, estimate, gather
-from rpcbench.telemetry.views import PERIOD
+from rpcbench.telemetry.message_views import SHARED, ClockOffset, began_since, better, estimate, gather
+from rpcbench.telemetry.views import PERIOD, World
 
-MEASURE_SECONDS = 5.0
+MEASURE_SECONDS = 5.0  # between two measurements of a member's clock
 
 
 class LatencyProbes:
+    """Requests that a member answers after all its earlier reports."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._changes = Changes()
+        self._changes = Condition()  # notified when a request ends
         self._numbers = Counter()
-        self._open: dict[int, tuple[int, float]] = {}  # number: member, when it was asked
-        self._latest: dict[int, float] = {}
+        self._open: dict[int, tuple[int, float]] = {}  # unanswered: number -> member, time of sending
+        self._latest: dict[int, float] = {}  # time of the latest request, by member
 
     def near(self, member: int) -> bool:
-        """Whether it is on this host, and so has this clock."""
+        """Return whether a member is on this host, and so shares its clock."""
 
         def same(node: Node) -> bool:
             other = node.members.members.get(member)
@@ -50,7 +57,7 @@ class LatencyProbes:
         return self._agent.machine.ask(same)
 
     def ask(self, member: int) -> int:
-        """Ask; the number of the question."""
+        """Send a request, and return its number."""
         number, now = self._numbers.next(), time.monotonic()
         with self._lock:
             self._open[number] = member, now
@@ -59,60 +66,64 @@ class LatencyProbes:
         return number
 
     def refresh(self, member: int) -> None:
-        """Measure the clock of a member on another host, unless that was done lately."""
+        """Measure the clock of a member on another host, unless the last measurement is recent."""
         with self._lock:
             lately = time.monotonic() - self._latest.get(member, -MEASURE_SECONDS) < MEASURE_SECONDS
         if not lately and not self.near(member):
             self.ask(member)
 
-    def answered(self, source: int, heard: float, said: float, number: int) -> Clock | None:
-        """An answer has come: what it says of that member's clock, None where it has ours."""
+    def answered(self, source: int, heard: float, said: float, number: int) -> ClockOffset | None:
+        """Handle an answer; return an estimate of that member's clock, None where it shares ours."""
         told = time.monotonic()
         with self._lock:
             _, asked = self._open.pop(number, (source, None))
-        self._changes.tell()
+        self._changes.notify_all()
         return None if asked is None or self.near(source) else estimate(asked, heard, said, told)
 
     def forget(self, member: int) -> None:
-        """It is gone, and will not answer."""
+        """End the requests to a member that has left or is lost, as it will not answer."""
         with self._lock:
             self._latest.pop(member, None)
             self._open = {number: one for number, one in self._open.items() if one[0] != member}
-        self._changes.tell()
+        self._changes.notify_all()
 
     def wait(self, number: int, timeout: float) -> bool:
-        """Until that one is answered, or never will be; whether it is so in time."""
+        """Wait until a request is answered or its member has left; return False after the timeout."""
         return self._changes.wait_for(lambda: number not in self._open, max(0.0, timeout))
 
 
-World = dict[int, dict[str, Any]]
 Wake = Callable[[], None]
 SETTLE_SECONDS = 5.0
-"""How long to wait, by default, for what members have to tell: a process that is stopped tells nothing."""
-LAST_NEWS_SECONDS = 0.5
-"""As long before this process leaves while somebody looks: what they see then is how it all ended."""
+"""Default limit of waits for members' reports: a stopped process sends none."""
+LAST_REPORT_SECONDS = 0.5
+"""Limit of the wait for last reports before this process leaves, so that panels show the end of the world."""
 
 
 class Collector:
-    """The current picture of one world, for panels. One for each agent: `agent.part(Collector)`."""
+    """The current state of one world, for panels. One for each agent: `agent.part(Collector)`."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all fields below; no subscriber is called under it
         self._world: World = {}
-        self._batch: dict[int, int] = {}
-        self._wakes: dict[object, tuple[Wake, int]] = {}
-        self._level = QUIET
+        self._batch: dict[int, int] = {}  # number of the last batch, by member; without one a snapshot is due
+        self._wakes: dict[object, tuple[Wake, int]] = {}  # subscribers: callback, level
+        self._level = QUIET  # the highest level of a subscriber
         self._probes = LatencyProbes(agent)
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
-        agent.on_leave.append(lambda: self.settle(LAST_NEWS_SECONDS))
+        agent.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
         agent.on_end.append(self._wake)
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
-        """Begin to look: `wake` is called, on some thread, after each change. Call the result to stop.
+        """Subscribe to changes.
 
-        `level`: `base.events.MESSAGES` to be told of every message as well.
+        Args:
+            wake: Called after each change, in any thread.
+            level: `base.ids.MESSAGES` for changes and all messages; by default only changes.
+
+        Returns:
+            A function that ends the subscription.
         """
         key = object()
         with self._lock:
@@ -124,17 +135,17 @@ class Collector:
         with self._lock:
             if self._wakes.pop(key, None) is None:
                 return
-            if not self._wakes:
+            if not self._wakes:  # without a subscriber the tables would become stale
                 self._world.clear()
                 self._batch.clear()
         self._listen()
 
     def _listen(self) -> None:
-        """Ask all members for as much as is wanted now, if that has changed."""
+        """Request the highest level of the subscribers from all members, if it has changed."""
         with self._lock:
             level = max((level for _, level in self._wakes.values()), default=QUIET)
             before, self._level = self._level, level
-            if level < MESSAGES:
+            if level < MESSAGES:  # rows of messages would have gaps when a subscriber wants them again
                 for member in self._world.values():
                     member["tables"].pop("messages", None)
                     member["missed"] = member["trimmed"] = 0
@@ -143,11 +154,10 @@ class Collector:
                 self._watch(info.id)
 
     def world(self) -> World:
-        """{worker id: {name, id, incarnation, state, tables, left_out, …}}; rows never change.
+        """Return {worker id: {name, id, incarnation, state, tables, left_out, …}}; rows are never modified.
 
-        `missed`, `trimmed`: of messages, what the member could not tell, and the oldest that are not kept here.
-
-        `epoch`: when its clock was 0, in seconds since 1970; None until it has told.
+        `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here. `epoch`:
+        time when the member's clock was 0, in seconds since 1970; None before its first report.
         """
         over: dict[str, Any] = {} if self._agent.running else {"state": "left"}
         with self._lock:
@@ -157,14 +167,14 @@ class Collector:
             }
 
     def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
-        """Wait until all members that are up have told what they had to tell when this was called. False: not all."""
+        """Wait until all members that are up have sent the reports due at this call; return False after the timeout."""
         deadline = time.monotonic() + timeout
         with self._lock:
             up = [id_ for id_, member in self._world.items() if member["state"] == "up" and self._agent.running]
         waits = [self._probes.ask(id_) for id_ in up]
         with self._lock:
             gone = [id_ for id_ in up if id_ in self._world and self._world[id_]["state"] in GONE]
-        for id_ in gone:  # before it was asked: it will not answer, and nobody will say so again
+        for id_ in gone:  # lost before the request was sent: no event will end that request
             self._probes.forget(id_)
         return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
 
@@ -184,7 +194,7 @@ class Collector:
         with self._lock:
             if not self._wakes:
                 return
-            if kind == "joined":
+            if kind == "joined":  # a new incarnation: rows of the old one do not count
                 self._world.pop(who.id, None)
             elif who.id in self._world:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
@@ -215,13 +225,14 @@ class Collector:
         self._wake()
 
     def _begin(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
+        # A snapshot has no messages: those collected so far stay.
         messages = {name: rows for name, rows in member["tables"].items() if name == "messages"}
         epoch = time.time() - data["clock"]
         member.update(tables={**data["snapshot"], **messages}, incarnation=data["incarnation"], epoch=epoch)
         self._batch[source] = data["batch"]
 
     def _apply(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
-        """Carry a batch out; True where rows are missing between the last and this."""
+        """Apply a batch; return True where rows are missing before it or in it."""
         if self._level == MESSAGES:
             member["trimmed"] += gather(member["tables"].setdefault("messages", {}), source, data["messages"])
             member["missed"] += data["missed"]
@@ -229,7 +240,7 @@ class Collector:
         member["left_out"] += data["dropped"]
         last, batch = self._batch.get(source), data["batch"]
         if last is None or batch <= last:
-            return False  # the snapshot that was asked for will have it, or had it
+            return False  # the requested snapshot will contain it, or has contained it
         if batch != last + 1 or data["dropped"]:
             del self._batch[source]
             return True
@@ -239,88 +250,88 @@ class Collector:
         self._batch[source] = batch
         return False
 
-    def _measured(self, source: int, clock: Clock | None) -> None:
-        """Keep the best estimate of a clock on another host."""
+    def _measured(self, source: int, clock: ClockOffset | None) -> None:
+        """Store the best estimate of a clock on another host."""
         with self._lock:
             member = self._world.get(source)
             if member is None or clock is None:
                 return
-            old = Clock(*member["clock"])
+            old = ClockOffset(*member["clock"])
             member["clock"] = better(None if old == SHARED else old, clock)
         self._wake()
 
     def _wake(self) -> None:
         with self._lock:
             wakes = [wake for wake, _ in self._wakes.values()]
-        for wake in wakes:
+        for wake in wakes:  # outside the lock: a subscriber may call `world`
             wake()
 
 
-class Traced:
-    """A collector as a source of worlds with every message in them, and the collectives of that time alone."""
+class TracedCollector:
+    """A collector as a source of worlds with all messages, and with the collectives since its creation only."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._began = time.monotonic()
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
-        """As the collector's, at the level of messages."""
+        """Subscribe to changes and messages."""
         return self._collector.subscribe(wake, MESSAGES)
 
     def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
-        """As the collector's."""
+        """As `Collector.settle`."""
         return self._collector.settle(timeout)
 
     def world(self) -> World:
-        """As the collector's, from when this was made; what was under way then is there."""
+        """Return the collector's world without collectives that ended before the creation of this object."""
         return {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
 
 
 def current_collector() -> Collector:
-    """The collector of the current agent. RuntimeError where RPC is not initialized."""
+    """Return the collector of the current agent. Raises RuntimeError where RPC is not initialized."""
     return agents.current().part(Collector)
 
 
 class HealthPoller:
-    """One for each agent: `agent.part(Pulse)`."""
+    """Periodic requests for the state of all members. One for each agent: `agent.part(HealthPoller)`."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._collector = agent.part(Collector)
         self._lock = threading.Lock()
-        self._lookers: set[object] = set()
+        self._subscribers: set[object] = set()  # one key for each subscriber
         self._asks = False  # whether the thread runs
-        self._changes = Changes()
-        self._question = 0
-        self._asked: dict[int, int] = {}  # by member: the last question
+        self._changes = Condition()  # wakes the thread so that it can end
+        self._question = 0  # number of the latest request
+        self._asked: dict[int, int] = {}  # number of the latest request to each member
         agent.on_member(self._member)
-        agent.on_end.append(self._changes.tell)
+        agent.on_end.append(self._changes.notify_all)
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
-        """As the collector's; meanwhile members are asked."""
+        """Subscribe as with the collector, and request the members' state until the end of the subscription."""
         stop = self._collector.subscribe(wake)
         key = object()
         with self._lock:
-            if not self._lookers:
-                self._asked.clear()
-            self._lookers.add(key)
-            begins, self._asks = not self._asks, True
+            if not self._subscribers:
+                self._asked.clear()  # without subscribers the collector has dropped the answers to older requests
+            self._subscribers.add(key)
+            begins, self._asks = not self._asks, True  # the old thread may still run, and then goes on
         if begins:
-            threading.Thread(target=self._run, name="rpcbench-pulse", daemon=True).start()
+            threading.Thread(target=self._run, name="rpcbench-health", daemon=True).start()
 
         def over() -> None:
             with self._lock:
-                self._lookers.discard(key)
-            self._changes.tell()
+                self._subscribers.discard(key)
+            self._changes.notify_all()
             stop()
 
         return over
 
     def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
-        """Ask all members that are up how they are, and wait until they have said so, and all else. False: not all."""
+        """Request the state of all members that are up, and wait for it and all reports; False after the timeout."""
         deadline = time.monotonic() + timeout
-        changes = Changes()
-        stop = self._collector.subscribe(changes.tell)
+        changes = Condition()
+        stop = self._collector.subscribe(changes.notify_all)
         try:
             self._ask()
             told = changes.wait_for(self._all_told, timeout)
@@ -334,15 +345,15 @@ class HealthPoller:
     def _run(self) -> None:
         while self._goes_on():
             self._ask()
-            self._changes.wait_for(lambda: not (self._lookers and self._agent.running), PERIOD)
+            self._changes.wait_for(lambda: not (self._subscribers and self._agent.running), PERIOD)
 
     def _goes_on(self) -> bool:
         with self._lock:
-            self._asks = bool(self._lookers) and self._agent.running
+            self._asks = bool(self._subscribers) and self._agent.running
             return self._asks
 
     def _ask(self) -> None:
-        """Who has answered its last question gets another one."""
+        """Send a request to each member that has answered its last one."""
         world = self._collector.world()
         with self._lock:
             self._question += 1
@@ -353,13 +364,13 @@ class HealthPoller:
             self._agent.notify(id_, LOOK, question)
 
     def _told(self, id_: int, member: dict[str, Any]) -> bool:
-        """Whether a member has answered its last question."""
+        """Return whether a member has answered its last request."""
         answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
         return answered >= self._asked.get(id_, 0)
 
     def _all_told(self) -> bool:
-        up = {id_: one for id_, one in self._collector.world().items() if one["state"] == "up"}
-        return not self._agent.running or all(self._told(id_, one) for id_, one in up.items())
+        world = self._collector.world().items()
+        return not self._agent.running or all(self._told(id_, one) for id_, one in world if one["state"] == "up")
 
     def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         if kind == "joined":
@@ -367,5 +378,5 @@ class HealthPoller:
 
 
 def current_poller() -> HealthPoller:
-    """That of the current agent. RuntimeError where RPC is not initialized."""
+    """Return the poller of the current agent. Raises RuntimeError where RPC is not initialized."""
     return agents.current().part(HealthPoller)

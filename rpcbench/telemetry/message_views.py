@@ -1,14 +1,16 @@
-"""Every message between members: gathered from what both of its ends tell, and as a view.
+"""The views of messages and of collectives, joined from the reports of all members on one clock.
 
-A message is told of in halves, by who sent it and by who got it, each by its own clock. `gather` keeps them as rows of
-a table "messages" for each member that told, the latest `KEPT`; `messages_view` joins the halves on our clock.
-
-Collectives are a view, too: which members have entered, which are missing, which came last, and how long the others
-waited for it. Each member tells of its own part; parts of one collective have one key.
-
-Members on one host share a clock. For others the way there and the way back are not known, only both together: half of
-what they took is how wrong the estimate of a clock may be. Of several estimates the quickest is the best.
+Sender and receiver report a message separately, each by its own clock. `gather` stores these halves as rows of a table
+"messages" of the reporting member, the latest `KEPT`; `messages_view` joins them. Each member reports its own part of a
+collective, and all parts have one key; `collectives_view` shows which members have entered, which are missing, which
+came last, and how long the others waited for it.
 """
+# Clocks: members on one host share one. For others a request measures the offset, as in NTP:
+#     here   asked ─────────────────────────── told        ahead = ((heard - asked) + (said - told)) / 2
+#                  \                         /             error = ((told - asked) - (said - heard)) / 2
+#     member        heard ────────────── said
+# Only the sum of both delays is known. If they were equal, `ahead` would be exact; half of their sum bounds the error.
+# So of several estimates the one with the shortest round trip is the best.
 
 from __future__ import annotations
 
@@ -17,54 +19,57 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rpcbench.base.events import Row, Table
-from rpcbench.base.ids import COUNTER_BITS, Id
+from rpcbench.base.ids import COUNTER_BITS, Id, Row, Table
 from rpcbench.runtime.events import MessageRow
 from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.views import View, World, everybody, rows_of
 
 
-class Clock(NamedTuple):
-    """Seconds that a member's clock is ahead of ours, and by how much that may be wrong."""
+class ClockOffset(NamedTuple):
+    """An estimate of a member's clock."""
 
-    ahead: float
-    error: float
-
-
-SHARED = Clock(0.0, 0.0)
+    ahead: float  # seconds, relative to our clock
+    error: float  # bound of the error in seconds
 
 
-def estimate(asked: float, heard: float, said: float, told: float) -> Clock:
-    """We asked and were told by our clock; it heard that and said its answer by its own."""
+SHARED = ClockOffset(0.0, 0.0)
+
+
+def clock_of(member: dict[str, Any]) -> ClockOffset:
+    return ClockOffset(*member.get("clock", SHARED))
+
+
+def estimate(asked: float, heard: float, said: float, told: float) -> ClockOffset:
+    """Return the offset from the times of one request: `asked` and `told` by our clock, `heard` and `said` by its."""
     way = max(0.0, (told - asked) - (said - heard))
-    return Clock(((heard - asked) + (said - told)) / 2, way / 2)
+    return ClockOffset(((heard - asked) + (said - told)) / 2, way / 2)
 
 
-def better(old: Clock | None, new: Clock) -> Clock:
-    """The one that is less wrong."""
+def better(old: ClockOffset | None, new: ClockOffset) -> ClockOffset:
+    """Return the estimate with the smaller error, the newer one if they are equal."""
     return new if old is None or new.error <= old.error else old
 
 
 class Straggler(NamedTuple):
-    """A member that came last in so many collectives; `seconds`: how long, all in all, the first had waited by then."""
+    """A member that came last."""
 
     worker: int
-    seconds: float
-    collectives: int
+    seconds: float  # sum of the first members' waits for it
+    collectives: int  # number of collectives
 
 
 def collectives_view(world: World) -> View:
-    """What members do together, in the order in which it began. Sections: workers, collectives, entries, clocks.
+    """Return the collectives in the order of their beginning. Sections: workers, collectives, entries, clocks.
 
-    A collective is `done`, `open` or `failed`. `members` are the names of all who are to come, `missing` of those who
-    have not, or have not told of it, as long as nobody is through. Once all have come, `last` is the id of the one that
-    came last, and `waited` how many seconds the first had waited by then; None before. `begin` and `end` are those of
-    the first in and the last out, in seconds of our clock. `entries` (key `collective/worker`): when each came and
-    went, and how long it waited for the last one, None as long as that is not known.
+    The state of a collective is `done`, `open` or `failed`. `members`: names of all participants; `missing`: of those
+    that have not reported their entry, as long as no member has completed it. Once all have entered, `last` is the id
+    of the member that entered last, and `waited` the seconds that the first one waited for it; None before. `begin`:
+    first entry; `end`: last exit, in seconds of our clock. `entries` (key `collective/worker`): entry and exit of each,
+    and its wait for the last one, None as long as that is unknown.
     """
     found: dict[str, Table] = {}
     for worker, key, row in rows_of(world, "collectives"):
-        found.setdefault(key, {})[str(worker)] = _part_on_our_clock(row, Clock(*world[worker].get("clock", SHARED)))
+        found.setdefault(key, {})[str(worker)] = _on_our_clock(row, world[worker], ("begin", "end"))
     shown = {key: _collective(parts, world) for key, parts in found.items()}
     order = sorted(shown, key=lambda key: float(shown[key]["begin"]))
     return {
@@ -76,21 +81,21 @@ def collectives_view(world: World) -> View:
 
 
 def clocks(world: World) -> Table:
-    """How wrong the times of members on other hosts may be, in seconds."""
-    errors = {str(member): Clock(*state.get("clock", SHARED)).error for member, state in world.items()}
+    """Return the bounds of the error of times from members on other hosts, in seconds."""
+    errors = {str(member): clock_of(state).error for member, state in world.items()}
     return {member: {"error": error} for member, error in errors.items() if error}
 
 
 def began_since(member: dict[str, Any], began: float) -> dict[str, Any]:
-    """A member without the collectives that were over for it by then, in seconds of our clock."""
+    """Return a member without the collectives that it completed before `began`, in seconds of our clock."""
     rows: Table = member["tables"].get("collectives", {})
-    then = began + Clock(*member.get("clock", SHARED)).ahead
+    then = began + clock_of(member).ahead
     kept = {key: row for key, row in rows.items() if row["end"] is None or row["end"] >= then}
     return {**member, "tables": {**member["tables"], "collectives": kept}} if len(kept) < len(rows) else member
 
 
 def stragglers(collectives: Iterable[Row]) -> list[Straggler]:
-    """Who came last, as rows of the view say it; who cost most first."""
+    """Return the members that came last in rows of the view, by seconds of waiting caused, most first."""
     sums: dict[int, tuple[float, int]] = {}
     for row in collectives:
         if row["last"] is not None:
@@ -100,24 +105,19 @@ def stragglers(collectives: Iterable[Row]) -> list[Straggler]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _part_on_our_clock(row: Row, clock: Clock) -> Row:
-    end = None if row["end"] is None else row["end"] - clock.ahead
-    return {**row, "begin": row["begin"] - clock.ahead, "end": end}
-
-
 def _collective(parts: Table, world: World) -> Row:
     rows = list(parts.values())
     last = max(parts, key=lambda id_: float(parts[id_]["begin"]))
     begin, told = min(row["begin"] for row in rows), {world[int(id_)]["name"] for id_ in parts}
     missing = [name for name in rows[0]["members"] if name not in told]
-    known = not missing and len(rows) > 1
+    known = not missing and len(rows) > 1  # a member alone never waits
     through = any(row["end"] is not None and not row["failed"] for row in rows)
     ends = [row["end"] for row in rows if row["end"] is not None]
     state = _collective_state(parts, world)
     return {
         **{name: rows[0][name] for name in ("group", "number", "op", "shape", "bytes")},
         "members": list(rows[0]["members"]),
-        "missing": [] if through else missing,  # nobody gets through before all have come
+        "missing": [] if through else missing,  # no member completes it before all have entered
         "state": state,
         "begin": begin,
         "end": None if state == "open" else max(ends, default=None),
@@ -127,7 +127,7 @@ def _collective(parts: Table, world: World) -> Row:
 
 
 def _collective_state(parts: Table, world: World) -> str:
-    """What a member had under way when it was lost has failed with it."""
+    """Return the state; a running part of a lost member counts as failed."""
     there = {id_: row["end"] is None and world[int(id_)]["state"] not in GONE for id_, row in parts.items()}
     if any(there.values()):
         return "open"
@@ -142,13 +142,13 @@ def _entries(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row
         yield id_, {"collective": key, "worker": int(id_), **times}
 
 
-KEPT = 10_000
+KEPT = 10_000  # messages for each member, and in a view
 _COUNTER = (1 << COUNTER_BITS) - 1
 _ANSWERS = frozenset(("Result", "Failure"))
 
 
 def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> int:
-    """Put what a member has told of messages into its rows; the oldest beyond `KEPT` go, and how many is returned."""
+    """Add a member's reports of messages to its rows; drop the oldest beyond `KEPT`, and return how many."""
     for one in told:
         half = MessageRow(*one)
         source, to = (half.peer, member) if half.what == "received" else (member, half.peer)
@@ -162,13 +162,13 @@ def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> int:
 
 def _joined(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
     row = row or _row(half, source, to)
-    if half.what == "sent":
+    if half.what == "sent":  # a retransmit is another try of the same message: the first time counts
         return {**row, "sent": half.time if row["sent"] is None else row["sent"], "tries": row["tries"] + 1}
     return {**row, half.what: half.time}
 
 
 def _row(half: MessageRow, source: int, to: int) -> Row:
-    caller = to if half.kind in _ANSWERS else source
+    caller = to if half.kind in _ANSWERS else source  # the id of a call begins with the caller
     call = "" if half.call is None else str(Id(caller, half.call & _COUNTER, half.call >> COUNTER_BITS))
     about = {"kind": half.kind, "from": source, "to": to, "label": half.label, "call": call, "rrefs": half.rrefs}
     context = str(half.context) if half.context else ""
@@ -176,20 +176,18 @@ def _row(half: MessageRow, source: int, to: int) -> Row:
 
 
 def messages_view(world: World) -> View:
-    """Every message, in the order in which they were sent, and what members do together. Sections: workers, messages,
-    clocks; collectives and entries, as in `collectives_view`.
+    """Return messages in the order of sending, and collectives.
 
-    A message is `received`, `under way`, `lost` (for certain, or with one of its ends), or `untold`: of what its
-    receiver told some was left out. `sent` and `received` are seconds of our clock, None where that end did not tell.
-    An answer has the label of its call. `clocks` says for members on other hosts how wrong their times may be. Of more
-    than `KEPT` messages the latest are shown, and the others counted as left out.
+    Sections: workers, messages, clocks; collectives and entries as in `collectives_view`. The state of a message is
+    `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: some reports of its
+    receiver were left out. `sent` and `received`: seconds of our clock, None without a report of that end. A reply has
+    the label of its call. Of more than `KEPT` messages the latest are shown, and the others counted as left out.
     """
     joined: Table = {}
-    for member, state in world.items():
-        clock = Clock(*state.get("clock", SHARED))
+    for state in world.values():
         for key, half in state["tables"].get("messages", {}).items():
             other = joined.get(key)
-            mine = _on_our_clock(half, member, clock)
+            mine = _on_our_clock(half, state, ("sent", "received", "lost"))
             joined[key] = mine if other is None else _both(other, mine)
     order = sorted(joined, key=lambda key: _time(joined[key]))
     cut = Counter(joined[key]["from"] for key in order[:-KEPT])
@@ -197,33 +195,31 @@ def messages_view(world: World) -> View:
     labels = {row["call"]: row["label"] for row in joined.values() if row["label"] and row["call"]}
     shown = {key: _shown(joined[key], labels, world) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
+
+    def left_out(worker: Row) -> int:
+        id_ = worker["id"]
+        return int(worker["left_out"] + world.get(id_, {}).get("trimmed", 0) + cut[id_])
+
     return {
         **collectives_view(world),
-        "workers": {key: _all_left_out(row, world, cut) for key, row in everybody(world, mentioned).items()},
+        "workers": {key: {**row, "left_out": left_out(row)} for key, row in everybody(world, mentioned).items()},
         "messages": shown,
     }
 
 
-def _all_left_out(worker: Row, world: World, cut: Counter[int]) -> Row:
-    trimmed = world.get(worker["id"], {}).get("trimmed", 0)
-    return {**worker, "left_out": worker["left_out"] + trimmed + cut[worker["id"]]}
-
-
-def _on_our_clock(half: Row, member: int, clock: Clock) -> Row:
-    if not clock.ahead:
-        return half
-    times = {name: half[name] - clock.ahead for name in ("sent", "received", "lost") if half[name] is not None}
-    return {**half, **times}
+def _on_our_clock(row: Row, member: dict[str, Any], times: tuple[str, ...]) -> Row:
+    ahead = clock_of(member).ahead
+    return {**row, **{name: row[name] - ahead for name in times if row[name] is not None}} if ahead else row
 
 
 def _both(one: Row, other: Row) -> Row:
-    """Two halves of a message; what both say is what it was when it was sent."""
+    """Join two halves of a message; the sender's fields count where both have them."""
     sender, receiver = (one, other) if one["sent"] is not None else (other, one)
     return {**sender, "received": receiver["received"] if sender["received"] is None else sender["received"]}
 
 
 def _time(row: Row) -> float:
-    times = (row["sent"], row["received"], row["lost"])  # what was told of it first may be that it is lost
+    times = (row["sent"], row["received"], row["lost"])  # `sent` may be None: the first report may be of the loss
     return float(next(time for time in times if time is not None))
 
 
@@ -237,5 +233,5 @@ def _state(row: Row, world: World) -> str:
     ends = [world[end] for end in (row["from"], row["to"]) if end in world]
     if row["lost"] is not None or len(ends) < 2 or any(end["state"] in ("lost", "left") for end in ends):
         return "lost"
-    receiver = world[row["to"]]
+    receiver = world[row["to"]]  # if it has left reports out, the receipt may be among them
     return "untold" if receiver.get("missed") or receiver.get("trimmed") else "under way"

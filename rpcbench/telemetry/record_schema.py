@@ -1,8 +1,8 @@
-"""What a record holds, field by field: checked once as a file is read, so that views meet nothing else.
+"""The schema of record files, checked once when a file is read, so that views can rely on every field.
 
-A shape is a type, a pattern for a text, None, a list, a dictionary, or a tuple of shapes of which one is to fit. A list
-has one shape for all its items, or else one for each; a dictionary has the shape of each field, and a field with a `?`
-may be absent, or a pattern for all its keys.
+A shape is a type, a pattern for a string, None, a list, a dict, or a tuple of alternative shapes. A list has one shape
+for all items, or one for each. A dict has a shape for each field (with `?` at the end: may be absent), or one pattern
+for all keys.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_MOST = 2**63
-_COUNT = r"(?:0|[1-9][0-9]{0,17})"
+_MOST = 2**63  # bound of all numbers: larger ones would fail only later, when a view is drawn
+_COUNT = r"(?:0|[1-9][0-9]{0,17})"  # one spelling for each number, so that no two keys mean one member
 NUMBER = re.compile(_COUNT)
-SECTION = re.compile(rf"{_COUNT} \w+|members")
-_ID = re.compile(rf"{_COUNT}\..*", re.DOTALL)
+SECTION = re.compile(rf"{_COUNT} \w+|members")  # as "1 owned"
+_ID = re.compile(rf"{_COUNT}\..*", re.DOTALL)  # a worker, then a dot: views read the worker from it
 _PASS = {"pass": str, "state": str, "needed": int, "arrived": int, "waiting": int}
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -63,13 +63,13 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip
-"""Fields of the rows of each table that views read; rows of other tables may have any."""
+"""The fields of each table that views read; rows of other tables may have any."""
 KEYS = {"members": NUMBER, "launched": NUMBER, "owned": _ID}
-"""What the keys of rows look like, where views take them apart."""
+"""Patterns of those keys of rows that views parse."""
 
 
 def frame_fault(delta: Any) -> str | None:
-    """Where a delta is not as `views.diff` makes it; None where it is."""
+    """Return the first place where a delta differs from the results of `views.diff`; None if it is valid."""
     if not isinstance(delta, dict):
         return "the delta"
     return next(_faults_of_sections(delta), None)
@@ -87,8 +87,9 @@ def _faults_of_sections(delta: dict[str, Any]) -> Iterator[str]:
 
 def _faults_of_rows(table: str, rows: dict[str, Any], place: str) -> Iterator[str]:
     shape = ROWS.get(table, {})
+    # Fields that are not in the shape are permitted: a later version may add some.
     for key, row in rows.items():
-        at = f"{place}, row {key[:80]!r}"
+        at = f"{place}, row {key[:80]!r}"  # shortened: the file is not trusted, and this goes into an error
         found = fault(row, shape, at)
         if found:
             yield found
@@ -101,7 +102,7 @@ def _faults_of_rows(table: str, rows: dict[str, Any], place: str) -> Iterator[st
 
 
 def fault(value: Any, shape: Any, place: str) -> str | None:
-    """The place of the first part of `value` that is not of this shape."""
+    """Return the place of the first part of `value` that does not have this shape; None if all parts have it."""
     if isinstance(shape, tuple):
         return None if any(fault(value, each, place) is None for each in shape) else place
     if isinstance(shape, dict):
@@ -137,6 +138,6 @@ def _fits(value: Any, shape: Any) -> bool:
     if shape is None:
         return value is None
     if shape in (int, float):
-        kinds = (int,) if shape is int else (int, float)
+        kinds = (int,) if shape is int else (int, float)  # exact types: a bool is no number here
         return type(value) in kinds and math.isfinite(value) and abs(value) < _MOST
     return isinstance(value, shape)

@@ -1,15 +1,20 @@
-"""Records of a world: made while it goes on, kept in a file, and played without any worker.
+"""Records of a world: recorded while it runs, stored in a file, and played back without any worker.
 
-The file is JSON: `format`, `version`, `holds` (what is in it, counted), `leaves_out` (what is not), and `frames`, each
-[seconds since the begin, delta, name or ""]; a delta is that of `views.diff`, over the world as flat sections:
-"members", and one for each member and table, "1 owned". Values of tensors are in no table, so in no record. Unless
-everything was asked for, only tables of the protocol are in it, and no string in it has a home directory or a secret of
-the environment.
-
-`with record("lesson.json"):` records every change and every message, as panels see them. A thread of its own looks at
-most ten times a second, and after `mark`. What a record may hold is bounded: when that is full nothing more is added,
-and the record says so. The file is written whole, or the file of before stays.
+`with record("lesson.json"):` records every change and every message, as panels show them, at most ten times a second
+and at each `mark`. Rules:
+- Values of tensors are in no table, so in no record. Unless the user requests everything, a record has only tables of
+  the protocol, and its strings contain no home directory and no secret of the environment.
+- The size is bounded: a full record takes no more rows, and reports that.
+- The file is written as a whole, or the previous file stays.
 """
+# Format: JSON. A frame changes the sections of the frame before it; the first one starts from nothing.
+#
+#     {"format": "rpcbench record", "version": 1,
+#      "holds": {"members": 3, "frames": 12, "rows of owned": 40, ...},     counts
+#      "leaves_out": ["values of tensors", "environment", ...],
+#      "frames": [[seconds since the beginning, delta of views.diff, name or ""], ...]}
+#
+#     sections of a delta:   "members"   fields of all members       "1 owned"   rows of table "owned" of member 1
 
 from __future__ import annotations
 
@@ -26,8 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rpcbench.base.conditions import Flag, Listeners
-from rpcbench.base.events import MESSAGES
+from rpcbench.base.conditions import Event, Listeners
+from rpcbench.base.ids import MESSAGES
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import began_since
@@ -36,9 +41,9 @@ from rpcbench.telemetry.views import Delta, View, World, diff, patch
 
 
 def save_text(path: str | Path, text: str) -> Path:
-    """Write it; the path. OSError that names the path. A pipe or a device is written to directly."""
+    """Write a file and return its path. Raises an OSError that names the path."""
     target = Path(path).resolve()
-    if target.exists() and not target.is_file():
+    if target.exists() and not target.is_file():  # a pipe or a device cannot be replaced
         target.write_text(text, encoding="utf-8")
         return Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -53,25 +58,26 @@ def save_text(path: str | Path, text: str) -> Path:
 
 
 class Still:
-    """A source whose world never changes."""
+    """A source of worlds, for panels, that never changes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Nothing will come."""
+        """Do nothing, as no change will come."""
         return lambda: None
 
     def world(self) -> World:
-        """Always the same."""
+        """Return the same world each time."""
         return self._world
 
 
 FORMAT, VERSION = "rpcbench record", 1
+# Tables of the protocol; others, with logs, paths and pids, are recorded on request only.
 TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives")
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
-_SHORTEST_SECRET = 6
-_HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")
+_SHORTEST_SECRET = 6  # shorter values, as "1" or "true", would be removed from all texts
+_HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")  # of users on other hosts too
 
 _FIELDS = {"holds": dict, "leaves_out": [str], "frames": [list]}
 
@@ -80,9 +86,9 @@ Frame = tuple[float, Delta, str]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a file holds. `about` has all but the frames."""
+    """The contents of a file."""
 
-    about: dict[str, Any]
+    about: dict[str, Any]  # all fields except the frames
     frames: tuple[Frame, ...]
 
     @property
@@ -90,7 +96,7 @@ class Record:
         return self.frames[-1][0] if self.frames else 0.0
 
     def save(self, path: str | Path) -> Path:
-        """Write it; the path."""
+        """Write it to a file, and return its path."""
         return save_text(path, json.dumps({**self.about, "frames": self.frames}))
 
     def __str__(self) -> str:
@@ -99,32 +105,32 @@ class Record:
 
 
 def load(path: str | Path) -> Record:
-    """The record in a file. ValueError for a file that is none, is damaged, or from a later version; it says where."""
+    """Read a record. Raises ValueError, with the place, for other files, damaged ones and those of other versions."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no record of rpcbench: {error}") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested lists
+        raise ValueError(f"{path} is not a record of rpcbench: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} is no record of rpcbench: make one with %record {Path(path).name}")
+        raise ValueError(f"{path} is not a record of rpcbench: make one with %record {Path(path).name}")
     if found.get("version") != VERSION:
         raise ValueError(f"{path} is a record of version {found.get('version')}; this rpcbench reads version {VERSION}")
     if place := fault(found, _FIELDS, "the record"):
-        raise ValueError(f"{path} is damaged: {place} is missing, or not what a record has there")
+        raise ValueError(f"{path} is damaged: {place} is missing or invalid")
     return Record(found, tuple(_frame(path, at, frame) for at, frame in enumerate(found.pop("frames"))))
 
 
 def _frame(path: str | Path, at: int, frame: list[Any]) -> Frame:
-    """ValueError where a frame of the file is not one."""
+    """Return a frame of the file. Raises ValueError if it is invalid."""
     place: str | None = "its time, delta or name"
     if len(frame) == 3 and fault(frame[0], float, "time") is None and isinstance(frame[2], str):
         place = frame_fault(frame[1])
     if place:
-        raise ValueError(f"{path} is damaged: frame {at}, {place} is missing, or not what a record has there")
+        raise ValueError(f"{path} is damaged: frame {at}, {place} is missing or invalid")
     return (float(frame[0]), frame[1], frame[2])
 
 
 def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
-    """A world as sections of rows, which can be told apart and put together by deltas. `tables` None: all."""
+    """Return a world as flat sections of rows, for `diff` and `patch`. `tables` None: all."""
     sections: View = {"members": {}}
     for id_, member in world.items():
         fields = {name: value for name, value in member.items() if name != "tables"}
@@ -136,19 +142,19 @@ def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
 
 
 def world_of(sections: View) -> World:
-    """The world again."""
+    """Return the world of flat sections."""
     world: World = {}
     for key, fields in sections.get("members", {}).items():
         world[int(key)] = {**fields, "clock": fields["clock"] or (0.0, 0.0), "tables": {}}
     for name, rows in sections.items():
         member, _, table = name.partition(" ")
-        if table and int(member) in world:
+        if table and int(member) in world:  # a damaged file may lack the member
             world[int(member)]["tables"][table] = rows
     return world
 
 
 class Cleaner:
-    """Takes home directories and secrets of this process's environment out of strings."""
+    """A filter that removes home directories and secrets of this process's environment from strings."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
         secrets = [value for name, value in environment.items() if _SECRET.search(name)]
@@ -156,7 +162,7 @@ class Cleaner:
         self._home = str(home or Path.home())
 
     def clean(self, value: Any) -> Any:
-        """The same with cleaned strings, in whatever it holds."""
+        """Return the value with all strings in it cleaned, including keys of dicts."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
@@ -168,113 +174,69 @@ class Cleaner:
     def _text(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        if self._home != "/":
+        if self._home != "/":  # the home of some containers' root: it would change every path
             text = text.replace(self._home, "~")
         return _HOMES.sub("~", text) if "/" in text else text
 
 
 class Player:
-    """A record as a source of worlds: it stands at one of its frames, and goes to any other."""
+    """A record as a source of worlds, positioned at one of its frames."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.at = -1
+        self.at = -1  # the current frame; -1: before the first
         self._sections: View = {}
         self._listeners = Listeners()
         self.go(0)
 
     def go(self, frame: int) -> None:
-        """Stand at that frame, or at the nearest one there is."""
+        """Move to a frame, or to the nearest one that exists."""
         frame = max(-1, min(frame, len(self.record.frames) - 1))
-        if frame < self.at:
+        if frame < self.at:  # deltas lead forward only, so a step back begins at the start
             self.at, self._sections = -1, {}
         for _, delta, _ in self.record.frames[self.at + 1 : frame + 1]:
             self._sections = patch(self._sections, delta)
         self.at = frame
-        self._listeners.tell()
+        self._listeners.notify()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """As a collector's: `wake` is called whenever the record stands elsewhere."""
+        """Call `wake` after each move; call the result to stop, as with a collector."""
         return self._listeners.add(wake)
 
     def world(self) -> World:
-        """The world of the frame it stands at."""
+        """Return the world of the current frame."""
         return world_of(self._sections)
 
 
-PERIOD = 0.1
-MOST_ROWS = 500_000
+PERIOD = 0.1  # seconds between two frames, at least
+MOST_ROWS = 500_000  # of a record
 
 
 class Recording:
-    """A record that grows, from when it is made until `stop`, which writes the file."""
+    """A record in progress, from its creation until `stop`, which writes the file."""
 
     def __init__(self, path: str | Path, collector: Collector, everything: bool = False) -> None:
         self.path = Path(path)
-        self.path.touch()  # whoever may not write there hears of it now
+        self.path.touch()  # an error of the path is raised now, not after the lesson
         self._collector = collector
         self._everything = everything
         self._cleaner = Cleaner()
-        self._lock = threading.Lock()
-        self._sections: View = {}
+        self._lock = threading.Lock()  # for the fields below: `mark` and the thread both add frames
+        self._sections: View = {}  # the world of the latest frame
         self._frames: list[Frame] = []
-        self._rows: Counter[str] = Counter()
-        self._skipped: set[str] = set()
+        self._rows: Counter[str] = Counter()  # by table
+        self._skipped: set[str] = set()  # tables that were left out
         self._full = False
         self._began = time.monotonic()
-        self._stale, self._over = Flag(), Flag()
+        self._stale, self._over = Event(), Event()  # the world has changed; the recording has ended
         self._unsubscribe = collector.subscribe(self._stale.set, MESSAGES)
-        collector.settle()
+        collector.settle()  # the first frame has the whole world
         self.mark("begin")
         self._thread = threading.Thread(target=self._run, name="rpcbench-record", daemon=True)
         self._thread.start()
 
     def mark(self, name: str) -> None:
-        """Look now, and give this moment a name."""
-        self._look(name)
-
-    def stop(self) -> Record:
-        """Wait for what members have to tell, look once more and write the file."""
-        if not self._over.is_set():
-            self._collector.settle()
-            self.mark("end")
-            self._over.set()
-            self._stale.set()
-            self._unsubscribe()
-            self._thread.join()
-            self.record().save(self.path)
-        return self.record()
-
-    def record(self) -> Record:
-        """What there is so far."""
-        with self._lock:
-            members = len(self._sections.get("members", {}))
-            holds = {
-                "members": members,
-                "frames": len(self._frames),
-                **{f"rows of {t}": n for t, n in self._rows.items() if n},
-            }
-            left_out = ["values of tensors"]
-            if not self._everything:
-                left_out += [
-                    "environment",
-                    "home paths",
-                    "secrets",
-                    *(f"table {name}" for name in sorted(self._skipped)),
-                ]
-            if self._full:
-                left_out.append(f"what came after its first {MOST_ROWS} rows")
-            about = {"format": FORMAT, "version": VERSION, "holds": holds, "leaves_out": left_out}
-            return Record(about, tuple(self._frames))
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            self._stale.wait()
-            self._stale.clear()
-            self._look("")
-            self._over.wait(PERIOD)
-
-    def _look(self, name: str) -> None:
+        """Add a frame now, with a name."""
         with self._lock:
             if self._over.is_set() or self._full:
                 return
@@ -282,11 +244,48 @@ class Recording:
             self._skipped |= {t for member in world.values() for t in member["tables"]} - {*TABLES}
             sections = flat(world, None if self._everything else TABLES)
             delta = diff(self._sections, sections)
-            if delta or name:
+            if delta or name:  # an unchanged world needs a frame only for a name
                 self._count(delta)
                 cleaned = delta if self._everything else self._cleaner.clean(delta)
                 self._frames.append((time.monotonic() - self._began, cleaned, name))
                 self._sections = sections
+
+    def stop(self) -> Record:
+        """Wait for the reports of all members, add a last frame, write the file and return the record."""
+        if not self._over.is_set():
+            self._collector.settle()
+            self.mark("end")
+            self._over.set()
+            self._stale.set()  # so that the thread wakes up and ends
+            self._unsubscribe()
+            self._thread.join()
+            self.record().save(self.path)
+        return self.record()
+
+    def record(self) -> Record:
+        """Return the record so far."""
+        with self._lock:
+            holds = {
+                "members": len(self._sections.get("members", {})),
+                "frames": len(self._frames),
+                **{f"rows of {t}": n for t, n in self._rows.items() if n},
+            }
+            left_out = ["values of tensors"]
+            if not self._everything:
+                left_out += [
+                    "environment", "home paths", "secrets", *(f"table {name}" for name in sorted(self._skipped)),
+                ]  # fmt: skip
+            if self._full:
+                left_out.append(f"everything after its first {MOST_ROWS} rows")
+            about = {"format": FORMAT, "version": VERSION, "holds": holds, "leaves_out": left_out}
+            return Record(about, tuple(self._frames))
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._stale.wait()
+            self._stale.clear()
+            self.mark("")
+            self._over.wait(PERIOD)
 
     def _count(self, delta: Delta) -> None:
         for section, change in delta.items():
@@ -304,9 +303,17 @@ class Recording:
 
 
 def record(path: str | Path, everything: bool = False) -> Recording:
-    """Record the current world into a file, until `stop()` or the end of a `with`.
+    """Record the current world, until `stop()` or the end of a `with` block.
 
-    `everything`: all tables and strings as they are, with paths, logs and whatever else is in them.
-    RuntimeError where RPC is not initialized.
+    Args:
+        path: The file, which is written at the end.
+        everything: Record all tables, and strings without any change: with paths, logs and secrets.
+
+    Returns:
+        The recording, whose `mark(name)` names a moment.
+
+    Raises:
+        RuntimeError: RPC is not initialized.
+        OSError: The file cannot be written.
     """
     return Recording(path, collect.current_collector(), everything)

@@ -1,21 +1,20 @@
-"""A view in a few lines of text, for terminals, `print(panel)` and readers who see no picture.
-
-The first line counts; at most `LINES` more follow, and a last one says how many were left out.
-"""
+"""Text summaries of views: a line with counts, at most `LINES` more, and then the number of those left out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from rpcbench.base.events import Row, Table
+from rpcbench.base.errors import counted
+from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.views import View
 
-LINES = 12
+LINES = 12  # so that a cell's output fits a screen
 
 
 def text(view: View) -> str:
-    """The view in words. ValueError for a dict that no function of `rpcbench.telemetry` made."""
+    """Return a view as text. Raises ValueError for a dict that is not a view of `rpcbench.telemetry`."""
+    # One section that only this view has identifies it.
     kinds = {"rrefs": _rrefs, "contexts": _contexts, "steps": _steps, "messages": _messages, "logs": _how_they_are}
     for section, write in kinds.items():
         if section in view:
@@ -28,13 +27,13 @@ def text(view: View) -> str:
 def _rrefs(view: View) -> tuple[str, list[str]]:
     states = Counter(fork["state"] for fork in view["forks"].values())
     marks = "".join(f", {states[state]} {state}" for state in ("pending", "deleting") if states[state])
-    first = f"{_workers(view)}, {_n(len(view['rrefs']), 'RRef')}, {_n(len(view['forks']), 'fork')}{marks}"
+    first = f"{_workers(view)}, {counted(len(view['rrefs']), 'RRef')}, {counted(len(view['forks']), 'fork')}{marks}"
     holders: dict[str, list[str]] = {}
     for fork in view["forks"].values():
         note = "" if fork["state"] == "confirmed" else f" ({fork['state']})"
         holders.setdefault(fork["rref"], []).append(_name(view["workers"], fork["holder"]) + note)
-    rrefs = sorted(view["rrefs"].items(), key=lambda item: _natural(item[0]))
-    return first, [_rref_line(view["workers"], row, holders.get(key, [])) for key, row in rrefs]
+    keys = sorted(view["rrefs"], key=by_number)
+    return first, [_rref_line(view["workers"], view["rrefs"][key], holders.get(key, [])) for key in keys]
 
 
 def _rref_line(workers: Table, row: Row, holders: list[str]) -> str:
@@ -46,7 +45,7 @@ def _rref_line(workers: Table, row: Row, holders: list[str]) -> str:
 
 
 def _contexts(view: View) -> tuple[str, list[str]]:
-    first = f"{_workers(view)}, {_n(len(view['contexts']), 'autograd context')}"
+    first = f"{_workers(view)}, {counted(len(view['contexts']), 'autograd context')}"
     left = Counter[str]()
     for one in view["passes"].values():
         left[one["context"]] += one["left"]
@@ -54,34 +53,37 @@ def _contexts(view: View) -> tuple[str, list[str]]:
 
 
 def _context_line(row: Row, left: int) -> str:
-    counts = f"{_n(row['sends'], 'send')}, {_n(row['recvs'], 'recv')}, {_n(row['gradients'], 'gradient')}"
+    counts = (
+        f"{counted(row['sends'], 'send')}, {counted(row['recvs'], 'recv')}, {counted(row['gradients'], 'gradient')}"
+    )
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
-    return f"  context {row['context']} on {_n(row['workers'], 'worker')}: {counts}{backward}"
+    return f"  context {row['context']} on {counted(row['workers'], 'worker')}: {counts}{backward}"
 
 
 def _steps(view: View) -> tuple[str, list[str]]:
     lines = [_step_line(row) for row in view["steps"].values()]
-    return f"{_workers(view)}, {_n(len(lines), 'pipeline step')} at hand", lines[::-1]
+    return f"{_workers(view)}, {counted(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
 
 
 def _step_line(row: Row) -> str:
     ideal = "" if row["ideal"] is None else f" (ideal {row['ideal']:.1%})"
     idle = "" if row["idle"] is None else f", idle {row['idle']:.1%}{ideal}"
     span = (row["end"] - row["begin"]) * 1e3
-    return f"  step {row['step']} ({row['state']}): {_n(row['ops'], 'op')} in {span:.1f} ms{idle}"
+    return f"  step {row['step']} ({row['state']}): {counted(row['ops'], 'op')} in {span:.1f} ms{idle}"
 
 
 def _messages(view: View) -> tuple[str, list[str]]:
     every, together = view["messages"].values(), view["collectives"].values()
-    rows = [row for row in every if row["kind"] != "Notice"]  # output of cells and the like: counted, not listed
+    rows = [row for row in every if row["kind"] != "Notice"]  # output of cells and the like is counted, not listed
     states = Counter(row["state"] for row in rows)
     marks = "".join(f", {states[state]} {state}" for state in ("under way", "lost") if states[state])
-    began = min([*(_when(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
-    lines = [(_when(row), _message_line(view["workers"], row, began)) for row in rows]
+    # Times are relative to the first row: the workers' monotonic clocks have an arbitrary origin.
+    began = min([*(when(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
+    lines = [(when(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
-    done = f", {_n(len(together), 'collective')}" if together else ""
-    notices = f", {_n(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
-    first = f"{_workers(view)}, {_n(len(rows), 'message')}{marks}{done}{notices}"
+    done = f", {counted(len(together), 'collective')}" if together else ""
+    notices = f", {counted(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
+    first = f"{_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}"
     return first, [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
@@ -91,7 +93,7 @@ def _collective_line(workers: Table, row: Row, began: float) -> str:
 
 
 def collective(row: Row, name: Callable[[int], str]) -> str:
-    """A collective in a sentence: `all_reduce(SUM) of float32[4] in world #3, 1.2 ms, worker2 last, by 0.9 ms`."""
+    """Return a collective as text: `all_reduce(SUM) of float32[4] in world #3, 1.2 ms, worker2 last, by 0.9 ms`."""
     shape = f" of {row['shape']}" if row["shape"] else ""
     took = "" if row["end"] is None else f", {(row['end'] - row['begin']) * 1e3:.1f} ms"
     state = "" if row["state"] == "done" else f", {row['state']}"
@@ -104,10 +106,11 @@ def _message_line(workers: Table, row: Row, began: float) -> str:
     ends = f"{_name(workers, row['from'])} → {_name(workers, row['to'])}"
     label = f" {row['label']}" if row["label"] else ""
     state = "" if row["state"] == "received" else f" ({row['state']})"
-    return f"  {(_when(row) - began) * 1e3:8.1f} ms  {ends}: {row['kind']}{label}{state}"
+    return f"  {(when(row) - began) * 1e3:8.1f} ms  {ends}: {row['kind']}{label}{state}"
 
 
-def _when(row: Row) -> float:
+def when(row: Row) -> float:
+    """Return when a message was sent, or received if its sending was not reported."""
     return float(row["received"] if row["sent"] is None else row["sent"])
 
 
@@ -119,8 +122,8 @@ def _how_they_are(view: View) -> tuple[str, list[str]]:
 
 
 def _worker_line(row: Row) -> str:
-    start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
-    what = row["ended"] or (row["state"] if row["state"] != "up" else row["doing"] or "not heard of yet")
+    start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
+    what = row["ended"] or (row["state"] if row["state"] != "up" else row["doing"] or "no report yet")
     if row["cpu"] is None:
         return f"  {row['name']}{start}: {what}"
     memory = "" if row["memory"] is None else f", {row['memory'] / 1e6:.0f} MB"
@@ -129,22 +132,18 @@ def _worker_line(row: Row) -> str:
 
 
 def _workers(view: View) -> str:
-    return _n(len(view["workers"]), "member")
+    return counted(len(view["workers"]), "member")
 
 
 def _left_out(view: View) -> str:
     lost = sum(worker["left_out"] for worker in view["workers"].values())
-    return f" ({_n(lost, 'event')} left out)" if lost else ""
+    return f" ({counted(lost, 'event')} left out)" if lost else ""
 
 
 def _name(workers: Table, worker: int) -> str:
     return str(workers[str(worker)]["name"])
 
 
-def _natural(rref: str) -> list[int]:
-    """0.9 before 0.10."""
+def by_number(rref: str) -> list[int]:
+    """Return a sort key by which 0.9 precedes 0.10."""
     return [int(part) for part in rref.split(".")]
-
-
-def _n(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,10 +1,6 @@
-"""Still pictures of views, for notebooks that are committed and for static books: `snapshot(view)`.
+"""Static SVG pictures of views, for committed notebooks and static books.
 
-They are drawn here, from the same small dicts as the live panels and simpler than those, as they must come about where
-no browser is: in nbclient, in a script. What has no drawing here is shown by its words.
-
-Workers have a row each, as in the live panel, in words as well as bars. Messages, and what members do together, stand
-in their order.
+They are drawn in Python, as nbclient and scripts have no browser. A view without a drawing is shown as its text.
 """
 
 from __future__ import annotations
@@ -15,28 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.base.charts import Columns, Picture, as_html, columns, heads, short
-from rpcbench.base.events import Row
+from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.summary import by_number, text, when
 from rpcbench.telemetry.views import View
 
-_TOP, _ROW, _LINE = 58, 24, 15
+# All lengths are in pixels of the picture.
+_TOP, _ROW, _LINE = 58, 24, 15  # first row; height of a row; of a line below it
+# Left edges of the columns:
 _NAME, _NOW, _CPU, _MEMORY, _THREADS, _QUEUE, _BYTES = 12, 150, 270, 370, 490, 590, 640
 _HEADS = {
     _NAME: "worker", _NOW: "now", _CPU: "cpu", _MEMORY: "memory", _THREADS: "threads", _QUEUE: "queue",
     _BYTES: "sent, received",
 }  # fmt: skip
-_BAR, _SQUARES = 40, 6
-_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "not heard of yet"}
+_BAR, _SQUARES = 40, 6  # width of a bar; squares for threads, at most
+_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "no report yet"}
 
 
 def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
-    """Rows of all workers, the last words of those that wrote any, and what has failed."""
+    """Draw a row for each worker with the last line of its log, and the actions that have failed."""
     for x, head in _HEADS.items():
         picture.text(x, _TOP - 12, head, "note")
     rows = sorted(view["workers"].values(), key=lambda row: int(row["id"]))
-    largest = max((row["memory"] or 0 for row in rows), default=0)
+    largest = max((row["memory"] or 0 for row in rows), default=0)  # the length of a full bar
     y: float = _TOP
     for row in rows:
         picture.rect(4, y - 4, picture.width - 8, 1, "plate")
@@ -66,7 +64,7 @@ def _worker(picture: Picture, row: Row, largest: int, y: float) -> None:
 
 
 def now(row: Row) -> str:
-    """What a worker does, or what became of it, in a few words."""
+    """Return a worker's activity, or its end, in a few words."""
     if row["state"] == "lost":
         return f"lost: {row['ended']}" if row["ended"] else "lost"
     if row["state"] != "up":
@@ -81,7 +79,7 @@ def _bar(picture: Picture, x: float, y: float, share: float, words: str) -> None
 
 
 def _threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
-    """Full squares run, hollow ones wait."""
+    """Draw a full square for each running thread, and a hollow one for each that waits."""
     marks = ["f-green"] * busy + ["line s-green"] * waiting
     for n, mark in enumerate(marks[:_SQUARES]):
         picture.rect(_THREADS + n * 11, y - 8, 8, 8, mark, 1)
@@ -91,38 +89,39 @@ def _threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
         picture.text(_THREADS, y, "none busy", "note")
 
 
-ROW = 22
+ROW = 22  # height of a row
 MOST = 60
-"""So many rows of a still picture are drawn."""
+"""Rows that a picture has at most: a committed notebook stores it as text."""
 
 
 def rest(picture: Picture, rows: int, drawn: int, y: float) -> None:
-    """How many are not drawn, if any."""
+    """Draw the number of rows that are left out, if any."""
     if rows > drawn:
         picture.text(12, y + 15, f"… and {rows - drawn} more, not drawn", "note")
 
 
 def draw_messages(picture: Picture, view: View, at: Columns) -> None:
-    """An arrow for each message but notices, dots for each collective."""
+    """Draw an arrow for each message except notices, and dots for each collective, in the order of time."""
     heads(picture, view["workers"], at)
     rows = [row for row in view["messages"].values() if row["kind"] != "Notice"]
-    rows = sorted([*rows, *_meetings(view)], key=_sent)
+    rows = sorted([*rows, *_meetings(view)], key=when)
     drawn, (slots, last) = rows[:MOST], _slots(rows[:MOST])
     for worker in view["workers"].values():
         x = at.x(int(worker["id"]))
         picture.line(x, at.top, x, at.top + (last + 1) * ROW, "rule")
-    began = _sent(rows[0]) if rows else 0.0
+    began = when(rows[0]) if rows else 0.0
     for n, row in enumerate(drawn):
         y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
-        picture.text(66, y1 + 4, f"{(_sent(row) - began) * 1e3:.1f} ms", "note end")
+        picture.text(66, y1 + 4, f"{(when(row) - began) * 1e3:.1f} ms", "note end")
         words = f"{row['kind']} {row['label']}".strip()
+        # 6.4 is the width of a letter: the label ends before the first lifeline.
         picture.text(76, y1 + 4, short(words, int((at.left + at.step / 2 - 84) / 6.4)))
         (_meeting if "came" in row else _message)(picture, row, at, y1, y2)
     rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
 
 
 def _meetings(view: View) -> list[Row]:
-    """Collectives as rows among messages: `came` and `missing` are ids of members."""
+    """Return collectives as rows like messages; `came` and `missing` are ids of members."""
     ids = {str(worker["name"]): int(worker["id"]) for worker in view["workers"].values()}
     came: dict[str, list[int]] = {}
     for entry in view["entries"].values():
@@ -137,7 +136,8 @@ def _meetings(view: View) -> list[Row]:
 
 
 def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> None:
-    """A dot where each has come, red with a ring for the last; a ring alone where one is missing."""
+    """Draw a dot for each member that has entered, red with a ring for the last, and a ring for each missing one."""
+    # The ring marks the last one for readers who cannot see the colour.
     places = [at.x(id_) for id_ in (*row["came"], *row["missing"])]
     picture.line(min(places), y, max(places), y, "line s-amber" + " dashed" * (row["state"] != "done"))
     for id_ in row["came"]:
@@ -153,36 +153,35 @@ def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> Non
 
 def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
     x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
-    if x1 == x2:
+    if x1 == x2:  # a message to itself is a hook at its lifeline
         low = max(y2, y1 + 7)
         picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
         picture.tip(x1 + 1, low, -1, 0, colour)
     elif row["state"] == "received":
         picture.arrow(x1, y1, x2, y2, colour)
-    else:
+    else:  # lost or in transit: the arrow ends short of the receiver
         end = x1 + 0.72 * (x2 - x1)
         picture.arrow(x1, y1, end, y2, colour, "dashed")
         picture.text(at.width - 12, y1 + 4, row["state"], "note end")
 
 
-_KINDS = {
+_KINDS = {  # colours by kind of message, as in panels/messages.js
     **dict.fromkeys(("Call", "Create", "Fetch", "Parcel"), "blue"),
     "Result": "green",
-    **dict.fromkeys(("Failure", "Cancel", "WalkFailed", "Forget", "Fate"), "red"),
-    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "Uncreated"), "orange"),
-    **dict.fromkeys(("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "Attending"), "purple"),
+    **dict.fromkeys(("Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"), "red"),
+    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"), "orange"),
+    **dict.fromkeys(
+        ("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"), "purple"
+    ),
 }
 
 
-def _sent(row: Row) -> float:
-    return float(row["received"] if row["sent"] is None else row["sent"])
-
-
 def _slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
-    """For each message the slots where it goes and where it comes: one slot, where nothing happens in between."""
+    """Return for each message the slots of sending and receipt (equal if nothing happens in between), and the last."""
+    # Slots, not times: on a true scale the messages of a burst would hide each other.
     moments = []
     for n, row in enumerate(rows):
-        moments.append((_sent(row), n, 0))
+        moments.append((when(row), n, 0))
         if row["sent"] is not None and row["received"] is not None:
             moments.append((max(row["sent"], row["received"]), n, 1))
     found: list[list[int]] = [[0, 0] for _ in {n for _, n, _ in moments}]
@@ -198,7 +197,7 @@ _TITLE, _LINES = 20, 16
 
 
 class Snapshot:
-    """A view as it was: displayed it is a picture, printed it is text. `save` takes a path ending in .svg or .html."""
+    """A view at one moment: displayed as a picture, printed as text."""
 
     def __init__(self, view: View) -> None:
         self.text = text(view)
@@ -206,7 +205,7 @@ class Snapshot:
         self.html = as_html(self.svg, self.text)
 
     def save(self, path: str | Path) -> Path:
-        """Write it into a file of its own; its path. ValueError for another ending."""
+        """Write it to a file that ends in .svg or .html, and return its path. Raises ValueError for other endings."""
         target = Path(path)
         if target.suffix not in (".svg", ".html"):
             raise ValueError(f"{target.name}: a snapshot is saved as .svg or .html")
@@ -234,12 +233,10 @@ def _drawn(view: View, words: str) -> str:
     return picture.svg()
 
 
-# ---- RRefs
-
-
+# -- RRefs
 def _rrefs(picture: Picture, view: View, at: Columns) -> None:
     heads(picture, view["workers"], at)
-    keys = sorted(view["rrefs"], key=lambda key: [int(part) for part in key.split(".")])
+    keys = sorted(view["rrefs"], key=by_number)
     forks: dict[str, list[Row]] = {}
     for fork in view["forks"].values():
         forks.setdefault(fork["rref"], []).append(fork)
@@ -259,19 +256,17 @@ def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) 
             picture.arrow(at.x(fork["holder"]), middle, owner, middle, _WAYS[fork["state"]], "dashed")
     colour = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], "blue")
     picture.rect(owner - 7, middle - 7, 14, 14, f"f-{colour}")
-    for fork in forks:
+    for fork in forks:  # after the owner's square, which is wider; a fork of the owner itself is beside it
         beside = 16 if fork["holder"] == rref["owner"] else 0
         picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], "f-dim"))
     picture.text(at.width - 12, middle + 4, rref["state"], "note end")
 
 
-_WAYS = {"pending": "orange", "deleting": "dim"}
+_WAYS = {"pending": "orange", "deleting": "dim"}  # messages to the owner that are in transit
 _FORKS = {"confirmed": "f-green", "pending": "paper line s-orange", "deleting": "paper line s-dim"}
 
 
-# ---- autograd contexts
-
-
+# -- autograd contexts
 def _contexts(picture: Picture, view: View, at: Columns) -> None:
     heads(picture, view["workers"], at)
     y = at.top
@@ -292,10 +287,9 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
     for link in of("links"):
         x1, x2, state = at.x(link["from"]), at.x(link["to"]), link["state"]
         count = f"{link['sent']} sent, {link['received']} received"
-        picture.text(12, y + 15, count if state == "paired" else f"{count} ({state})", "note")
-        picture.arrow(
-            x1, y + 11, x2, y + 11, "blue" if state == "paired" else "orange", "" if state == "paired" else "dashed"
-        )
+        colour, line, note = ("blue", "", "") if state == "paired" else ("orange", "dashed", f" ({state})")
+        picture.text(12, y + 15, count + note, "note")
+        picture.arrow(x1, y + 11, x2, y + 11, colour, line)
         y += ROW
     for one in of("passes"):
         x, share = at.x(one["worker"]), one["arrived"] / max(1, one["needed"])
@@ -307,14 +301,13 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
     return y + 6
 
 
-# ---- pipeline
-
-
+# -- pipeline
 def _steps(picture: Picture, view: View, at: Columns) -> None:
     drawn = {row["step"] for row in view["ops"].values()}
     if not drawn:
         return
     steps = sorted((row for row in view["steps"].values() if row["step"] in drawn), key=lambda row: float(row["begin"]))
+    # The latest complete step, if there is one: a running step has no end and no idle share yet.
     step = next((row for row in reversed(steps) if row["state"] == "complete"), steps[-1])
     names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
     timeline = Timeline.of(view["ops"].values(), step["step"], now=step["end"], names=names)
@@ -323,6 +316,7 @@ def _steps(picture: Picture, view: View, at: Columns) -> None:
     replace(timeline.chart, title=title).draw(picture, at.width - 140)
 
 
+# One section that only this view has, its title, and the function that draws it; see `summary.text`.
 _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
     "rrefs": ("RRefs", _rrefs),
     "contexts": ("Autograd contexts", _contexts),

@@ -1,17 +1,14 @@
-"""The messages of a while: `with trace() as seen: ...`, and then `seen` has every message that any member sent in it.
+"""Traces of messages (`with trace() as seen:`), their export for Perfetto, and timelines of collectives.
 
-Before the body begins all members listen; after it what follows from it (RRefs let go of, acknowledgements of forks) is
-waited for, for a second at most, and then all that members have to tell. Which of several programs at work caused a
-message nobody knows: all messages of the world are there.
+A trace has every message that any member sends during the block, and for up to a second the messages that follow from
+it (released RRefs, acknowledgements of forks). It has all messages of the world: the cause of a message is not known.
 
-A trace can be saved for Perfetto (ui.perfetto.dev) and chrome://tracing, all members on one clock. A member is a
-process with these tracks: calls it has made and calls it has run, as far as their messages were traced (a cell on a
-worker is such a call), its part of collectives, operations of pipelines, and messages out and in, each joined by an
-arrow with its other end. Times begin with the first of all.
+The export for Perfetto (ui.perfetto.dev) and chrome://tracing has all members on one clock, which begins at the first
+event. A member is a process with these tracks: calls made and calls run, as far as their messages were traced (a cell
+on a worker is such a call), its part of collectives, pipeline operations, and messages out and in, joined by arrows.
 
-`CollectiveTimeline` draws what members did together, a lane for each. A bar goes from where the member entered a
-collective to where it left, in two parts: it waits until the last one has come, and then all of them move data. The
-part of the one that came last is marked.
+`CollectiveTimeline` draws a lane for each member. A bar, from entry to exit, has two parts: the member waits until the
+last one has entered, and then all move data. The bar of the last one is marked.
 """
 
 from __future__ import annotations
@@ -24,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from rpcbench.base.charts import Bar, Chart, Mark, written
-from rpcbench.base.conditions import Flag
-from rpcbench.base.events import MESSAGES, Row, Table
-from rpcbench.pipeline.timeline import TRACK, Event, in_microseconds, slice_of
+from rpcbench.base.conditions import Event
+from rpcbench.base.errors import counted
+from rpcbench.base.ids import MESSAGES, Row, Table
+from rpcbench.pipeline.timeline import TRACK, TraceEvent, heads, in_microseconds, slice_of
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import (
-    SHARED,
-    Clock,
     Straggler,
     began_since,
+    clock_of,
     collectives_view,
     messages_view,
     stragglers,
@@ -43,20 +40,20 @@ from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World
 
-OUT, IN = 1, 2
+OUT, IN = 1, 2  # ids of tracks in the file
 TRACKS = {OUT: "messages out", IN: "messages in", TRACK: "pipeline"}
 SHORTEST = 1e-6
-"""A message takes no time at either end; it is shown as long as this, in seconds."""
+"""Seconds that a message, which takes no time at either end, is drawn."""
 _ASKS, _ANSWERS = ("Call", "Create", "Fetch"), ("Result", "Failure")
 
 
 def save(world: World, path: str | Path) -> Path:
-    """Write the trace of a world into a file; its path."""
+    """Write the trace of a world to a file, and return its path."""
     return save_text(path, json.dumps(chrome(world)))
 
 
 def chrome(world: World) -> dict[str, Any]:
-    """The trace as what JSON can carry, in the format of Chrome's trace events."""
+    """Return the trace as data for JSON, in Chrome's trace event format."""
     view = messages_view(world)
     messages = view["messages"]
     events = [*_ops(world), *_calls(messages), *_messages(messages), *_collectives(view)]
@@ -64,27 +61,22 @@ def chrome(world: World) -> dict[str, Any]:
     for event in events:
         in_microseconds(event, began)
     left_out = {member["name"]: member["left_out"] for member in world.values() if member["left_out"]}
-    return {"traceEvents": [*_names(world), *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
+    names = [head for id_, member in world.items() for head in heads(id_, member["name"], TRACKS)]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
 
 
-def _names(world: World) -> Iterator[Event]:
+def _ops(world: World) -> Iterator[TraceEvent]:
+    """Yield the operations that have ended."""
     for id_, member in world.items():
-        yield {"ph": "M", "name": "process_name", "pid": id_, "args": {"name": member["name"]}}
-        for track, name in TRACKS.items():
-            yield {"ph": "M", "name": "thread_name", "pid": id_, "tid": track, "args": {"name": name}}
-
-
-def _ops(world: World) -> Iterator[Event]:
-    """Operations that have ended."""
-    for id_, member in world.items():
-        ahead = Clock(*member.get("clock", SHARED)).ahead
+        ahead = clock_of(member).ahead
         for row in member["tables"].get("ops", {}).values():
             if row["end"] is not None:
                 yield slice_of(row, id_, ahead)
 
 
-def _calls(messages: Table) -> Iterator[Event]:
-    """Each call that was answered, as its caller and as its callee saw it; calls overlap, so they are no slices."""
+def _calls(messages: Table) -> Iterator[TraceEvent]:
+    """Yield each answered call as recorded by its caller and by its callee."""
+    # Asynchronous events ("b", "e"), as calls overlap: slices ("X") of one track must be nested.
     answers = {row["call"]: row for row in messages.values() if row["kind"] in _ANSWERS}
     for ask in messages.values():
         answer = answers.get(ask["call"])
@@ -93,16 +85,16 @@ def _calls(messages: Table) -> Iterator[Event]:
             yield from _span(ask, "calls run", ask["to"], ask["received"], answer["sent"])
 
 
-def _span(ask: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[Event]:
+def _span(ask: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[TraceEvent]:
     if begin is None or end is None:
         return
     about = {"name": ask["label"] or ask["kind"], "cat": kind, "pid": member, "tid": 0, "id": f"{kind} {ask['call']}"}
     yield {"ph": "b", **about, "ts": begin, "args": {"call": ask["call"], "rrefs": ask["rrefs"]}}
-    yield {"ph": "e", **about, "ts": max(begin, end)}
+    yield {"ph": "e", **about, "ts": max(begin, end)}  # estimates of clocks can put the end before the beginning
 
 
-def _collectives(view: View) -> Iterator[Event]:
-    """A member's part of each, and in it how long it waited for the last one; they may overlap as calls do."""
+def _collectives(view: View) -> Iterator[TraceEvent]:
+    """Yield each member's part of collectives, with its wait for the last one; they may overlap as calls do."""
     for key, entry in view["entries"].items():
         row, end = view["collectives"][entry["collective"]], entry["end"]
         if end is None:
@@ -117,7 +109,7 @@ def _collectives(view: View) -> Iterator[Event]:
         yield {"ph": "e", "name": row["op"], **at, "ts": end}
 
 
-def _messages(messages: Table) -> Iterator[Event]:
+def _messages(messages: Table) -> Iterator[TraceEvent]:
     for key, row in messages.items():
         name = f"{row['kind']} {row['label']}".rstrip()
         args = {field: row[field] for field in ("call", "rrefs", "context", "bytes", "state", "tries")}
@@ -139,11 +131,11 @@ FAILED = Mark("!", "dim", "paper", "failed")
 _MARKS = (WAITS, MOVES, LAST, FAILED)
 _LEGEND = ", ".join(f"{mark.fill} {mark.name}" for mark in _MARKS)
 _NAMED = 3
-"""So many who came last, and so many collectives that are under way, are put into words."""
+"""Stragglers, and running collectives, that a summary names at most."""
 
 
 class CollectiveTimeline:
-    """Made by `rpcbench.collectives()`, and `trace().collectives`. In a notebook: its picture; printed: text.
+    """A timeline of collectives, from `rpcbench.collectives()` or `trace().collectives`: a picture, or text if printed.
 
     `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`.
     """
@@ -152,14 +144,17 @@ class CollectiveTimeline:
         self.rows: Table = view["collectives"]
         self._entries = list(view["entries"].values())
         stamps = [stamp for row in self._entries for stamp in (row["begin"], row["end"]) if stamp is not None]
-        self._now = max(stamps, default=0.0) if now is None else now
+        self._now = max(stamps, default=0.0) if now is None else now  # where bars of running collectives end
         self._names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
 
     @staticmethod
     def of(world: World, last: int | None = None, now: float | None = None) -> CollectiveTimeline:
-        """Of a collector's world, or a player's: of the latest so many.
+        """Return the timeline of a collector's or a player's world.
 
-        `now`, in seconds of our clock, is where ends what is under way: by default the latest stamp there is.
+        Args:
+            world: The tables of all workers.
+            last: Number of the latest collectives; by default all.
+            now: End of running collectives in seconds of our clock; by default the latest time stamp.
         """
         view = collectives_view(world)
         keys = list(view["collectives"])[-last if last else 0 :]
@@ -169,36 +164,37 @@ class CollectiveTimeline:
 
     @property
     def stragglers(self) -> list[Straggler]:
-        """Who came last in how many, and how long the first had waited by then, all in all; who cost most first."""
+        """The members that came last, with counts and the sums of the waits that they caused, largest first."""
         return stragglers(self.rows.values())
 
     @property
     def seconds(self) -> float:
-        """From where the first one entered to where the last one left, as far as that is known."""
-        times = list(self._times())
+        """Seconds from the first entry to the last known exit."""
+        times = [entry["begin"] for entry in self._entries]
+        times += [self._now if entry["end"] is None else entry["end"] for entry in self._entries]
         return max(times) - min(times) if times else 0.0
 
     def text(self, width: int = 100) -> str:
-        """Drawn at most `width` columns wide (20 columns of time at least), a line for each member."""
+        """Return a drawing in text, a line for each member, at most `width` columns wide (at least 20 for the time)."""
         return self.chart.text(width) if self.rows else self.summary
 
     def svg(self) -> str:
-        """A picture of its own."""
+        """Return the picture as SVG."""
         return self.chart.svg()
 
     def html(self) -> str:
-        """The picture inside a page, with its words for who sees none."""
+        """Return the picture as HTML, with the summary as its alternative text."""
         return self.chart.html()
 
     def save(self, path: str | Path) -> Path:
-        """Write it into a file, as its ending says: .svg, .html or .txt; its path. ValueError for others."""
+        """Write it to a file that ends in .svg, .html or .txt, and return its path. Raises ValueError for others."""
         return written(path, {".svg": self.svg, ".html": self.html, ".txt": self.text}, "a timeline")
 
     @property
     def summary(self) -> str:
-        """In words: how many, who kept the others waiting, and who is missing where one is under way."""
-        count = f"{len(self.rows)} collective{'' if len(self.rows) == 1 else 's'}"
-        lines = [f"{count} in {self.seconds * 1e3:.1f} ms" if self.rows else "no collective was seen"]
+        """Text: the number of collectives, the members that kept others waiting, and those missing in running ones."""
+        count = counted(len(self.rows), "collective")
+        lines = [f"{count} in {self.seconds * 1e3:.1f} ms" if self.rows else "no collective was recorded"]
         whole = sum(row["last"] is not None for row in self.rows.values())
         for one in self.stragglers[:_NAMED]:
             waited = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{one.seconds * 1e3:.1f} ms"
@@ -215,6 +211,7 @@ class CollectiveTimeline:
         came = {row["worker"] for row in self._entries}
         meant = {name for row in self.rows.values() for name in row["members"]}
         names = {id_: name for id_, name in self._names.items() if id_ in came or name in meant}
+        # Bars of the last member are drawn last, so that no other bar hides them.
         bars = tuple(sorted(self._bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
         marks = tuple(mark for mark in _MARKS if any(bar.mark is mark for bar in bars))
         return Chart(bars, names, "Collectives", self.summary, marks, _LEGEND, " ms", 1e3)
@@ -230,11 +227,6 @@ class CollectiveTimeline:
             labels = (f"{row['op']} #{row['number']}", row["op"].partition("(")[0])
             yield Bar(lane, min(came, until), until, _mark(row, entry), labels, runs)
 
-    def _times(self) -> Iterator[float]:
-        for entry in self._entries:
-            yield entry["begin"]
-            yield self._now if entry["end"] is None else entry["end"]
-
     def _repr_html_(self) -> str:
         return self.html()
 
@@ -245,7 +237,7 @@ class CollectiveTimeline:
 
 
 def _mark(row: Row, entry: Row) -> Mark:
-    """Of the part after all have come, or of all of it where that is not known."""
+    """Return the mark of the part after all have entered, or of the whole bar where that time is unknown."""
     if entry["failed"]:
         return FAILED
     if row["last"] == entry["worker"]:
@@ -254,14 +246,14 @@ def _mark(row: Row, entry: Row) -> Mark:
 
 
 def named(row: Row) -> str:
-    """A collective in words: `all_reduce(SUM) #3 of world`."""
+    """Return a collective's name: `all_reduce(SUM) #3 of world`."""
     return f"{row['op']} #{row['number']} of {row['group']}"
 
 
 def collectives(last: int = 50) -> CollectiveTimeline:
-    """The latest collectives of the current world, those under way among them: who waited for whom.
+    """Return a timeline of the latest collectives of the current world, including running ones.
 
-    Each worker keeps its latest thousand, whether anybody looks or not. RuntimeError where RPC is not initialized.
+    Each worker keeps its latest thousand, observed or not. Raises RuntimeError where RPC is not initialized.
     """
     collector = collect.current_collector()
     stop = collector.subscribe(lambda: None)
@@ -273,15 +265,15 @@ def collectives(last: int = 50) -> CollectiveTimeline:
 
 
 QUIET_SECONDS = 0.06
-"""Without a message for so long all is quiet: words that nobody waits for go out after a third of that."""
-AFTERMATH_SECONDS = 1.0
+"""Seconds without a message after which a trace ends: messages that are not urgent are sent within a third of that."""
+AFTERMATH_SECONDS = 1.0  # that a trace lasts at most after its block
 
 
 class Trace:
-    """What was seen: `world` as panels take it, with the messages of that while alone; empty until it is over.
+    """The messages of a block: `print(seen)` lists them, `seen.save("trace.json")` writes them for Perfetto.
 
-    `complete`: all members have told all they had to tell; one that is stopped, say, does not.
-    `print(seen)` lists them, `seen.collectives` is a picture of collectives; `seen.save("trace.json")` is for Perfetto.
+    `world`: the tables of the block, as panels read them; empty until it has ended. `complete`: whether all members
+    have reported all of it; a stopped one, for example, does not. `collectives`: a picture of collectives.
     """
 
     def __init__(self) -> None:
@@ -294,15 +286,15 @@ class Trace:
 
     @property
     def collectives(self) -> CollectiveTimeline:
-        """What members did together meanwhile, and who came last."""
+        """The timeline of the collectives of the block."""
         return CollectiveTimeline.of(self.world)
 
     def snapshot(self) -> Snapshot:
-        """A picture of the messages, and text."""
+        """Return a picture of the messages, with text."""
         return Snapshot(self.view)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as a trace for Perfetto and chrome://tracing."""
+        """Write it as a trace for Perfetto and chrome://tracing, and return its path."""
         return save(self.world, path)
 
     def __str__(self) -> str:
@@ -311,12 +303,12 @@ class Trace:
 
 @contextmanager
 def trace(collector: Collector | None = None) -> Iterator[Trace]:
-    """Trace the messages of the current world while the body runs. RuntimeError where RPC is not initialized."""
+    """Trace the messages of the current world in a block. Raises RuntimeError where RPC is not initialized."""
     collector = collector or collect.current_collector()
     seen = Trace()
     stop = collector.subscribe(lambda: None, MESSAGES)
     try:
-        listens = collector.settle()
+        listens = collector.settle()  # all members record messages before the block begins
         before, began = collector.world(), time.monotonic()
         try:
             yield seen
@@ -328,8 +320,8 @@ def trace(collector: Collector | None = None) -> Iterator[Trace]:
 
 
 def _await_quiet(collector: Collector) -> bool:
-    """Until nothing follows any more, or the time for that is over; False where not all members tell."""
-    deadline, told, nothing = time.monotonic() + AFTERMATH_SECONDS, -1, Flag()
+    """Wait until no more messages follow, or `AFTERMATH_SECONDS` have passed; False if a member does not report."""
+    deadline, told, nothing = time.monotonic() + AFTERMATH_SECONDS, -1, Event()
     while collector.settle():
         told, before = _told(collector.world()), told
         if told == before or time.monotonic() > deadline:
@@ -339,25 +331,26 @@ def _await_quiet(collector: Collector) -> bool:
 
 
 def _told(world: World) -> int:
-    """How much has been told of messages: it grows with each."""
+    """Return a number that grows with each report of a message."""
     rows = [row for member in world.values() for row in member["tables"].get("messages", {}).values()]
+    # A trimmed row takes its two reports with it: without them the sum could stay the same while messages arrive.
     gone = sum(int(member["missed"]) + 2 * int(member["trimmed"]) for member in world.values())
     return gone + sum(int(row["tries"]) + (row["received"] is not None) for row in rows)
 
 
 def _since(world: World, before: World, began: float) -> World:
-    """The world with the messages from then on, and only what was left out since."""
+    """Return the world with the messages since `began`, and counts of those left out since `before`."""
     return {id_: _later(member, before.get(id_, {}), began) for id_, member in world.items()}
 
 
 def _later(member: dict[str, Any], before: dict[str, Any], began: float) -> dict[str, Any]:
     member = began_since(member, began)
-    began += Clock(*member["clock"]).ahead
+    began += clock_of(member).ahead
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})
     tables["messages"] = {key: row for key, row in rows.items() if _first(row) >= began}
     counts = {name: max(0, member[name] - before.get(name, 0)) for name in ("left_out", "missed", "trimmed")}
-    if len(tables["messages"]) < len(rows):  # what is older is there still, so nothing of the body was trimmed
+    if len(tables["messages"]) < len(rows):  # older rows are still there, so no row of the block was trimmed
         counts["trimmed"] = 0
     return {**member, **counts, "tables": tables}
 

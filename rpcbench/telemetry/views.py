@@ -1,13 +1,20 @@
-"""What a panel shows, as plain data: pure functions from the world's tables to small dicts.
+"""The views that panels show: pure functions from the tables of all workers to small dicts of plain data.
 
-A view is `{section: {key: row}}`; rows are flat dicts that JSON can carry, numbers below 2**53 or strings. Panels, the
-command line and saved pictures all draw these same dicts. `diff` and `patch` move a view forward in small messages:
-`patch(old, diff(old, new)) == new`, and rows that did not change are not copied.
+A view is `{section: {key: row}}`. Rows are flat dicts for JSON, with strings and numbers below 2**53 (JavaScript's
+limit, so ids of contexts are strings). Panels, the command line and saved pictures all draw these dicts. `diff` and
+`patch` send changes in small messages: `patch(old, diff(old, new)) == new`, and unchanged rows are not copied.
 
-The views: RRefs and their forks; distributed autograd (what each context has recorded, how far its passes are, where
-gradients are held; context ids are strings, as JavaScript's numbers are too small for them); pipeline steps (where each
-micro-batch is, what waits for what, what stages hold, how idle workers are); and how all workers are.
+The views: RRefs and their forks; distributed autograd (records of each context, progress of its passes, location of
+gradients); pipeline steps (place of each micro-batch, waits, memory of stages, idle shares); and the state of workers.
 """
+# Theory of operation
+#     each worker          agent of the notebook            panels, CLI, pictures
+#     Publisher ────────>  Collector ── world ──> *_view ── view ──> diff ──> JavaScript: patch
+#       rows of tables       {id: {"tables":        pure       │
+#                              {name: {key: row}}}}            └──> summary.text, svg.Snapshot
+#
+# A view joins rows of several workers by globally unique ids. Their reports arrive at different times, so one half of a
+# pair may be missing: `listed`, `unlisted` or `open` if it will come, `lost` if its worker is lost.
 
 from __future__ import annotations
 
@@ -17,27 +24,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpcbench.base.events import Row, Table
+from rpcbench.base.ids import Row, Table
 from rpcbench.pipeline.timeline import idle_share
 
-World = dict[int, dict[str, Any]]
-View = dict[str, Table]
-Delta = dict[str, "dict[str, Any] | None"]
+World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
+View = dict[str, Table]  # section: key: row
+Delta = dict[str, "dict[str, Any] | None"]  # see `diff`
 
 
 def rref_view(world: World) -> View:
-    """Who owns and who uses each RRef. Sections: workers, rrefs, forks.
+    """Return owner and users of each RRef. Sections: workers, rrefs, forks. Only workers that are up are counted.
 
-    An RRef is `ready`, `computing`, `failed`, `unlisted` (its users know it, its owner does not: a message is on its
-    way) or `lost` (its owner is gone). `size` are the bytes of its tensors as they were made, `made` seconds since
-    1970, `cell` and `number` the notebook's cell that made it, while worker `by` ran it; None or empty where that is
-    not known. A fork is `pending`, `confirmed`, `deleting` or `listed` (only its owner knows it: the holder let it go,
-    or has not got it yet). `parent` is the worker that gave the fork. What a worker that is gone had said no longer
-    counts.
+    The state of an RRef is `ready`, `computing`, `failed`, `unlisted` (reported by users but not by its owner: a
+    message is in transit) or `lost` (its owner is lost). `size`: bytes of its tensors at creation; `made`: seconds
+    since 1970; `cell` and `number`: the notebook's cell that created it, run by worker `by`; None or empty if unknown.
+    The state of a fork is `pending`, `confirmed`, `deleting` or `listed` (reported by its owner only: its holder has
+    released it, or has not received it yet). `parent` is the worker that created the fork.
     """
     forks: Table = {}
     types: dict[str, str] = {}
     up = living(world)
+    # In order of authority: each later report of a fork replaces an earlier one, and its holder's own comes last.
     for worker, key, row in rows_of(up, "owned"):
         for fork in row["forks"]:
             forks[fork["fork"]] = _fork(fork["fork"], key, worker, fork["holder"], None, "listed")
@@ -52,6 +59,7 @@ def rref_view(world: World) -> View:
         if fork["rref"] not in rrefs:
             rrefs[fork["rref"]] = _unlisted(fork["rref"], fork["owner"], types.get(fork["rref"], ""), world)
         rrefs[fork["rref"]]["forks"] += 1
+    # Ids without a member (a worker that has left) still need a row, or arrows would have no end.
     mentioned = {fork[end] for fork in forks.values() for end in ("owner", "holder", "parent")} - {None}
     return {"workers": everybody(world, mentioned), "rrefs": rrefs, "forks": forks}
 
@@ -75,19 +83,19 @@ def _unlisted(rref: str, owner: int, kind: str, world: World) -> Row:
 
 
 def _maker(rref: str) -> int:
-    """Who gave it its id."""
+    """Return the worker that created the RRef's id."""
     return int(rref.partition(".")[0])
 
 
 def rows_of(world: World, table: str) -> Iterator[tuple[int, str, Row]]:
-    """(worker, key, row) of one table, over all workers."""
+    """Yield (worker, key, row) of one table, over all workers."""
     for worker, state in world.items():
         for key, row in state["tables"].get(table, {}).items():
             yield worker, key, row
 
 
 def living(world: World) -> World:
-    """What members say that are up."""
+    """Return the members that are up: rows of lost ones are out of date."""
     return {worker: state for worker, state in world.items() if state["state"] == "up"}
 
 
@@ -96,14 +104,14 @@ def is_up(world: World, worker: int) -> bool:
 
 
 def everybody(world: World, mentioned: Iterable[int]) -> Table:
-    """Section `workers`: all members, and a row for each that is mentioned but not (or no longer) one of them."""
+    """Return section `workers`: all members, and a row for each mentioned id that is not (or no longer) a member."""
     fields = ("id", "name", "state", "incarnation", "left_out")
     strangers = {str(i): dict(zip(fields, (i, f"id {i}", "unknown", 0, 0), strict=True)) for i in mentioned}
     return strangers | {str(i): {field: state[field] for field in fields} for i, state in world.items()}
 
 
 def diff(old: View, new: View) -> Delta:
-    """What turns `old` into `new`: `{section: {"set": rows, "drop": keys}}`, or None for a section that is gone."""
+    """Return the change from `old` to `new`: `{section: {"set": rows, "drop": keys}}`; None for a removed section."""
     delta: Delta = dict.fromkeys(old.keys() - new.keys())
     for section, rows in new.items():
         before = old.get(section, {})
@@ -115,7 +123,7 @@ def diff(old: View, new: View) -> Delta:
 
 
 def patch(old: View, delta: Delta) -> View:
-    """`old` moved forward by `delta`; `old` itself is left as it is."""
+    """Return `old` with `delta` applied; `old` itself does not change."""
     new = dict(old)
     for section, change in delta.items():
         if change is None:
@@ -128,14 +136,13 @@ def patch(old: View, delta: Delta) -> View:
 
 
 def autograd_view(world: World) -> View:
-    """What each distributed-autograd context has recorded. Sections: workers, contexts, members, links, passes, leaves.
+    """Return the records of autograd contexts. Sections: workers, contexts, members, links, passes, leaves.
 
     `members` (key `context/worker`): sends, recvs and gradients of one worker. `links` (`context/from>to`): messages
-    `sent` and `received` between two workers, `open` how many lack the other half; `state` is `paired`, `open` (the
-    other half will come) or `lost` (its worker is gone). `passes` (`context/pass/worker`): gradients `needed`,
-    `arrived` and still `left`, and how many of the worker's `regions` have run (None before it has cut its graph).
-    `leaves` (`context/worker/place`): name (or ""), shape and bytes of each leaf whose gradient a worker holds, as far
-    as it lists them.
+    `sent` and `received` between two workers, `open`: how many lack the other half; `state` is `paired`, `open` (the
+    other half will come) or `lost` (its worker is lost). `passes` (`context/pass/worker`): gradients `needed`,
+    `arrived` and `left`, and how many of the worker's `regions` have run (None before it has cut its graph). `leaves`
+    (`context/worker/place`): name (or ""), shape and bytes of each leaf whose gradient a worker holds and lists.
     """
     contexts: Table = {}
     members: Table = {}
@@ -201,23 +208,22 @@ def _link(key: str, source: int, to: int, sent: set[int], received: set[int], wo
     return {"context": key, "from": source, "to": to, "state": state, **counts}
 
 
-STEPS_DRAWN = 4
-STEPS_LISTED = 8
-_UNTOLD = "untold"
+STEPS_DRAWN = 4  # latest steps with operations and lanes
+STEPS_LISTED = 8  # latest steps in the list
+_UNTOLD = "untold"  # a worker left before it reported the end of the step
 
 
 def pipeline_view(world: World) -> View:
-    """Where each micro-batch is. Sections: workers, steps, lanes, ops.
+    """Return the place of each micro-batch. Sections: workers, steps, lanes, ops.
 
-    `steps` lists the latest steps. A step's `state` is `complete` once all workers have said so, `failed` where an
-    operation has raised, the step was given up or a worker is lost, else `running`; one that a worker has not told the
-    end of before it left is not listed: nobody knows how that was. A complete one has its measured `idle` share;
-    `ideal` is what the schedule cannot avoid. `ops` holds the operations of the latest few, times in monotonic seconds,
-    `end` None while an op runs, `held` the bytes of activations that its stage holds after it. `lanes` (`step/worker`)
-    sum that up for a worker: its stages, of which `replica` where there are several, how many operations are `done` of
-    those `planned`, which is `next` while it waits for something, how `busy` it was, bytes `held` now and at `peak`.
-    Steps are ordered by when they began, as a new pipeline counts from 0 again.
+    `steps`: the latest steps. The `state` is `complete` once all workers have reported so; `failed` where an operation
+    has raised, the step was cancelled or a worker is lost; else `running`. `idle` is the measured share of a complete
+    step, and `ideal` the share that the schedule cannot avoid. `ops`: the operations of the latest few steps, times in
+    monotonic seconds, `end` None while one runs; `held`: bytes of activations that its stage holds after it. `lanes`
+    (`step/worker`): sums for a worker: its stages, their `replica` if there are several, number of operations `done`
+    of those `planned`, the `next` one while it waits for input, share `busy`, bytes `held` now and at `peak`.
     """
+    # By time, not by number: a new pipeline counts its steps from 0 again.
     found = sorted(_gathered(world).values(), key=lambda step: step.begin)
     known = [(row, step) for step in found if (row := _step(step, world))["state"] != _UNTOLD]
     steps = {str(step.number): row for row, step in known[-STEPS_LISTED:]}
@@ -231,22 +237,22 @@ def pipeline_view(world: World) -> View:
 
 
 @dataclass(slots=True)
-class _Step:
-    """The rows of one step: of each worker's part, and of operations."""
+class _StepRows:
+    """The rows of one step."""
 
     number: int
-    begin: float = math.inf
-    parts: dict[int, Row] = field(default_factory=dict)
+    begin: float = math.inf  # of its first operation, in monotonic seconds
+    parts: dict[int, Row] = field(default_factory=dict)  # by worker
     ops: Table = field(default_factory=dict)
 
 
-def _gathered(world: World) -> dict[int, _Step]:
-    """All steps of which an operation is known."""
-    steps: dict[int, _Step] = {}
+def _gathered(world: World) -> dict[int, _StepRows]:
+    """Return all steps of which an operation is known, by number."""
+    steps: dict[int, _StepRows] = {}
     for _, key, row in rows_of(world, "ops"):
         step = steps.get(row["step"])
         if step is None:
-            step = steps[row["step"]] = _Step(row["step"])
+            step = steps[row["step"]] = _StepRows(row["step"])
         step.ops[key] = row
         step.begin = min(step.begin, row["begin"])
     for worker, _, row in rows_of(world, "steps"):
@@ -255,7 +261,7 @@ def _gathered(world: World) -> dict[int, _Step]:
     return steps
 
 
-def _step(step: _Step, world: World) -> Row:
+def _step(step: _StepRows, world: World) -> Row:
     rows = step.ops.values()
     state = _state(step, world)
     end = max(row["begin"] if row["end"] is None else row["end"] for row in rows)
@@ -270,7 +276,7 @@ def _step(step: _Step, world: World) -> Row:
     }
 
 
-def _state(step: _Step, world: World) -> str:
+def _state(step: _StepRows, world: World) -> str:
     states = {part["state"] for part in step.parts.values()}
     workers = {worker for part in step.parts.values() for worker in part["workers"]}
     if workers and workers <= step.parts.keys() and states == {"done"}:
@@ -278,10 +284,11 @@ def _state(step: _Step, world: World) -> str:
     members = {world[worker]["state"] if worker in world else "lost" for worker in workers}
     if "failed" in states or "lost" in members:
         return "failed"
+    # A worker that has left will report no end, so the result of the step can never be known: it is not listed.
     return _UNTOLD if "left" in members else "running"
 
 
-def _lanes(row: Row, step: _Step) -> Iterator[tuple[str, Row]]:
+def _lanes(row: Row, step: _StepRows) -> Iterator[tuple[str, Row]]:
     by_worker: dict[int, list[Row]] = defaultdict(list)
     for op in step.ops.values():
         by_worker[op["worker"]].append(op)
@@ -312,7 +319,7 @@ def _lane(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
 
 
 def _held(ended: list[Row]) -> tuple[int, int]:
-    """Bytes that the stages of a worker hold after these operations, and the most at any time."""
+    """Return the bytes that the stages of a worker hold after these operations, and the maximum over time."""
     stages: dict[int, int] = {}
     peak = 0
     for op in ended:
@@ -322,22 +329,22 @@ def _held(ended: list[Row]) -> tuple[int, int]:
 
 
 PERIOD = 0.5
-"""Seconds between two questions of `Pulse`."""
+"""Seconds between two requests of `HealthPoller`."""
 _SILENT = 4
-"""So many questions that others have answered meanwhile make a member silent."""
+"""A member is silent after this number of requests that other members have answered."""
 _FIGURES = ("pid", "host", "cpu", "memory", "busy", "queued", "cells")
 
 
 def workers_view(world: World) -> View:
-    """How each member is. Sections: workers, links, logs, actions.
+    """Return the state of each member. Sections: workers, links, logs, actions.
 
-    `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` says in a word what it does:
-    `cell`, `busy`, `waits`, `idle`, or `silent` for `silent` seconds; `ended` how its process ended. `cpu` is a share
-    of one core, `memory` bytes; `busy` functions run, `waiting` ones wait for something of ours, `queued` calls have
-    not begun, `cells` run or wait; `calls` of other members wait for it. All are None until it has told. `sent` and
-    `received` are sums of bytes, `links` (`worker/peer`) those of each pair as the worker counts them. `logs` are the
-    last lines that it wrote outside cells and calls. `actions` run, or have failed. Who left in good order is not
-    listed, unless the whole world is over.
+    `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` is `cell`, `busy`, `waits`,
+    `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. `cpu`: share of one core; `memory`: bytes;
+    numbers of `busy` functions, of `waiting` ones (for a future, a reply or the like), of `queued` calls and of `cells`
+    that run or wait; `calls`: calls of other members that wait for it. All are None before its first report. `sent` and
+    `received`: sums of bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last
+    output outside cells and calls. `actions`: those that run or have failed. A member that has left in good order is
+    not listed, unless the whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}
     there = _listed(world) | {
@@ -365,7 +372,7 @@ def _listed(world: World) -> World:
 
 
 def _absent(id_: int, process: Row) -> dict[str, Any]:
-    """A process that is no member: it is about to be one, or was lost before anybody looked."""
+    """Return the row of a process that is not a member: it is about to join, or was lost before anyone subscribed."""
     state = "starts" if process["state"] in ("serves", "stopped") else "lost"
     own = {"id": id_, "name": process["name"], "incarnation": process["incarnation"]}
     return {**own, "state": state, "tables": {}, "left_out": 0}
@@ -373,13 +380,14 @@ def _absent(id_: int, process: Row) -> dict[str, Any]:
 
 def _worker(member: dict[str, Any], process: Row, asked: int, calls: int) -> Row:
     told = _health(member) if member["state"] in ("up", "suspect") else {}
+    # Compared with the latest answer of any member, not with the clock: if this process stalls, no member seems silent.
     behind = asked - told.get("question", asked)
     silent = round(behind * PERIOD) if behind >= _SILENT else 0
     stopped = member["state"] == "up" and process.get("state") == "stopped"
     peers = told.get("peers", {}).values()
     cells = told.get("cells") or 0
     figures = {name: told.get(name) for name in _FIGURES}
-    waiting = max(0, told["waiting"] - cells) if told else None  # the threads that wait for a cell's end aside
+    waiting = max(0, told["waiting"] - cells) if told else None  # without the threads that wait for the end of a cell
     figures["pid"] = figures["pid"] or process.get("pid")
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
     return {
@@ -401,7 +409,7 @@ def _doing(told: Row, waiting: int, silent: bool) -> str:
 
 
 def _health(member: dict[str, Any]) -> Row:
-    """What it has told of itself, the present process."""
+    """Return the latest report of a member's present process, or an empty row."""
     row = _table(member, "health").get(str(member["id"]))
     return {} if row is None else row
 

@@ -1,9 +1,9 @@
-"""For tests of programs that use rpcbench: faults on purpose.
+"""Fault injection, for tests of programs that use rpcbench.
 
-`Faults` is a link that loses, delays, repeats, holds and refuses messages; `install` puts it into a worker that runs.
-`FaultyTensorPipeRpcBackendOptions(faults=...)` brings it along to `init_rpc`; its other options are torch's own.
-`Drill` puts faults into all members at once. `Stepper` holds the messages of all members and lets them go one by one,
-while clocks stand still.
+`Faults` is a link that loses, delays, duplicates, holds and refuses messages; `install` adds it to a running worker.
+`FaultyTensorPipeRpcBackendOptions(faults=...)` passes it to `init_rpc`; its other options are torch's own.
+`Drill` injects faults at all members at once. `Stepper` holds the messages of all members and delivers them one at a
+time, while all clocks stand still.
 """
 
 from __future__ import annotations

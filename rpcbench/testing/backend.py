@@ -1,7 +1,6 @@
-"""torch's fault injection under its names: the backend FAULTY_TENSORPIPE, where messages fail or take long by kind.
+"""torch's fault injection under its names: the backend FAULTY_TENSORPIPE, where chosen kinds of messages fail or lag.
 
-torch has its own kinds of messages. A call of an operator of torch is a SCRIPT_CALL, any other a PYTHON_CALL; which one
-a message is, is told by the function's name.
+Kinds are torch's: a call is a SCRIPT_CALL if the name of its function is an operator of torch, else a PYTHON_CALL.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rpcbench.testing.faults import Faults
 from rpcbench.wire import messages as m
 
 
-def _is(kind: type[Any], operator: bool | None = None) -> Callable[[m.Message], bool]:
+def _is(kind: type[Any], operator: bool | None = None) -> Callable[[m.Message], bool]:  # operator: of torch, or not
     def meant(message: m.Message) -> bool:
         return isinstance(message, kind) and (operator is None or _operator(message.label) is operator)
 
@@ -30,8 +29,10 @@ def _is(kind: type[Any], operator: bool | None = None) -> Callable[[m.Message], 
 
 
 def _operator(label: str) -> bool:
-    name = label.rpartition(".")[2]
-    return isinstance(getattr(torch, name, None), BuiltinFunctionType) and not hasattr(builtins, name)
+    module, _, name = label.rpartition(".")
+    if module != "torch" and hasattr(builtins, name):  # `max` of Python has the label "max", torch's has "torch.max"
+        return False
+    return isinstance(getattr(torch, name, None), BuiltinFunctionType)
 
 
 KINDS: Mapping[str, Callable[[m.Message], bool]] = {
@@ -40,26 +41,34 @@ KINDS: Mapping[str, Callable[[m.Message], bool]] = {
     "PYTHON_REMOTE_CALL": _is(m.Create, operator=False),
     "SCRIPT_REMOTE_CALL": _is(m.Create, operator=True),
     "PYTHON_RREF_FETCH_CALL": _is(m.Fetch),
-    "SCRIPT_RREF_FETCH_CALL": _is(m.Fetch),
+    "SCRIPT_RREF_FETCH_CALL": _is(m.Fetch),  # the same as above: a fetch names no function
     "PYTHON_RET": _is(m.Result),
-    "SCRIPT_RET": _is(m.Result),
+    "SCRIPT_RET": _is(m.Result),  # as for fetches
     "RREF_FORK_REQUEST": _is(m.ForkRequest),
     "RREF_CHILD_ACCEPT": _is(m.ChildAccept),
     "RREF_USER_DELETE": _is(m.UserDelete),
-    "RREF_ACK": _is(m.ForkAccept),
+    "RREF_ACK": _is(m.ForkAccept),  # torch also sends it for accepted children and deletes
     "BACKWARD_AUTOGRAD_REQ": _is(m.Gradients),
     "BACKWARD_AUTOGRAD_RESP": _is(m.Settled),
     "CLEANUP_AUTOGRAD_CONTEXT_REQ": _is(m.ReleaseContext),
 }
-"""torch's kinds of messages, as far as there is something like them here."""
+"""torch's kinds of messages that have a counterpart here, each with a function that recognizes it."""
 
 
 class FaultyTensorPipeRpcBackendOptions(RpcBackendOptions):
     """Options of the faulty backend.
 
-    messages_to_fail: kinds of messages; each of these fails the first `num_fail_sends` times it is sent.
-    messages_to_delay: seconds that messages take, by kind. faults: what else is to happen, `Faults(...)`.
-    ValueError for a kind that is not in `KINDS`.
+    Args:
+        num_worker_threads: Number of threads that run calls.
+        rpc_timeout: Seconds a call may take that names no timeout.
+        init_method: URL of the rendezvous.
+        messages_to_fail: Kinds of messages; sending one of these fails for the first `num_fail_sends` attempts.
+        messages_to_delay: By kind of message, the seconds that it takes longer.
+        num_fail_sends: How often each message fails.
+        faults: Further faults; those above are added to it.
+
+    Raises:
+        ValueError: A kind is not in `KINDS`.
     """
 
     def __init__(
@@ -76,16 +85,12 @@ class FaultyTensorPipeRpcBackendOptions(RpcBackendOptions):
         super().__init__(rpc_timeout, init_method)
         unknown = {*messages_to_fail, *(messages_to_delay or {})} - KINDS.keys()
         if unknown:
-            raise ValueError(f"no such kind of message: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
+            raise ValueError(f"unknown kind of message: {', '.join(sorted(unknown))}; use some of: {', '.join(KINDS)}")
         self.num_worker_threads = num_worker_threads
         self.messages_to_fail = list(messages_to_fail)
         self.messages_to_delay = dict(messages_to_delay or {})
         self.num_fail_sends = num_fail_sends
         self.faults = faults
-
-
-def _options(rpc_timeout: float, init_method: str, **kwargs: Any) -> FaultyTensorPipeRpcBackendOptions:
-    return FaultyTensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
 def _join(
@@ -100,27 +105,33 @@ def _join(
     return join_world(store, name, rank, world_size, options, link)
 
 
-FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", _options, _join)
+FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, _join)
 
 
 # -- for suites that run against several implementations
 def backend() -> backend_registry.BackendType:
-    """The usual backend."""
+    """Return the usual backend."""
     return backend_registry.BackendType["TENSORPIPE"]
 
 
 def backend_options(init_method: str) -> RpcBackendOptions:
-    """Its options for a world that meets at this URL."""
+    """Return options of the usual backend, for a world with its rendezvous at URL `init_method`."""
     return backend_registry.construct_rpc_backend_options(backend(), init_method=init_method)
 
 
 def faulty_backend() -> backend_registry.BackendType:
-    """The backend that injects faults."""
+    """Return the backend that injects faults."""
     return FAULTY
 
 
 def faulty_options(init_method: str, fail: Sequence[str], delay: Mapping[str, float]) -> RpcBackendOptions:
-    """Its options: messages of the kinds `fail` fail three times each, those in `delay` take so many seconds."""
+    """Return options of the faulty backend, with the figures of torch's own test suite.
+
+    Args:
+        init_method: URL of the rendezvous.
+        fail: Kinds of messages; sending one fails for the first three attempts.
+        delay: By kind of message, the seconds that it takes longer.
+    """
     return backend_registry.construct_rpc_backend_options(
         FAULTY,
         init_method=init_method,

@@ -1,44 +1,34 @@
-"""A network that misbehaves: a link that loses, delays, repeats, holds and refuses what one member sends.
+"""Simulated network faults: a link that loses, delays, duplicates, holds and refuses the messages that a member sends.
 
-    faults = Faults(seed=7, drop=0.1, duplicate=0.1, delay=0.02)   # each message takes its chances
-    faults.drop("ForkRequest", times=2)                            # or: each of these is lost twice
+    faults = Faults(seed=7, drop=0.1, duplicate=0.1, delay=0.02)   # at random, for each message
+    faults.drop("ForkRequest", times=2)                            # or: each ForkRequest is lost twice
     faults.hold("UserDelete", to=2)                                # or: these stay here until `release`
+    drill = Drill.on(drop=0.1, delay=0.05, seed=7)                 # or: at all members of a world, until `drill.off()`
 
-Give it to `start_agent` or to the options of `rpcbench.testing`, or call `install` in a worker that runs already. It
-disturbs what its own member sends; to cut two members off from each other, cut both. `history` tells what was sent and
-received, and what became of it.
-
-The same seed gives the same message the same fate, in whatever order threads get here. Nothing of it is visible to
-programs but time, and the errors that a lossy network really brings.
-
-On all members of a world at once, for drills: what a program says is lost, late or said twice; cells, output and panels
-are not.
-
-    drill = Drill.on(drop=0.1, delay=0.05, seed=7)
-    ...
-    drill.off()
-
-A program's messages are those of calls, RRefs and backward passes. All else is what a notebook needs to go on:
-membership, acknowledgements, cells and their output, telemetry, stepping itself. Members that come later are disturbed,
-too.
+Rules
+- Pass `Faults` to `start_agent` or to the options of `rpcbench.testing`, or call `install` in a running worker. It
+  affects only the messages that its own member sends; to cut two members off from each other, cut both.
+- The same seed gives the same message the same faults, in any order of threads. Programs notice nothing but time, and
+  the errors that a lossy network causes.
+- A `Drill` affects only messages of the program: calls, RRefs and backward passes. Membership, acknowledgements, cells
+  and their output, telemetry and the stepper go on undisturbed. Members that join later are affected, too.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import heapq
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from rpcbench.base.conditions import Changes
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import ConnectionLostError, RpcError
 from rpcbench.base.ids import OWN, Id
 from rpcbench.protocol.delivery import count_of
@@ -51,7 +41,7 @@ from rpcbench.wire.messages import KINDS, Body, Message
 
 
 def message_line(value: Any) -> str:
-    """A message, or a part of one: its kind and its fields, without the data of users."""
+    """Return a message, or a part of one, as text: its kind and its fields, without the data of users."""
     if not isinstance(value, tuple) or isinstance(value, Id):
         return str(value)
     name = type(value).__name__ if hasattr(value, "_fields") else ""
@@ -61,23 +51,24 @@ def message_line(value: Any) -> str:
 PROGRAM: dict[str, type[Any]] = {
     message_kind.__name__: message_kind
     for message_kind in (
-        m.Call, m.Create, m.Uncreated, m.Fetch, m.Result, m.Failure, m.Cancel,
+        m.Call, m.Create, m.CreateFailed, m.Fetch, m.Result, m.Failure, m.Cancel,
         m.ForkRequest, m.ForkAccept, m.ChildAccept, m.UserDelete,
-        m.Discover, m.Discovered, m.Gradients, m.Settled, m.WalkFailed, m.ReleaseContext, m.Attending, m.Parcel,
+        m.Discover, m.Discovered, m.Gradients, m.Settled, m.BackwardFailed, m.ReleaseContext,
+        m.ContextParticipant, m.Parcel,
     )
 }  # fmt: skip
 """Kinds of messages that programs cause, by name."""
 _KINDS = frozenset(PROGRAM.values())
-_IDS = ("rref", "fork", "context", "call", "message")
+_IDS = ("rref", "fork", "context", "call", "message")  # fields of messages that identify their subject
 
 
 def of_program(message: m.Message) -> bool:
-    """Whether it is no word of the bench's own."""
-    return type(message) in _KINDS and not getattr(message, "call", 0) & OWN
+    """Return whether a program caused the message, not the runtime itself."""
+    return type(message) in _KINDS and not getattr(message, "call", 0) & OWN  # OWN marks calls of the runtime
 
 
 def message_ids(message: m.Message) -> dict[str, str]:
-    """What a message is about: the RRef, fork, autograd context, call, and number in its context, as text."""
+    """Return the subject of a message: RRef, fork, autograd context, call, and number in its context, as text."""
     found = {name: str(getattr(message, name)) for name in _IDS if hasattr(message, name)}
     scope = getattr(message, "scope", None)
     if scope is not None:
@@ -89,32 +80,34 @@ def message_ids(message: m.Message) -> dict[str, str]:
 
 
 _Job = tuple[float, int, Callable[[], None]]
-"""When, in which order, what."""
+"""(monotonic seconds, number, job): the number keeps jobs of the same time in order, and functions uncompared."""
 
 
 class DelayQueue:
+    """A queue of jobs that run at their time, on a thread that exists only while jobs wait."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._changes = Changes()
-        self._jobs: list[_Job] = []
+        self._changes = Condition()  # wakes the thread when another job has become the first
+        self._jobs: list[_Job] = []  # a heap
         self._order = count()
-        self._running = False
+        self._running = False  # there is a thread; changed under the lock, so that it does not end with a job left
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run `job` when so much time has passed. It must not raise."""
+        """Run `job` in `seconds`. It must not raise."""
         with self._lock:
             heapq.heappush(self._jobs, (time.monotonic() + seconds, next(self._order), job))
             running, self._running = self._running, True
         if running:
-            self._changes.tell()
+            self._changes.notify_all()
         else:
             threading.Thread(target=self._run, name="rpcbench-testing-later", daemon=True).start()
 
     def clear(self) -> None:
-        """What still waits is forgotten."""
+        """Discard the jobs that wait."""
         with self._lock:
             self._jobs.clear()
-        self._changes.tell()
+        self._changes.notify_all()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -132,25 +125,29 @@ class DelayQueue:
             self._changes.wait_for(partial(self._has_gone, first), first[0] - time.monotonic())
 
     def _has_gone(self, first: _Job) -> bool:
-        """Whether this is not the first any more."""
         with self._lock:
             return self._jobs[:1] != [first]
 
 
 Which = str | Callable[[Message], bool]
-"""The name of a kind of message, as `rpcbench.wire.messages` has it, or whether a message is meant."""
+"""Selects messages: the name of a kind in `rpcbench.wire.messages`, or a function that returns True for them."""
 _NAMES = frozenset(kind.__name__ for kind in KINDS)
-_REMEMBERED = 10_000
+_REMEMBERED = 10_000  # lines of `history`, and messages that may be sent again
+
+
+def _forget_oldest(messages: dict[tuple[int, int], int]) -> None:
+    if len(messages) > _REMEMBERED:
+        del messages[next(iter(messages))]  # it was acknowledged long ago
 
 
 @dataclass(slots=True)
 class Rule:
-    """What becomes of some messages: lost or refused the first `times` times, late by `seconds`, or held."""
+    """The fault of some messages: lost or refused the first `times` times, late by `seconds`, or held."""
 
     which: Which
-    to: int | None
-    times: int = 0
-    refused: bool = False
+    to: int | None  # id of the receiver; None: any
+    times: int = 0  # attempts to send a message that fail
+    refused: bool = False  # fail with an error at the sender, instead of silently
     seconds: float = 0.0
     held: bool = False
 
@@ -161,9 +158,14 @@ class Rule:
 
 
 class Faults(Link):
-    """`drop` and `duplicate` are shares of all messages, 0 to 1; `delay` is the longest time one may take, in seconds.
+    """A link that injects faults into the messages that its member sends.
 
-    `retry_seconds`: after how long a message that is not acknowledged goes again.
+    Args:
+        seed: Of the random faults.
+        drop: The share of messages that are lost, 0 to 1.
+        duplicate: The share of messages that are sent twice, 0 to 1.
+        delay: The longest random delay of a message, in seconds.
+        retry_seconds: Time without an acknowledgement after which a message is retransmitted.
 
     >>> from rpcbench.testing import Faults, install
     >>> faults = install(Faults(seed=7, delay=0.01))
@@ -176,7 +178,7 @@ class Faults(Link):
     >>> faults.heal()
     """
 
-    lossy = True
+    lossy = True  # so the protocol retransmits messages that are not acknowledged
 
     def __init__(
         self,
@@ -189,39 +191,48 @@ class Faults(Link):
         super().__init__()
         self.retry_seconds = retry_seconds
         self._seed, self._shares, self._longest = seed, (drop, duplicate), delay
-        self._lock = threading.Lock()
-        self._rules: list[Rule] = []
-        self._cut: set[int] = set()
-        self._held: list[tuple[int, int, Message]] = []
-        self._tries: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._history: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
+        self._lock = threading.Lock()  # guards the fields below; not held while a message is sent
+        self._rules: list[Rule] = []  # in the order of their definition; the first one that loses or holds decides
+        self._cut: set[int] = set()  # ids of members that receive nothing
+        self._held: list[tuple[int, int, Message]] = []  # receiver, sequence number, message
+        self._tries: Counter[tuple[int, int]] = Counter()  # by receiver and sequence number, for the latest messages
+        self._history: deque[str] = deque(maxlen=_REMEMBERED)
         self._began = time.monotonic()
         self._later = DelayQueue()
 
-    # -- what to do
+    # -- rules
     def drop(self, which: Which, to: int | None = None, times: int = 1) -> None:
-        """Lose such messages: each of them the first `times` times it is sent."""
+        """Lose messages.
+
+        Args:
+            which: The name of a kind of message, or a function that returns True for the messages meant.
+            to: Only messages to the member with this id; None: to all.
+            times: Each message is lost the first `times` times that it is sent.
+
+        Raises:
+            ValueError: No kind has this name.
+        """
         self._add(Rule(which, to, times))
 
     def refuse(self, which: Which, to: int | None = None, times: int = 1) -> None:
-        """Fail to send such messages, so that the sender knows: each of them the first `times` times."""
+        """Fail to send messages, with an error at the sender. For the arguments see `drop`."""
         self._add(Rule(which, to, times, refused=True))
 
     def delay(self, which: Which, seconds: float, to: int | None = None) -> None:
-        """Let such messages take that long."""
+        """Deliver messages `seconds` later. For the other arguments see `drop`."""
         self._add(Rule(which, to, seconds=seconds))
 
     def hold(self, which: Which, to: int | None = None) -> None:
-        """Keep such messages here until `release`."""
+        """Keep messages here until `release`. For the arguments see `drop`."""
         self._add(Rule(which, to, held=True))
 
     def cut(self, to: int) -> None:
-        """Lose everything to this member until `heal`."""
+        """Lose all messages to this member until `heal`."""
         with self._lock:
             self._cut.add(to)
 
     def release(self) -> None:
-        """Hold nothing any more, and let go what is held, in order."""
+        """Send the messages that are held, in order, and hold none any more."""
         with self._lock:
             self._rules = [rule for rule in self._rules if not rule.held]
             held, self._held = self._held, []
@@ -229,17 +240,17 @@ class Faults(Link):
             self._late(*message)
 
     def heal(self) -> None:
-        """From now on all messages pass; those that are held go out."""
+        """Remove all faults, and send the messages that are held."""
         with self._lock:
             self._rules.clear()
             self._cut.clear()
             self._shares, self._longest = (0.0, 0.0), 0.0
         self.release()
 
-    # -- what happened
+    # -- history
     @property
     def history(self) -> list[str]:
-        """One line for each message sent and received, the oldest first."""
+        """A line for each message sent and received, with its faults; the oldest first, the last 10,000."""
         with self._lock:
             return list(self._history)
 
@@ -252,9 +263,9 @@ class Faults(Link):
     # -- the link
     def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         with self._lock:
-            fates, what = self._fates(to, seq, message)
+            fates, what = self._decide(to, seq, message)
             self._tell(f"to {to}", seq, message, what)
-        if what == "refused":
+        if what == "refused":  # False: the message was not sent, so the caller may send it again
             raise ConnectionLostError(f"{type(message).__name__} to worker {to} was refused on purpose", False)
         for seconds in fates:
             if seconds:
@@ -268,20 +279,21 @@ class Faults(Link):
         super().incoming(source, seq, message)
 
     def closed(self) -> None:
-        self._later.clear()
+        self._later.clear()  # the agent has stopped: nothing could be sent
 
     # -- inside
     def _add(self, rule: Rule) -> None:
         if isinstance(rule.which, str) and rule.which not in _NAMES:
-            raise ValueError(f"there is no message {rule.which!r}; there are: {', '.join(sorted(_NAMES))}")
+            raise ValueError(f"unknown kind of message {rule.which!r}; use one of: {', '.join(sorted(_NAMES))}")
         with self._lock:
             self._rules.append(rule)
 
-    def _fates(self, to: int, seq: int, message: Message) -> tuple[list[float], str]:
-        """When copies of a message go out, in seconds from now, and what to call that."""
+    def _decide(self, to: int, seq: int, message: Message) -> tuple[list[float], str]:
+        """Return the delay in seconds of each copy to send (none: lost), and the fault's name for the history."""
         if to in self._cut:
             return [], "lost: cut off"
         turn = self._tries[to, seq] = self._tries[to, seq] + 1
+        _forget_oldest(self._tries)
         late = 0.0
         for rule in self._rules:
             if rule.means(to, message):
@@ -291,13 +303,12 @@ class Faults(Link):
                 if turn <= rule.times:
                     return [], "refused" if rule.refused else "lost"
                 late += rule.seconds
-        return self._chance(self._dice(to, seq, turn), late)
+        return self._random_faults(self._random_of(to, seq, turn), late)
 
-    def _dice(self, to: int, seq: int, turn: int) -> random.Random:
-        """What decides on the fate of a message that is sent for the `turn`-th time."""
-        return random.Random(f"{self._seed} {to} {seq} {turn}")
+    def _random_of(self, to: int, seq: int, turn: int) -> random.Random:
+        return random.Random(f"{self._seed} {to} {seq} {turn}")  # a shared one would depend on the order of threads
 
-    def _chance(self, chances: random.Random, late: float) -> tuple[list[float], str]:
+    def _random_faults(self, chances: random.Random, late: float) -> tuple[list[float], str]:
         drop, duplicate = self._shares
         if chances.random() < drop:
             return [], "lost"
@@ -306,7 +317,7 @@ class Faults(Link):
         return fates, ", ".join(["twice"] * (copies - 1) + ["late"] * any(fates))
 
     def _late(self, to: int, seq: int, message: Message) -> None:
-        with contextlib.suppress(RpcError):  # nobody waits for the news; what is lost is seen to
+        with contextlib.suppress(RpcError):  # the sender has returned long ago; the protocol handles lost peers
             super().outgoing(to, seq, message, False)
 
     def _tell(self, where: str, seq: int, message: Message, what: str) -> None:
@@ -315,28 +326,34 @@ class Faults(Link):
 
 
 def install(faults: Faults, agent: Agent | None = None) -> Faults:
-    """Disturb what a running agent sends from now on; by default, the agent of this process."""
+    """Inject faults into the messages that a running agent sends from now on, and return `faults`.
+
+    Args:
+        faults: Replaces any other link of the agent.
+        agent: By default the agent of this process.
+    """
     (agent or current.current()).links.use(faults)
     return faults
 
 
 class Settings(NamedTuple):
-    """Shares of all messages that are lost and that come twice, 0 to 1; the longest delay in seconds; the seed."""
+    """The faults of a drill."""
 
-    drop: float = 0.0
-    duplicate: float = 0.0
-    delay: float = 0.0
+    drop: float = 0.0  # share of messages that are lost, 0 to 1
+    duplicate: float = 0.0  # share of messages that are sent twice, 0 to 1
+    delay: float = 0.0  # the longest delay, in seconds
     seed: int = 0
 
 
-class Chaos(Faults):
-    """The faults of one member, of the messages of programs only."""
+class DrillFaults(Faults):
+    """The faults of one member during a drill; they affect messages of the program only."""
 
     def __init__(self, me: int, settings: Settings) -> None:
         super().__init__(settings.seed, settings.drop, settings.duplicate, settings.delay)
         self._me = me
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._sent: Counter[int] = Counter()
+        self._numbers: dict[tuple[int, int], int] = {}  # by receiver and sequence number: see `_random_of`
+        self._sent: Counter[int] = Counter()  # by receiver: messages of the program
+        self._counts: Counter[str] = Counter()  # of faults, and of messages sent
 
     def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         if of_program(message) and to != self._me:
@@ -345,34 +362,39 @@ class Chaos(Faults):
             Link.outgoing(self, to, seq, message, may_wait)
 
     def incoming(self, source: int, seq: int, message: Message) -> None:
-        Link.incoming(self, source, seq, message)
+        Link.incoming(self, source, seq, message)  # not in the history: `counts` is of messages sent
 
     def counts(self) -> dict[str, int]:
-        """How many messages were sent, lost, late and said twice."""
-        ends = [line.rpartition(": ")[2] for line in self.history]
-        return {"sent": len(ends)} | {what: sum(what in end for end in ends) for what in ("lost", "late", "twice")}
+        """Return how many messages were sent, lost, late and sent twice."""
+        return {what: self._counts[what] for what in ("sent", "lost", "late", "twice")}
 
-    def _dice(self, to: int, seq: int, turn: int) -> random.Random:
+    def _tell(self, where: str, seq: int, message: Message, what: str) -> None:
+        self._counts.update(["sent", *what.split(", ")])
+        super()._tell(where, seq, message, what)
+
+    def _random_of(self, to: int, seq: int, turn: int) -> random.Random:
+        # Messages of the runtime use sequence numbers, too, and their number varies: only the program's are counted.
         if (to, seq) not in self._numbers:
             self._numbers[to, seq] = self._sent[to]
             self._sent[to] += 1
+            _forget_oldest(self._numbers)
         return random.Random(f"{self._seed} {self._me} {to} {self._numbers[to, seq]} {turn}")
 
 
-class Disturbed:
-    """What a drill has at each member."""
+class DrillMember:
+    """The part of each member that injects the faults of a drill."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._link: Chaos | None = None
+        self._link: DrillFaults | None = None
 
     def begin(self, settings: Settings) -> None:
         self.end()
-        self._link = Chaos(self._agent.id, settings)
+        self._link = DrillFaults(self._agent.id, settings)
         self._agent.links.add(self._link)
 
     def end(self) -> dict[str, int]:
-        """From now on all passes, and what is late goes its way; the counts."""
+        """Let all messages pass, and return the counts. Messages that are late are sent at their time."""
         link, self._link = self._link, None
         if link is None:
             return {}
@@ -381,23 +403,31 @@ class Disturbed:
 
 
 class Drill:
-    """What is on in the world of one agent: `settings`, None where nothing is. Made by `on`."""
+    """The drill of an agent's world: faults at all members at once. Started by `on`."""
 
     def __init__(self, agent: Agent) -> None:
-        self.settings: Settings | None = None
+        self.settings: Settings | None = None  # None while no drill is on
         self._agent = agent
         agent.on_member(self._changed)
 
     @classmethod
     def of(cls, agent: Agent | None = None) -> Drill:
-        """That of the world of this agent, or of the current one."""
+        """Return the drill of this agent's world, by default of the current agent's."""
         return (agent or current.current()).part(cls)
 
     @classmethod
     def on(
         cls, *, drop: float = 0.0, duplicate: float = 0.0, delay: float = 0.0, seed: int = 0, agent: Agent | None = None
     ) -> Drill:
-        """Disturb all members from now on, instead of what was on."""
+        """Inject faults at all members from now on, in place of those of an earlier drill.
+
+        Args:
+            drop: The share of messages that are lost, 0 to 1.
+            duplicate: The share of messages that are sent twice, 0 to 1.
+            delay: The longest delay, in seconds.
+            seed: Of the random faults.
+            agent: A member of the world; by default the current agent.
+        """
         drill = cls.of(agent)
         drill.settings = Settings(drop, duplicate, delay, seed)
         for member in drill._agent.members():
@@ -405,12 +435,12 @@ class Drill:
         return drill
 
     def off(self) -> dict[str, int]:
-        """All messages pass again; how many were sent, lost, late and said twice, over all members."""
+        """Let all messages pass, and return how many all members sent, and how many were lost, late and sent twice."""
         self.settings = None
         total: Counter[str] = Counter()
         asked = [self._agent.call(member.id, end, timeout=0, own=True) for member in self._agent.members()]
         for future in asked:
-            with contextlib.suppress(RpcError):  # it has gone meanwhile
+            with contextlib.suppress(RpcError):  # the member has left meanwhile
                 total.update(future.wait())
         return dict(total)
 
@@ -419,15 +449,15 @@ class Drill:
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "joined" and self.settings is not None:
-            with contextlib.suppress(RpcError):  # it has gone again
+            with contextlib.suppress(RpcError):  # the member has left again
                 self._begin(who.id)
 
 
 def begin(settings: Settings) -> None:
-    """Called on a member."""
-    current.current().part(Disturbed).begin(settings)
+    """Begin a drill at this member. Called on each member by `Drill`."""
+    current.current().part(DrillMember).begin(settings)
 
 
 def end() -> dict[str, int]:
-    """Called on a member."""
-    return current.current().part(Disturbed).end()
+    """End the drill at this member. Called on each member by `Drill`."""
+    return current.current().part(DrillMember).end()

@@ -1,35 +1,50 @@
-"""Hold the messages between the members of a world, and let them go one by one, in whatever order.
+"""The stepper: hold the messages between the members of a world, and deliver them one at a time in any order.
 
-    stepper = Stepper.on()                 # nothing arrives any more, and no clock moves
-    future = rpc.rpc_async("worker1", f)   # as usual, on whatever member
-    stepper.wait()                         # until something is held
-    stepper.deliver()                      # the next; or deliver(7), drop(7), delay(7)
-    stepper.go()                           # all goes on, and so does time
+    stepper = Stepper.on()                 # no message is delivered any more, and all clocks stop
+    future = rpc.rpc_async("worker1", f)   # as usual, on any member
+    stepper.wait()                         # until a message is held
+    stepper.deliver()                      # the next one; or deliver(7), drop(7), delay(7)
+    stepper.go()                           # deliver all messages; the clocks run again
 
-While it is on, deadlines, retries and heartbeats stand still on all members, so nothing times out while a person
-thinks; `pass_time(2)` lets two seconds pass at once. A message that is dropped is lost as on a bad line: one of the
-protocol's own goes again once time passes, users' data is told of as lost.
-
-    stepper (this member)  ──StepCommand──►  StepAgent (each member)  holds HeldMessages, and the clock
-                           ◄────notice─────  what is held now
-
-A message is held where it arrives. There its bytes are its own, whatever its sender does to a tensor by then; its
-sender's errors are what they always are; the call that it answers is known by name; and a member that dies while it is
-held is mourned as after any last message. To the protocol a held message is one that takes long. Commands and notices
-are not the program's, so nothing holds them up. When the stepper's member goes, all that is held goes on.
+Guarantees
+- While a stepper is on, deadlines, retries and heartbeats of all members stand still, so no call times out while a
+  person thinks; `pass_time(2)` advances all clocks by two seconds at once.
+- A dropped message is lost as on a bad line: messages of the protocol are retransmitted once time passes, and the
+  loss of users' data is reported to the program.
+- When the member that made the stepper leaves, every member delivers all messages that it holds.
 """
+
+# Theory of operation
+#
+#     member of the stepper                              every member
+#     Stepper <-> _StepperReports  -- StepCommand (call) ->  StepAgent -+- HeldMessages: a link that holds messages
+#                        <---- notice HELD (a Report) --             +- PausableClock: stopped
+#
+#     a message arrives --> matches the StepCommand?
+#                             | no: delivered to the node at once
+#                             | yes
+#                             v
+#                           held --- deliver --> the node handles it, then a Report goes to the stepper
+#                                 +- drop -----> lost; its sender may retransmit once the clock moves
+#                                 +- go -------> all are delivered, in the order of their arrival
+#
+# A message is held at its receiver. There its bytes are a copy, so the sender may change the tensor meanwhile; the
+# sender gets the same errors as ever; the call that a reply answers is known by name; and when the sender is lost, its
+# held messages are handled as the last messages of any lost member. To the protocol a held message is a slow one.
+# Commands and notices of the stepper are not messages of the program, so no stepper holds them.
+# Notices may overtake each other. So each report has a `turn`, and the stepper ignores a report with a turn lower than
+# that of the last one from its member, and one that names another stepper.
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from rpcbench.base.conditions import Changes, Listeners
+from rpcbench.base.conditions import Condition, Listeners
 from rpcbench.base.errors import RpcError, counted
 from rpcbench.base.futures import Future
 from rpcbench.runtime import current
@@ -43,251 +58,235 @@ from rpcbench.wire.messages import Message
 
 
 class HeldMessage(NamedTuple):
-    """A message that is held, and since when (monotonic seconds)."""
+    """A message that is held at its receiver."""
 
-    source: int
-    seq: int
+    source: int  # id of the sender
+    seq: int  # sequence number
     message: Message
-    since: float
 
 
 class HeldMessages(Link):
-    """Holds the messages that `means(source, message)`. `told` is called when there are more of them."""
+    """A link that holds the messages for which `means(source, message)`, and calls `told` after each one."""
 
-    lossy = True
+    lossy = True  # `drop` loses messages without breaking the connection: the protocol has to retransmit
 
     def __init__(self, means: Callable[[int, Message], bool], told: Callable[[], object]) -> None:
         super().__init__()
         self._means = means
         self._told = told
-        self._lock = threading.Lock()
-        self._held: dict[int, HeldMessage] = {}
-        self._count = 0
-        self._over = False
+        self._lock = threading.Lock()  # not held while a message is delivered: the node may run for long
+        self._held: dict[int, HeldMessage] = {}  # by key, in the order of arrival
+        self._count = 0  # the next key
+        self._over = False  # after `let_go()`: messages pass, though the link may not be removed yet
 
     @property
     def held(self) -> dict[int, HeldMessage]:
-        """By their numbers here, in the order of arrival."""
+        """Return the held messages by key, in the order of arrival."""
         with self._lock:
             return dict(self._held)
 
     def incoming(self, source: int, seq: int, message: Message) -> None:
-        if not self._means(source, message):
-            super().incoming(source, seq, message)
-            return
+        meant = self._means(source, message)
         with self._lock:
-            if not self._over:
-                self._held[self._count] = HeldMessage(source, seq, message, time.monotonic())
+            if held := meant and not self._over:
+                self._held[self._count] = HeldMessage(source, seq, message)
                 self._count += 1
-                message = None
-        if message is None:
+        if held:
             self._told()
         else:
             super().incoming(source, seq, message)
 
-    def deliver(self, key: int) -> bool:
-        """Let one go on; what follows from it has been done when this returns. False if it is not held any more."""
-        waiting = self._take(key)
-        if waiting is not None:
-            super().incoming(waiting.source, waiting.seq, waiting.message)
-        return waiting is not None
-
-    def drop(self, key: int) -> bool:
-        """Lose one. False if it is not held any more."""
-        return self._take(key) is not None
+    def take(self, key: int, deliver: bool) -> None:
+        """Deliver one message, and return once the node has handled it; or lose it. Harmless if it is not held."""
+        with self._lock:
+            waiting = self._held.pop(key, None)
+        if waiting is not None and deliver:
+            super().incoming(*waiting)
 
     def let_go(self, source: int | None = None) -> None:
-        """Let all go on that is held, in order; or all of one member. Without one, nothing is held any more."""
+        """Deliver the held messages of member `source` in order; with None, all of them, and hold none any more."""
         with self._lock:
-            self._over = source is None
+            self._over = self._over or source is None  # a member that is lost meanwhile changes nothing
             going = {key: one for key, one in self._held.items() if source in (None, one.source)}
             self._held = {key: one for key, one in self._held.items() if key not in going}
         for waiting in going.values():
-            super().incoming(waiting.source, waiting.seq, waiting.message)
-
-    def _take(self, key: int) -> HeldMessage | None:
-        with self._lock:
-            return self._held.pop(key, None)
+            super().incoming(*waiting)
 
 
-class Clock:
-    """Counts the seconds of another one, except for those in which it stood still."""
+class PausableClock:
+    """A clock that follows another one, without the seconds during which it was stopped."""
 
     def __init__(self, source: Callable[[], float]) -> None:
         self._source = source
-        self._behind = 0.0
-        self._stands: float | None = None
+        self._offset = 0.0  # seconds that this clock is behind its source
+        self._stopped_at: float | None = None  # the time shown while stopped; None while it runs
 
     def __call__(self) -> float:
-        stands = self._stands
-        return self._source() - self._behind if stands is None else stands
+        stands = self._stopped_at  # read once: another thread may start the clock
+        return self._source() - self._offset if stands is None else stands
 
     def stop(self) -> None:
-        """Harmless while it stands."""
-        self._stands = self()
+        """Stop the clock. Harmless while it is stopped."""
+        self._stopped_at = self()
 
-    def put_on(self, seconds: float) -> None:
-        """While it stands: so many seconds have passed."""
-        assert self._stands is not None, "a clock that runs is not put on by hand"
-        self._stands += seconds
+    def advance(self, seconds: float) -> None:
+        """Advance the stopped clock by `seconds`."""
+        assert self._stopped_at is not None, "only a stopped clock can be advanced"
+        self._stopped_at += seconds
 
     def go(self) -> None:
-        """Go on from where it stands. Harmless while it runs."""
-        if self._stands is not None:
-            self._behind = self._source() - self._stands
-            self._stands = None
+        """Run again from the time shown, so that no deadline is jumped over. Harmless while the clock runs."""
+        if self._stopped_at is not None:
+            self._offset = self._source() - self._stopped_at
+            self._stopped_at = None
 
 
-HELD = "step.held"
+HELD = "step.held"  # the notice that carries a Report
 Report = dict[str, Any]
-"""{stepper, turn, rows}: of two the one with the higher turn is later; see `Station.report`. No rows: it is over."""
+"""{stepper, turn, rows}: the report with the higher turn is the later one; see `StepAgent.report`. Rows None: over."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """Hold messages of these kinds, to and from these members (empty: all), for the stepper of this name."""
+    """The request to hold messages of some kinds, sent or received by some members, for one stepper."""
 
-    stepper: str
+    stepper: str  # id of the stepper, "member.number": unique in the world
     kinds: frozenset[str]
-    members: frozenset[int]
+    members: frozenset[int]  # empty: all
 
 
 class StepAgent:
+    """The part of each member that holds messages and stops the clock on request of a stepper."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.RLock()  # around changes of what is held by whom; not around deliveries
-        self._order: StepCommand | None = None
-        self._desk = -1
+        self._lock = threading.RLock()  # guards the fields below; not held while messages are delivered
+        self._command: StepCommand | None = None  # the current command; None while no stepper is on
+        self._controller = -1  # id of the member with the stepper
         self._link: HeldMessages | None = None
-        self._clock: Clock | None = None
-        self._patience = 0.0
-        self._turn = 0
-        self._telling = False
+        self._clock: PausableClock | None = None  # stays in place after the first stepper, as deadlines refer to it
+        self._patience = 0.0  # the watchdog's own patience, in seconds, while it is replaced by 0
+        self._turn = 0  # counts reports
+        self._report_scheduled = False  # a report is scheduled and has not read the held messages yet
         agent.on_member(self._changed)
 
-    # -- what the stepper asks for
+    # -- requests of the stepper
     def hold(self, desk: int, order: StepCommand) -> Report:
-        """Begin; what another stepper held goes on, and it is told."""
-        before, over = self._desk, self._order
+        """Begin to hold messages. Those of an earlier stepper are delivered, and that stepper is notified."""
+        before, over = self._controller, self._command
         self.end()
         if over is not None:
             self._agent.notify(before, HELD, {"stepper": over.stepper, "turn": self._turn, "rows": None})
         with self._lock:
-            self._desk, self._order = desk, order
-            self._link = HeldMessages(self._means, self._tell_soon)
+            self._controller, self._command = desk, order
+            self._link = HeldMessages(self._means, self._report_soon)
             if self._clock is None:
-                self._clock = Clock(self._agent.links.clock)
+                self._clock = PausableClock(self._agent.links.clock)
             self._clock.stop()
-            self._patience = self._swap_patience(0.0)  # who waits for a person is not told of
+            self._patience = self._swap_patience(0.0)  # waits for a person are no stalls: the log stays free of them
             self._agent.links.run_by(self._clock)
             self._agent.links.add(self._link)
         return self.report()
 
-    def deliver(self, key: int) -> Report:
+    def take(self, key: int, deliver: bool) -> Report:
         if self._link is not None:
-            self._link.deliver(key)
+            self._link.take(key, deliver)
         return self.report()
 
-    def drop(self, key: int) -> Report:
-        if self._link is not None:
-            self._link.drop(key)
-        return self.report()
-
-    def put_on(self, seconds: float) -> Report:
-        """Let so much time pass at once."""
+    def advance(self, seconds: float) -> Report:
+        """Advance the clock by `seconds`."""
         with self._lock:
             if self._clock is not None and self._link is not None:
-                self._clock.put_on(seconds)
-                self._agent.links.run_by(self._clock)
+                self._clock.advance(seconds)
+                self._agent.links.run_by(self._clock)  # the same clock again: deadlines are looked at anew
         return self.report()
 
     def end(self, stepper: str | None = None) -> None:
-        """All goes on, and time as well. Harmless where this stepper (None: any) holds nothing."""
+        """Deliver all held messages and start the clock. Harmless if stepper `stepper` (None: any) holds none here."""
         with self._lock:
-            if self._link is None or self._clock is None or stepper not in (None, self._order and self._order.stepper):
-                return
-            link, self._link, self._order = self._link, None, None
+            if self._link is None or stepper not in (None, self._command and self._command.stepper):
+                return  # another stepper has taken over meanwhile: it keeps its messages
+            assert self._clock is not None  # made with the first link
+            link, self._link, self._command = self._link, None, None
             self._clock.go()
             self._swap_patience(self._patience)
             self._agent.links.run_by(self._clock)
-        link.let_go()
+        link.let_go()  # while the link is still connected to the node
         self._agent.links.remove(link)
 
     def _swap_patience(self, seconds: float) -> float:
-        """Of the one who tells of long waits in the log: what it was before."""
+        """Set after how long the watchdog logs a wait, and return the value before."""
         watchdog = self._agent.part(Watchdog)
         before, watchdog.patience = watchdog.patience, seconds
         return before
 
-    # -- what it is told
+    # -- reports to the stepper
     def report(self) -> Report:
-        """What is held: rows of key, sender, kind, label, ids, and since when (monotonic seconds)."""
+        """Return the held messages: rows of key, sender, kind, label and ids."""
         with self._lock:
             self._turn += 1
-            link, stepper = self._link, self._order.stepper if self._order else ""
-            held = link.held if link is not None else {}
-            turn = self._turn
-        return {"stepper": stepper, "turn": turn, "rows": [self._row(key, one) for key, one in held.items()]}
+            turn, stepper = self._turn, self._command.stepper if self._command else ""
+            held = self._link.held if self._link is not None else {}
+        rows = [
+            [key, source, type(message).__name__, self._label(message), message_ids(message)]
+            for key, (source, _, message) in held.items()
+        ]
+        return {"stepper": stepper, "turn": turn, "rows": rows}
 
-    def _row(self, key: int, one: HeldMessage) -> list[Any]:
-        message = one.message
-        return [key, one.source, type(message).__name__, self._label(one), message_ids(message), one.since]
-
-    def _label(self, one: HeldMessage) -> str:
-        """The name of the function that it is about."""
-        message = one.message
-        if isinstance(message, m.Result | m.Failure):
+    def _label(self, message: Message) -> str:
+        """Return the name of the function that the message belongs to."""
+        if isinstance(message, m.Result | m.Failure):  # a reply has no label: its call here has
             asked = self._agent.machine.ask(lambda node: node.calls.outgoing.get(message.call))
             return asked.label if asked else ""
         return getattr(message, "label", "to_here" if isinstance(message, m.Fetch) else "")
 
     def _means(self, source: int, message: m.Message) -> bool:
-        order = self._order
+        order = self._command
         if order is None or source == self._agent.id or type(message).__name__ not in order.kinds:
             return False
         return of_program(message) and (not order.members or not order.members.isdisjoint((source, self._agent.id)))
 
-    def _tell_soon(self) -> None:
-        """Several that come together are told of together."""
+    def _report_soon(self) -> None:
+        """Send a report from a pool thread. Messages that arrive together share one report."""
         with self._lock:
-            telling, self._telling = self._telling, True
+            telling, self._report_scheduled = self._report_scheduled, True
         if not telling:
             self._agent.submit(self._tell)
 
     def _tell(self) -> None:
         with self._lock:
-            self._telling = False
-            desk = self._desk
+            self._report_scheduled = False
+            desk = self._controller
         self._agent.notify(desk, HELD, self.report())
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind not in GONE:
             return
-        if who.id == self._desk:
-            self.end()
+        if who.id == self._controller:
+            self.end()  # no stepper is left that could deliver these messages
         elif (link := self._link) is not None:
-            link.let_go(who.id)  # last words; whoever was told of its end does not hear them
-            self._tell_soon()
+            link.let_go(who.id)  # harmless: a node that has removed the member ignores its messages
+            self._report_soon()
 
 
 def at(deed: Callable[..., Any], *args: Any) -> Any:
-    """Called on a member: do that at its station."""
+    """Call a method of this member's StepAgent. Called on each member by the stepper."""
     return deed(current.current().part(StepAgent), *args)
 
 
-_LINES = 20
-_STRIDE = 0.5
+_LINES = 20  # messages that `str(stepper)` lists
+_STRIDE = 0.5  # seconds by which `pass_time` advances the clocks at once
 
 
 class Held(NamedTuple):
-    """A message that is held, under its number `n`; names of members; the function's name; what it is about."""
+    """A held message, as the stepper shows it."""
 
-    n: int
-    sender: str
+    n: int  # its number in the stepper
+    sender: str  # names of members
     to: str
     kind: str
-    label: str
-    ids: dict[str, str]
+    label: str  # the name of the function, or ""
+    ids: dict[str, str]  # of the RRef, fork, context or call; see `message_ids`
 
     def __str__(self) -> str:
         about = "  ".join(f"{name} {value}" for name, value in self.ids.items())
@@ -295,36 +294,42 @@ class Held(NamedTuple):
 
 
 class Stepper:
-    """Made by `on`. `delivered` and `dropped` count the messages that were; `cell` is the handle of a `%%step` cell.
+    """A stepper of one world, made by `on`. Only one of a world is on at a time.
 
-    One of a world is on at a time. In a notebook it shows itself as a panel, with buttons. What is held when its member
-    goes, or ends its world, hangs nowhere: other members go on by themselves.
+    In a notebook it is displayed as a panel with buttons. `delivered` and `dropped` count messages; `cell` is the
+    handle of a `%%step` cell.
     """
 
     def __init__(self, agent: Agent, order: StepCommand) -> None:
         self.delivered = self.dropped = 0
         self.cell: Any = None
         self._agent = agent
-        self._order = order
-        self._lock = threading.Lock()
-        self._changes = Changes()
-        self._listeners = Listeners()
+        self._command = order
+        self._lock = threading.Lock()  # guards `_rows`, `_turns` and the counts; not held during calls
+        self._changes = Condition()  # wakes `wait`
+        self._listeners = Listeners()  # panels
         self._numbers = itertools.count(1)
-        self._turns: dict[int, int] = {}
-        self._rows: dict[int, tuple[int, int, Held]] = {}  # by number, in order: member, its key, what is shown
+        self._turns: dict[int, int] = {}  # by member: the turn of its latest report
+        self._rows: dict[int, tuple[int, int, Held]] = {}  # by number, the next first: member, key there, row
         self._on = True
 
     @classmethod
     def on(cls, kinds: Iterable[str] = PROGRAM, members: Iterable[str | int] = (), agent: Agent | None = None) -> Self:
-        """Begin to hold messages of these `kinds`, to and from these `members`; of none named, of all.
+        """Begin to hold messages. Those that another stepper of this world holds are delivered.
 
-        What another stepper of this world holds goes on. ValueError for kinds that there are not.
+        Args:
+            kinds: Names of the kinds of messages to hold, keys of `PROGRAM`.
+            members: Names or ids of members; messages sent or received by one of them are held. Empty: all members.
+            agent: The member that controls the stepper; by default the current one.
+
+        Raises:
+            ValueError: A kind is unknown.
         """
         agent, kinds = agent or current.current(), frozenset(kinds)
         if unknown := kinds - PROGRAM.keys():
             there = ", ".join(PROGRAM)
-            raise ValueError(f"no message is called {', '.join(sorted(unknown))}; there are: {there}")
-        desk = agent.part(_Desk)
+            raise ValueError(f"unknown kind of message: {', '.join(sorted(unknown))}; use some of: {there}")
+        desk = agent.part(_StepperReports)
         order = StepCommand(
             f"{agent.id}.{next(desk.numbers)}", kinds, frozenset(agent.member(one).id for one in members)
         )
@@ -332,19 +337,28 @@ class Stepper:
         desk.begin(stepper)
         return stepper
 
-    # -- what is held
+    # -- held messages
     @property
     def is_on(self) -> bool:
         return self._on
 
     @property
     def held(self) -> list[Held]:
-        """What is held, the next one first."""
+        """The held messages, the next one first."""
         with self._lock:
             return [row for _, _, row in self._rows.values()]
 
     def wait(self, count: int = 1, timeout: float = 20.0, kind: str | None = None) -> list[Held]:
-        """Wait until so many messages (of that kind) are held, and return them. RpcError after `timeout` seconds."""
+        """Wait until `count` messages are held, and return all that are held.
+
+        Args:
+            count: The number of messages to wait for.
+            timeout: Seconds.
+            kind: Count and return only messages of this kind.
+
+        Raises:
+            RpcError: Fewer messages are held after `timeout` seconds, or the stepper has ended.
+        """
 
         def there() -> list[Held]:
             return [row for row in self.held if kind in (None, row.kind)]
@@ -355,68 +369,78 @@ class Stepper:
             raise RpcError(f"waited {timeout:g} s for {what} to be held; there are:\n{self}")
         return found
 
-    # -- what to do with it
+    # -- actions
     def deliver(self, n: int | None = None) -> Held | None:
-        """Let the next one go on, or that with number `n`: the tables of its receiver have changed when this returns.
+        """Deliver the next message, or that with number `n`. The receiver's node has handled it when this returns.
 
-        The message; None where nothing is held. ValueError where there is none with that number.
+        Returns the message, or None if no message is held. Raises ValueError if none has that number.
         """
-        return self._do(n, StepAgent.deliver)
+        return self._take(n, deliver=True)
 
     def drop(self, n: int | None = None) -> Held | None:
-        """Lose the next one, or that with number `n`. As `deliver`."""
-        return self._do(n, StepAgent.drop)
+        """Lose the next message, or that with number `n`. Returns and raises as `deliver`."""
+        return self._take(n, deliver=False)
 
     def delay(self, n: int | None = None) -> Held | None:
-        """Put the next one, or that with number `n`, behind all others that are held now."""
+        """Move the next message, or that with number `n`, behind all others that are held. As `deliver`."""
         with self._lock:
             n = self._number(n)
             if n is None:
                 return None
-            self._rows[n] = self._rows.pop(n)
-            row = self._rows[n][2]
+            self._rows[n] = moved = self._rows.pop(n)  # a dict keeps the order of insertion: now it is the last
         self._tell()
-        return row
+        return moved[2]
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass at once, for deadlines and retries of all members.
-
-        In strides of half a second, as each retry sets the time of the next.
-        """
+        """Advance the clocks of all members by `seconds`, for deadlines and retries."""
+        # In strides: each retry sets the time of the next one, so one long stride would cause a single retry.
         while self._on and seconds > 0:
-            self._everywhere(StepAgent.put_on, min(seconds, _STRIDE))
+            self._everywhere(StepAgent.advance, min(seconds, _STRIDE))
             seconds -= _STRIDE
 
     def go(self) -> None:
-        """Let all go on, also what comes; clocks go again. Harmless if that is so already."""
+        """Deliver all messages, hold none any more, and start the clocks again. Idempotent."""
         if self._on:
-            self._on = False
-            self._everywhere(StepAgent.end, self._order.stepper)
+            self._on = False  # first: reports that arrive from now on are ignored
+            self._everywhere(StepAgent.end, self._command.stepper)
             self.ended()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake`, from some thread, after each change, until the returned function is called."""
+        """Call `wake`, from any thread, after each change, until the returned function is called."""
         return self._listeners.add(wake)
 
     def submit(self, job: Callable[[], object]) -> None:
-        """For the runtime: do something on another thread."""
+        """For the runtime: run `job` on a pool thread."""
         self._agent.submit(job)
 
-    # -- by the desk
+    # -- called by `_StepperReports`
     def began(self, member: int) -> None:
-        """For the runtime: hold what comes in at a member, too."""
-        self._heard(member, self._ask(member, StepAgent.hold, self._agent.id, self._order).wait())
+        """For the runtime: hold the messages that arrive at `member`, too."""
+        self.heard(member, self._ask(member, StepAgent.hold, self._agent.id, self._command).wait())
 
     def heard(self, member: int, report: Report) -> None:
-        if not self._on or report["stepper"] != self._order.stepper:
+        """For the runtime: replace the rows of a member by those of its report. Reports may arrive in any order."""
+        if not self._on or report["stepper"] != self._command.stepper:
             return
         if report["rows"] is None:
             self.ended()  # a stepper of another member has taken over
-        else:
-            self._heard(member, report)
+            return
+        names = self._agent.member_table.name
+        with self._lock:
+            if report["turn"] <= self._turns.get(member, -1):
+                return  # a later report has been applied
+            self._turns[member] = report["turn"]
+            known = {key for where, key, _ in self._rows.values() if where == member}
+            rows = {row[0]: row for row in report["rows"]}
+            self._rows = {n: one for n, one in self._rows.items() if one[0] != member or one[1] in rows}
+            for key, source, kind, label, about in rows.values():
+                if key not in known:  # others keep their number and place, as `delay` may have moved them
+                    n = next(self._numbers)
+                    self._rows[n] = member, key, Held(n, names(source), names(member), kind, label, about)
+        self._tell()
 
     def lost(self, member: int) -> None:
-        """For the runtime: a member is gone, and what it held with it."""
+        """For the runtime: forget a member that has left, and the messages that it held."""
         with self._lock:
             self._turns.pop(member, None)
             self._rows = {n: row for n, row in self._rows.items() if row[0] != member}
@@ -429,62 +453,46 @@ class Stepper:
         self._tell()
 
     # -- inside
-    def _do(self, n: int | None, deed: Callable[..., Report]) -> Held | None:
+    def _take(self, n: int | None, deliver: bool) -> Held | None:
         with self._lock:
             n = self._number(n)
             if n is None:
                 return None
-            member, key, row = self._rows.pop(n)
-            self.delivered += deed is StepAgent.deliver
-            self.dropped += deed is StepAgent.drop
+            member, key, row = self._rows.pop(n)  # before the call: a second click takes the message after it
+            self.delivered += deliver
+            self.dropped += not deliver
         self._tell()
-        self._heard(member, self._ask(member, deed, key).wait())
+        self.heard(member, self._ask(member, StepAgent.take, key, deliver).wait())
         return row
 
     def _number(self, n: int | None) -> int | None:
-        """The number that is meant; None for the next one where there is none."""
+        """Return `n` if such a message is held, or with None the number of the next; None if none is held."""
         if n is not None and n not in self._rows:
             raise ValueError(f"no message {n} is held; there are: {', '.join(map(str, self._rows)) or 'none'}")
         return next(iter(self._rows), None) if n is None else n
 
-    def _heard(self, member: int, report: Report) -> None:
-        """What a member holds; words of it may come in any order."""
-        names = self._agent.roster.name
-        with self._lock:
-            if report["turn"] <= self._turns.get(member, -1) or report["stepper"] != self._order.stepper:
-                return
-            self._turns[member] = report["turn"]
-            known = {key for where, key, _ in self._rows.values() if where == member}
-            rows = {row[0]: row for row in report["rows"]}
-            self._rows = {n: one for n, one in self._rows.items() if one[0] != member or one[1] in rows}
-            for key, source, kind, label, about, _ in rows.values():
-                if key not in known:
-                    n = next(self._numbers)
-                    self._rows[n] = member, key, Held(n, names(source), names(member), kind, label, about)
-        self._tell()
-
     def _ask(self, member: int, deed: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._agent.call(member, at, (deed, *args), timeout=0, own=True)
+        return self._agent.call(member, at, (deed, *args), timeout=0, own=True)  # no limit: the clocks stand still
 
     def _everywhere(self, deed: Callable[..., Any], *args: Any) -> None:
-        """A member that is lost meanwhile needs nothing."""
+        """Call a method of the StepAgent of every member, and wait for all."""
         asked = [self._ask(info.id, deed, *args) for info in self._agent.members()] if self._agent.running else []
         for future in asked:
-            with contextlib.suppress(RpcError):
+            with contextlib.suppress(RpcError):  # a member that is lost meanwhile has ended its own part
                 future.wait()
 
     def _tell(self) -> None:
-        self._changes.tell()
-        self._listeners.tell()
+        self._changes.notify_all()
+        self._listeners.notify()
 
     def __repr__(self) -> str:
         count = len(self.held)
-        state = f"{counted(count, 'message')} held" if self._on else "nothing is held any more"
+        state = f"{counted(count, 'message')} held" if self._on else "off, no message is held"
         return f"<stepper: {state}; {self.delivered} delivered, {self.dropped} dropped>"
 
     def _ipython_display_(self) -> None:
-        """In a notebook: the step panel."""
-        from IPython.display import display
+        """Show the step panel in a notebook."""
+        from IPython.display import display  # here: IPython is needed in notebooks only
 
         from rpcbench.panels.step import StepPanel
 
@@ -496,13 +504,13 @@ class Stepper:
         return "\n".join([repr(self)[1:-1], *map(str, held[:_LINES]), *more])
 
 
-class _Desk:
-    """Hears what all members hold, for the one stepper of this member that is on."""
+class _StepperReports:
+    """The dispatcher of reports and changes of membership to the stepper of this member that is on."""
 
     def __init__(self, agent: Agent) -> None:
-        self.numbers = itertools.count(1)
+        self.numbers = itertools.count(1)  # for ids of steppers
         self._agent = agent
-        self._stepper: Stepper | None = None
+        self._stepper: Stepper | None = None  # the latest; it may be off
         agent.on_notice(HELD, self._heard)
         agent.on_member(self._changed)
         agent.on_end.append(self._ended)
@@ -514,7 +522,7 @@ class _Desk:
         try:
             for info in self._agent.members():
                 stepper.began(info.id)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: no member may keep its messages and a stopped clock
             stepper.go()
             raise
 
@@ -529,7 +537,7 @@ class _Desk:
         if kind in GONE:
             stepper.lost(who.id)
         elif kind == "joined":
-            with contextlib.suppress(RpcError):  # it has gone again
+            with contextlib.suppress(RpcError):  # it has left again
                 stepper.began(who.id)
 
     def _ended(self) -> None:

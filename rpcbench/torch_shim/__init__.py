@@ -1,11 +1,11 @@
-"""Puts our modules in the place of torch.distributed.{rpc,autograd,optim,nn}, for programs written for torch.
+"""Replacement of torch.distributed.{rpc,autograd,optim,nn} by our modules, for programs written for torch.
 
-So it does with the C++ modules below them, torch._C._distributed_{rpc,autograd}, which libraries ask for classes. Names
-of torch's own runtime that have no counterpart here can be imported, and raise NotImplementedError when they are used.
+It also replaces the C++ modules below them, torch._C._distributed_{rpc,autograd}, from which libraries import classes.
+Names of torch's own runtime without a counterpart here can be imported, and raise NotImplementedError on use.
 
-`bind()` does it in this process; with `environment()` a new Python process, and every one that it starts in turn, does
-it by itself as soon as torch is imported (`site/sitecustomize.py`). Nothing of torch is changed but these names: what
-imported them before keeps torch's.
+`bind()` replaces the modules in this process. With `environment()` a new Python process, and every process that it
+starts in turn, does so itself as soon as torch is imported (`site/sitecustomize.py`). Only these names change: modules
+that imported them before keep torch's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NoReturn
 
 __all__ = ["VARIABLE", "bind", "environment"]
 
-VARIABLE = "RPCBENCH_REBIND"
-_SITE = Path(__file__).parent / "site"
-_MODULES = {
+VARIABLE = "RPCBENCH_REBIND"  # set in processes that replace the modules themselves
+_SITE = Path(__file__).parent / "site"  # goes first on PYTHONPATH
+_MODULES = {  # torch's module -> ours
     "torch._C._distributed_autograd": "rpcbench.autograd",
     "torch._C._distributed_rpc": "rpcbench.rpc",
     "torch.distributed.autograd": "rpcbench.autograd",
@@ -36,7 +36,7 @@ _MODULES = {
     "torch.distributed.optim.optimizer": "rpcbench.optim",
     "torch.distributed.nn.api.remote_module": "rpcbench.nn",
 }  # fmt: skip
-_NAMES = {  # what the packages, which hold more than RPC, take from these modules when they are imported
+_NAMES = {  # names that packages with more than RPC import from these modules: package -> name, our module
     "torch.distributed.optim": ("DistributedOptimizer", "rpcbench.optim"),
     "torch.distributed.nn": ("RemoteModule", "rpcbench.nn"),
 }
@@ -44,7 +44,7 @@ _OF_AGENTS = """_cleanup_python_rpc_handler _destroy_rref_context _invoke_remote
     _invoke_remote_torchscript _invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript
     _reset_current_rpc_agent RemoteProfilerManager"""
 _OF_PROFILERS = "_disable_server_process_global_profiler _enable_server_process_global_profiler"
-_NOT_OFFERED = {  # torch's module -> functions and classes that only its own runtime has
+_NOT_OFFERED = {  # torch's module -> functions and classes of its own runtime alone
     "torch.distributed.rpc": f"""{_OF_AGENTS} {_OF_PROFILERS} _disable_jit_rref_pickle _enable_jit_rref_pickle
         _set_profiler_node_id _validate_rpc_args""",
     "torch.distributed.rpc.api": f"""{_OF_AGENTS} _enable_rpc_profiler _finalize_shutdown _get_should_profile
@@ -66,7 +66,7 @@ _NOT_OFFERED = {  # torch's module -> functions and classes that only its own ru
 
 
 class _NotOffered(type):
-    """A class, so that isinstance works and subclasses can be written; a call or a question raises with its name."""
+    """The type of a missing name: a class, for isinstance and subclassing; a call or an attribute of it raises."""
 
     def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(
@@ -75,17 +75,17 @@ class _NotOffered(type):
         )
 
     def __getattr__(cls, name: str) -> NoReturn:
-        if name.startswith("__"):  # Python's own questions
+        if name.startswith("__"):  # Python itself looks these up, also in isinstance and class statements
             raise AttributeError(name)
         cls()
 
 
 def bind() -> None:
-    """From now on, who imports one of those modules gets ours. torch must be imported already."""
+    """Replace the modules: later imports of them get ours. torch must be imported already."""
     for theirs, ours in _MODULES.items():
         module = importlib.import_module(ours)
         package, _, name = theirs.rpartition(".")
-        if package in sys.modules:
+        if package in sys.modules:  # `import a.b` reads sys.modules, but `a.b` and `from a import b` the attribute
             setattr(sys.modules[package], name, module)
         sys.modules[theirs] = module
     for theirs, names in _NOT_OFFERED.items():
@@ -97,6 +97,6 @@ def bind() -> None:
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base`, for processes that are to bind by themselves."""
+    """Return the environment `base`, extended for processes that are to replace the modules themselves."""
     path = [str(_SITE), *filter(None, [base.get("PYTHONPATH")])]
     return {**base, VARIABLE: "1", "PYTHONPATH": os.pathsep.join(path)}

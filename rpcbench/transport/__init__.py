@@ -1,1 +1,1 @@
-"""Floor 3: bytes between processes: connections, listeners, the handshake, and the seam where links can be watched."""
+"""Layer 3, transport of bytes between processes: connections, listeners, the handshake, and the message interceptor."""

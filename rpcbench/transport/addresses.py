@@ -1,10 +1,10 @@
-"""Addresses, and connections opened by them: nothing above here knows what kind of socket it uses.
+"""Addresses, and the opening of authenticated connections; the layers above do not depend on the kind of socket.
 
     unix:PATH         a unix socket
     tcp://HOST:PORT   plain TCP, for loopback
     tls://HOST:PORT   TCP with TLS, for all other interfaces
 
-An opening takes HANDSHAKE_SECONDS at most, however the peer behaves, and leaves nothing behind where it fails.
+To open a connection takes HANDSHAKE_SECONDS at most, however the peer behaves; a failure leaves no socket open.
 """
 
 from __future__ import annotations
@@ -21,58 +21,58 @@ from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import listeners, tls
 from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
+from rpcbench.transport.waiting import time_left
 
 _TRANSPORTS = ("unix", "tcp")
+_LATE = f"the handshake took more than {HANDSHAKE_SECONDS:g} s"
 
 
 class Listener(Protocol):
     """Takes connections at one address."""
 
     def accept(self) -> socket.socket | None:
-        """The next peer's socket, not yet looked at; None once the listener is closed."""
+        """Return the next peer's socket, not yet authenticated; None once the listener is closed."""
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
-        """The stream of an accepted socket. AuthenticationError for a stranger, OSError past the deadline."""
+        """Return the stream of an accepted socket. AuthenticationError for a stranger, OSError past the deadline."""
 
     def close(self) -> None:
-        """Stop listening, and leave no file behind."""
+        """Stop listening, and remove the socket file if there is one."""
 
     def forked(self) -> None:
-        """In a forked child: the socket is the parent's."""
+        """Close the descriptor in a forked child: the socket belongs to the parent."""
 
 
 # -- addresses
 def transport() -> str:
-    """What RPCBENCH_TRANSPORT says, or the best this system has: "unix" or "tcp"."""
+    """Return "unix" or "tcp": the value of RPCBENCH_TRANSPORT, else the best that this system has."""
     kind = os.environ.get("RPCBENCH_TRANSPORT") or ("unix" if hasattr(socket, "AF_UNIX") else "tcp")
     if kind not in _TRANSPORTS:
-        raise ValueError(f"RPCBENCH_TRANSPORT={kind!r} is no transport; use one of {_TRANSPORTS}")
+        raise ValueError(f"RPCBENCH_TRANSPORT={kind!r} is not a transport; use one of {_TRANSPORTS}")
     return kind
 
 
 def own_address(directory: Path, member: int, incarnation: int) -> str:
-    """Where a member of a world on one host listens."""
+    """Return the address for a member of a world on one host to listen on."""
     if transport() == "tcp":
-        return "tcp://127.0.0.1:0"
+        return "tcp://127.0.0.1:0"  # the system picks a free port
     return f"unix:{directory / f'{member}.{incarnation}.sock'}"
 
 
 # -- opening
 class Opener:
-    """Listens and dials as one member of a cluster with this secret."""
+    """A factory of listeners and connections for a member of the cluster with this secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @functools.cached_property
-    def _credentials(self) -> tls.Credentials:
+    def _credentials(self) -> tls.Credentials:  # on first use: few worlds need TLS, and its import takes time
         return tls.Credentials(self._secret)
 
     def listen(self, address: str, bind: str = "") -> tuple[Listener, str]:
-        """A listener, and the address it has got. NotConnectedError where another process listens there.
-
-        `bind`: the host to listen on, where that differs from the one by which others find it.
-        """
+        """Return a listener and its address. NotConnectedError where another process listens there. `bind`: the host to
+        listen on, if it differs from the one that peers dial."""
         kind, place = _split(address)
         if kind == "unix":
             return listeners.LocalListener(Path(place)), address
@@ -82,7 +82,7 @@ class Opener:
         return listener, f"{kind}://{listeners.join_address(host, listener.port)}"
 
     def dial(self, address: str, me: Identity, seconds: float = HANDSHAKE_SECONDS) -> tuple[Stream, Identity]:
-        """Connect, and find out who listens. OSError where nobody does (yet)."""
+        """Connect and authenticate; return the stream and the peer. OSError where no process listens (yet)."""
         deadline = time.monotonic() + seconds
         stream = self.connect(address, deadline)
         try:
@@ -92,7 +92,7 @@ class Opener:
             raise
 
     def connect(self, address: str, deadline: float) -> Stream:
-        """A stream to whoever listens there: he has not proved who he is yet. OSError where nobody does."""
+        """Return a stream to an unauthenticated peer. OSError where no process listens."""
         kind, place = _split(address)
         if kind == "unix":
             return listeners.connect_unix(place, deadline)
@@ -108,7 +108,7 @@ class Opener:
         objection: Object = lambda peer: None,
         offer: Offer = lambda peer: 0,
     ) -> tuple[Stream, Identity]:
-        """The listener's side of an accepted connection: who is it? Closes the socket where nobody is let in."""
+        """Authenticate an accepted connection; return the stream and the peer. Close the socket on any error."""
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         try:
             stream = listener.open(sock, deadline)
@@ -121,21 +121,21 @@ class Opener:
 def _split(address: str) -> tuple[str, str]:
     kind, _, rest = address.partition(":")
     if kind not in ("unix", "tcp", "tls"):
-        raise NotConnectedError(f"{address!r} is no address")
+        raise NotConnectedError(f"{address!r} is not an address")
     return kind, rest.removeprefix("//") if kind != "unix" else rest
 
 
 def _run(stream: Stream, handshake: Handshake, deadline: float, last: bool) -> Identity:
-    """Drive a handshake over a stream; TimeoutError at the deadline. `last`: whether this side has the last word."""
+    """Drive a handshake over a stream; TimeoutError at the deadline. `last`: whether this side sends the last word."""
     data, count = next(handshake)
     while True:
-        _limit(stream, deadline)
+        stream.limit(time_left(deadline, _LATE))  # of each operation, as a peer may send byte by byte
         stream.write([data], True)
         answer = _exactly(stream, count, deadline)
         try:
             data, count = handshake.send(answer)
         except StopIteration as done:
-            stream.share(deadline, last)
+            stream.share(deadline, last)  # memory goes only to a peer that has proved its identity
             stream.limit(None)
             identity: Identity = done.value
             return identity
@@ -145,20 +145,12 @@ def _exactly(stream: Stream, count: int, deadline: float) -> bytes:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        _limit(stream, deadline)
+        stream.limit(time_left(deadline, _LATE))
         try:
             got = stream.read_into(view)
-        except BlockingIOError:  # no whole byte yet
+        except BlockingIOError:  # only a part of a TLS record has come
             continue
         if not got:
-            raise AuthenticationError("the peer hung up during the handshake: has it another secret or cluster?")
+            raise AuthenticationError("the peer ended the handshake: does it use another secret or cluster?")
         view = view[got:]
     return bytes(data)
-
-
-def _limit(stream: Stream, deadline: float) -> None:
-    """The next operation ends at the deadline of the whole handshake: a peer may send it byte by byte."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(f"the handshake took more than {HANDSHAKE_SECONDS:g} s")
-    stream.limit(left)

@@ -1,11 +1,8 @@
-"""What the agent needs of a connection, and the one seam between the machines and the wire.
+"""The interface of streams, the interceptor of all messages of an agent, and an agent's connection to itself.
 
-A `Connection` moves whole messages to one authenticated peer. A `Link` stands between an agent and all of its
-connections, on every transport: recording, faults, holding and reordering of messages attach there, by overriding
-`outgoing` and `incoming`.
-
-`MemoryConnection` is a connection of an agent to itself: messages go through memory, in order, with the same copies as
-through a socket.
+A `Link` intercepts all messages between an agent and its connections, on every transport: recording, faults, holding
+and reordering are subclasses that override `outgoing` and `incoming`. On a `MemoryConnection` messages pass through
+memory, in order, and are copied as a socket would copy them.
 """
 
 from __future__ import annotations
@@ -14,98 +11,62 @@ import collections
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rpcbench.transport.shared_memory import BufferStore
 from rpcbench.wire.framing import Frame, Parts
 from rpcbench.wire.messages import Body, Message
 
+T = TypeVar("T")
+
 
 class Stream(Protocol):
-    """Bytes to and from one peer. One thread reads and one writes at a time, which may be different ones."""
+    """Bytes to and from one peer. At a time one thread reads and one thread writes; they may differ."""
 
     store: BufferStore
-    """Where large buffers go."""
+    """The memory for large buffers."""
 
     @property
     def pending(self) -> bool:
-        """Whether something has come that the system does not tell of any more."""
-        ...
+        """Whether received bytes are buffered in this process, which no poll of the descriptor reports."""
 
     def share(self, deadline: float, last: bool) -> None:
-        """Share memory with the peer, which has proved who it is, where that is possible. `last`: whether this side has
-        the last word. OSError past the deadline."""
-        ...
+        """Share memory with the peer, if possible. `last`: this side sends the last word. OSError past the deadline."""
 
     def read_into(self, target: memoryview, /) -> int:
-        """Put the next bytes into `target`; how many, 0 at the end of the stream.
-
-        Waits until something has come; BlockingIOError where that makes no whole byte yet.
-        """
-        ...
+        """Wait for the next bytes, put them into `target` and return their count: 0 at the end of the stream.
+        BlockingIOError if only a part of an encrypted record has come."""
 
     def write(self, parts: Parts, may_wait: bool) -> None:
-        """Write all of `parts`, in order, and empty the list.
-
-        BlockingIOError where that would have to wait and `may_wait` is False; another call, with what is left in
-        `parts`, goes on from there.
-        """
-        ...
+        """Write all of `parts`, in order, and empty the list. BlockingIOError where that would have to wait and
+        `may_wait` is False; a later call with the rest, which is left in `parts`, continues."""
 
     def limit(self, seconds: float | None) -> None:
-        """From now on a single read or write takes so long at most, then TimeoutError; None: as long as it takes."""
-        ...
+        """Limit each later read and write to `seconds`, after which it raises TimeoutError; None: no limit."""
 
     def silence(self) -> float | None:
-        """Seconds since the peer's host has last acknowledged anything; None where this system does not tell."""
-        ...
+        """Return the seconds since the peer's host last acknowledged any data; None where the system cannot tell."""
 
     def shut(self) -> None:
-        """End both directions: whoever reads or writes comes back. May be called again."""
-        ...
+        """End both directions: pending reads and writes return. Idempotent."""
 
     def release(self) -> None:
-        """Give the descriptor back, once nobody reads or writes."""
-        ...
-
-
-class Connection(Protocol):
-    """One authenticated peer. `send` may be called from any thread."""
-
-    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        """Queue or write one message. NotConnectedError once the connection has ended.
-
-        With `may_wait` a caller far ahead of the peer is held back; without it the call never blocks. With `hold` the
-        message may wait until another one goes, or until somebody calls `flush`.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Write what is held, unless somebody is at it. Never blocks."""
-        ...
-
-    def await_room(self, seconds: float | None = None) -> bool:
-        """Wait while the peer is far behind, or so many seconds. Whether there is room. Ctrl-C ends the wait alone."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is queued, then end the connection. The peer reads an end of stream."""
-        ...
+        """Close the descriptor, once no thread reads or writes."""
 
 
 Deliver = Callable[[int, int, Message], None]
-"""(source, number, message): hands a message that arrived to the agent."""
+"""(source, sequence number, message): passes a received message to the agent."""
 Transmit = Callable[[int, int, Message, bool], None]
-"""(receiver, number, message, may_wait): puts a message on its connection."""
+"""(receiver, sequence number, message, may_wait): sends a message on its connection."""
 
 
 class Link:
-    """Passes everything on at once. Subclasses may hold, drop, repeat, reorder or record."""
+    """An interceptor of messages that passes all of them on. Subclasses may hold, drop, repeat, reorder or record."""
 
     lossy = False
-    """Whether messages may be lost without the connection breaking: then those not acknowledged go again."""
+    """Whether messages may be lost while the connection stays up: then unacknowledged messages are retransmitted."""
     retry_seconds = 1.0
-    """How long an acknowledgement may take before a message that may go again does so; later tries wait longer."""
+    """Seconds without an acknowledgement before the first retransmission; later ones back off."""
 
     def __init__(self) -> None:
         self._transmit: Transmit | None = None
@@ -115,60 +76,59 @@ class Link:
         self._transmit, self._deliver = transmit, deliver
 
     def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
-        """A message is on its way out."""
+        """Handle a message that the agent sends."""
         assert self._transmit is not None
         self._transmit(to, seq, message, may_wait)
 
     def incoming(self, source: int, seq: int, message: Message) -> None:
-        """A message has come in."""
+        """Handle a message that was received."""
         assert self._deliver is not None
         self._deliver(source, seq, message)
 
     def closed(self) -> None:
-        """The agent has stopped."""
+        """Release resources: the agent has stopped."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
-    """Seconds, for the deadlines of an agent that begins with this link."""
+    """Seconds, for the deadlines of an agent that starts with this interceptor."""
 
 
-class MemoryConnection:
-    """Hands one message after the other to `receive`, on a thread of `later`, never on the sender's own."""
+class SerialQueue(Generic[T]):
+    """A queue that passes its items, one at a time and in order, to `handle` on a thread of `spawn`."""
 
-    def __init__(self, receive: Callable[[Frame], None], later: Callable[[Callable[[], None]], object]) -> None:
-        self._receive = receive
-        self._later = later
-        self._lock = threading.Lock()
-        self._frames: collections.deque[Frame] = collections.deque()
-        self._busy = False
+    def __init__(self, handle: Callable[[T], object], spawn: Callable[[Callable[[], None]], object]) -> None:
+        self._handle = handle
+        self._spawn = spawn
+        self._lock = threading.Lock()  # guards the two below
+        self._items: collections.deque[T] = collections.deque()
+        self._busy = False  # whether a thread drains the queue, or is about to
 
-    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        copied = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
+    def put(self, item: T) -> None:
         with self._lock:
-            self._frames.append(Frame(control, copied))
+            self._items.append(item)
             if self._busy:
                 return
             self._busy = True
-        self._later(self._deliver)
+        self._spawn(self._drain)  # never on this thread, which may hold locks that `handle` takes
 
-    def _deliver(self) -> None:
-        while (frame := self._next()) is not None:
+    def _drain(self) -> None:
+        while (item := self._next()) is not None:
             try:
-                self._receive(frame)
+                self._handle(item)
             except BaseException:
-                self._later(self._deliver)  # the next messages are not to blame
+                self._spawn(self._drain)  # the next items are still handled; the pool reports the error
                 raise
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> T | None:
         with self._lock:
-            self._busy = bool(self._frames)
-            return self._frames.popleft() if self._frames else None
+            self._busy = bool(self._items)
+            return self._items.popleft() if self._items else None
 
-    def flush(self) -> None:
-        """Nothing is held here."""
 
-    def await_room(self, _seconds: float | None = None) -> bool:
-        """There always is."""
-        return True
+class MemoryConnection(SerialQueue[Frame]):
+    """A connection of an agent to itself."""
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
+        """Queue a message, as `StreamConnection.send` does, but never wait and hold nothing back."""
+        # The receiver owns its buffers, and the sender may change its tensors once `send` returns.
+        copied = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
+        self.put(Frame(control, copied))

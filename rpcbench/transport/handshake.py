@@ -1,20 +1,26 @@
-"""Both sides prove that they know the cluster's secret, before anything is unpickled.
+"""The handshake: both sides prove that they have the cluster's secret, before anything is unpickled. Without I/O.
 
-    dialler                                listener
-    hello: who I am, fresh nonce  ───────>
-                                  <─────── hello: who I am, fresh nonce
-    proof over both hellos        ───────>
-                                  <─────── proof over both hellos and the verdict; the verdict
-
-A proof is an HMAC-SHA256 of the role and both hellos under the secret, so it is worth nothing on another connection
-or in the other direction. Records have a fixed size; the listener shows its proof only after it has seen one; a
-stranger gets no word. The verdict of the listener says why this process, which is no stranger, does not get in: it is
-left from an earlier world, say, or was given up; or it gives the incarnation that was asked for. Processes whose
-versions do not fit both learn of it from the hellos. Sans-I/O: a generator yields bytes to send and the count to read.
-
-`Versions` says what two processes must have in common to understand each other, and what they had better have in
-common.
+Guarantees
+- Mutual authentication. A process without the secret is rejected without an explanation; the listener sends its proof
+  only after it has verified the dialler's.
+- A proof is valid for one connection and one direction: it covers both nonces and the role.
+- Both processes detect incompatible `Versions` from the hellos, and raise VersionMismatch.
+- A process that has the secret but is not admitted receives the reason: it belongs to an earlier world, for example.
 """
+
+# Theory of operation
+#
+#     dialler                               listener
+#     hello: identity, fresh nonce  ──────►
+#                                   ◄────── hello: identity, fresh nonce
+#     proof over both hellos        ──────►           verifies it, then decides whether to admit the peer
+#                                   ◄────── proof over both hellos and the verdict; the verdict
+#     verifies it, reads the verdict
+#
+# A proof is an HMAC-SHA256, under the secret, of the role and both hellos. Records have a fixed size, so each side
+# knows how many bytes to read before it has parsed any. The verdict holds the reason of a refusal, or the incarnation
+# that the dialler has asked for (UNBORN). `dial` and `listen` are generators: they yield (bytes to send, count of bytes
+# to read then), receive these bytes, and return the identity of the peer; `addresses` drives them over a stream.
 
 from __future__ import annotations
 
@@ -36,7 +42,7 @@ from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedErro
 
 
 class Versions(NamedTuple):
-    """Of one process. Functions that travel by value need the same minor version of Python."""
+    """The versions of one process."""
 
     protocol: int
     python: str
@@ -45,7 +51,7 @@ class Versions(NamedTuple):
 
     @property
     def needed(self) -> tuple[int, list[str]]:
-        """What must be the same."""
+        """The versions that must be equal: functions that are sent by value need the same minor version of Python."""
         return self.protocol, self.python.split(".")[:2]
 
     def __str__(self) -> str:
@@ -55,14 +61,8 @@ class Versions(NamedTuple):
 HERE = Versions(PROTOCOL, platform.python_version(), str(torch.__version__), cloudpickle.__version__)
 
 
-def check_versions(mine: Versions, theirs: Versions, who: str) -> None:
-    """VersionMismatch where the two cannot talk to each other."""
-    if mine.needed != theirs.needed:
-        raise VersionMismatch(str(mine), str(theirs), who)
-
-
 def warn_of_versions(mine: Versions, theirs: Versions, who: str) -> None:
-    """A warning that names the packages in which the two differ, where that may only do harm."""
+    """Warn of packages whose versions differ, which is a risk, not an error."""
     for package in ("torch", "cloudpickle"):
         here, there = getattr(mine, package), getattr(theirs, package)
         if here != there:
@@ -74,53 +74,47 @@ def warn_of_versions(mine: Versions, theirs: Versions, who: str) -> None:
 
 
 MAGIC = b"rpcbench"
-RECORD = 512
-VERDICT = 256
-_REASON = 224
-NEWCOMER = 0
-"""The epoch of who is in no world yet."""
-UNBORN = -1
-"""The incarnation of who only asks which one it is to be."""
-_NONCE = 32
-_PROOF = 32
+RECORD = 512  # bytes of a hello
+VERDICT = 256  # bytes of a verdict
+_REASON = 224  # bytes of the reason in it; a longer one is cut
+NO_WORLD = 0
+"""The epoch of a process that is in no world yet."""
+NO_INCARNATION = -1
+"""The incarnation of a process that requests one."""
+_NONCE = 32  # bytes
+_PROOF = 32  # bytes of an HMAC-SHA256
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who stands at one end: a member of one cluster, in one incarnation, on one host.
-
-    `epoch` is drawn by who founds the world: what is left of an earlier one has another. A process numbers its
-    handshakes: `serial` is that of this one. Who dials says with `base` that of its connections to this peer all with a
-    lower serial have ended, whatever they look like from here. `offer`: the incarnation that a dialler who asked for
-    one (UNBORN) is given, in the verdict.
-    """
+    """One side of a connection: a member of one cluster, in one incarnation, on one host."""
 
     cluster: str
     id: int
     name: str
     incarnation: int
     host: str = ""
-    epoch: int = NEWCOMER
-    serial: int = 0
-    base: int = 0
+    epoch: int = NO_WORLD  # a random number of the founder of the world: processes of an earlier world have another
+    serial: int = 0  # the number of this handshake among those of its process
+    base: int = 0  # the dialler's connections to this peer with a lower serial have ended, even if they look alive here
     versions: Versions = HERE
-    offer: int = 0
+    offer: int = 0  # the incarnation that the verdict assigns to a dialler with UNBORN
 
 
 class Objection(NamedTuple):
-    """Why a process that knows the secret is not let in. `again`: that may change soon."""
+    """The reason why a process that has the secret is not admitted. `again`: it may try again soon."""
 
     reason: str
     again: bool = False
 
 
 Step = tuple[bytes, int]
-"""(bytes to send, bytes to read after that)"""
+"""(bytes to send, count of bytes to read after that)"""
 Handshake = Generator[Step, bytes, Identity]
 Object = Callable[[Identity], Objection | None]
-"""What there is against a process that knows the secret; None: it gets in."""
+"""Returns the objection to a process that has the secret; None: it is admitted."""
 Offer = Callable[[Identity], int]
-"""The incarnation that a process which asks for one is given."""
+"""Returns the incarnation for a process that requests one."""
 
 
 def _hello(me: Identity) -> bytes:
@@ -134,21 +128,22 @@ def _hello(me: Identity) -> bytes:
 
 
 def _peer(record: bytes, me: Identity) -> Identity:
-    """Who sent this hello. VersionMismatch for one that another version made: its first fields stay what they are."""
-    try:
+    """Return the sender of a hello. VersionMismatch for one of an incompatible version."""
+    try:  # the magic and the versions keep their place in all versions of the hello, the other fields may not
         length = int.from_bytes(record[:2], "little")
         magic, *fields = msgpack.unpackb(record[2 : 2 + length], use_list=False)
         theirs = Versions(*fields[:4])
         _check_types(theirs, (int, str, str, str))
         if magic != MAGIC:
-            raise ValueError("no rpcbench hello")
-        check_versions(me.versions, theirs, "the peer")
+            raise ValueError("not an rpcbench hello")
+        if me.versions.needed != theirs.needed:  # before the fields that another version may not have
+            raise VersionMismatch(str(me.versions), str(theirs), "the peer")
         *who, nonce = fields[4:]
         if len(nonce) != _NONCE:
-            raise ValueError("no rpcbench hello")
+            raise ValueError("not an rpcbench hello")
     except VersionMismatch:
         raise
-    except Exception as error:
+    except Exception as error:  # unpacking bytes of a stranger may fail in many ways
         raise ProtocolError(f"the peer does not speak rpcbench: {error}") from error
     _check_types(tuple(who), (str, int, str, int, str, int, int, int))
     peer = replace(Identity(*who), versions=theirs)
@@ -172,13 +167,13 @@ def _verify(given: bytes, expected: bytes) -> None:
 
 
 def dial(me: Identity, secret: bytes) -> Handshake:
-    """The dialler's side; returns who listens. RefusedError with the reason where that does not let us in."""
+    """Run the dialler's side; return the listener's identity. RefusedError with the reason if it does not admit us."""
     mine = _hello(me)
     theirs = yield mine, RECORD
     peer = _peer(theirs, me)
     answer = yield _proof(secret, b"dialler", mine, theirs), _PROOF + VERDICT
     verdict = answer[_PROOF:]
-    _verify(answer[:_PROOF], _proof(secret, b"listener", mine, theirs, verdict))
+    _verify(answer[:_PROOF], _proof(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
     reason, again, offer = _read_verdict(verdict)
     if reason:
         raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)
@@ -188,43 +183,43 @@ def dial(me: Identity, secret: bytes) -> Handshake:
 def listen(
     me: Identity, secret: bytes, objection: Object = lambda peer: None, offer: Offer = lambda peer: 0
 ) -> Handshake:
-    """The listener's side; returns who dialled. RefusedError where that is told not to come in."""
+    """Run the listener's side; return the dialler's identity. RefusedError if the dialler was not admitted."""
     theirs = yield b"", RECORD
     mine = _hello(me)
     try:
         peer = _peer(theirs, me)
     except VersionMismatch:
-        yield mine, 0  # so that the other side finds out, too
+        yield mine, 0  # so that the dialler raises VersionMismatch, too
         raise
     proof = yield mine, _PROOF
     _verify(proof, _proof(secret, b"dialler", theirs, mine))
-    against = _stray(me, peer) or objection(peer)
-    given = offer(peer) if against is None and peer.incarnation == UNBORN else 0
+    against = _wrong_world(me, peer) or objection(peer)
+    given = offer(peer) if against is None and peer.incarnation == NO_INCARNATION else 0
     verdict = _verdict(against or Objection(""), given)
-    yield _proof(secret, b"listener", theirs, mine, verdict) + verdict, 0
+    yield _proof(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
     if against is not None:
         raise RefusedError(f"{peer.name} was not let in: {against.reason}", against.again)
     return peer
 
 
-def _stray(me: Identity, peer: Identity) -> Objection | None:
-    """Why a process of another world, or of none, has no business here."""
-    if me.epoch == NEWCOMER:
+def _wrong_world(me: Identity, peer: Identity) -> Objection | None:
+    """Return the objection to a process of an earlier world, or to any while this one is in no world."""
+    if me.epoch == NO_WORLD:
         return Objection(f"{me.name} is in no world yet", True)
-    if peer.epoch not in (me.epoch, NEWCOMER):
+    if peer.epoch not in (me.epoch, NO_WORLD):
         return Objection(f"{peer.name} belongs to an earlier world at this address, which is over")
     return None
 
 
 def _verdict(objection: Objection, offer: int) -> bytes:
-    reason = objection.reason.encode()[:_REASON].decode(errors="ignore")
+    reason = objection.reason.encode()[:_REASON].decode(errors="ignore")  # the cut may split a character
     packed: bytes = msgpack.packb((reason, objection.again, offer))
     return packed.ljust(VERDICT, b"\0")
 
 
 def _read_verdict(record: bytes) -> tuple[str, bool, int]:
     try:
-        reading = msgpack.Unpacker(use_list=False)
+        reading = msgpack.Unpacker(use_list=False)  # unlike `unpackb`, it accepts the padding after the verdict
         reading.feed(record)
         reason, again, offer = reading.unpack()
     except Exception as error:

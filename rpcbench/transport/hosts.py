@@ -1,11 +1,11 @@
-"""Which host this is, and where other hosts find this process.
+"""The identity of this host, and the addresses by which other hosts reach this process.
 
-Two processes with one host identity (`host_id`) share a kernel and its network. Among them the end of a process is
-always noticed, so silence means nothing. RPCBENCH_HOST_ID overrides what is found out, for containers that share these
-and should count as several hosts, or the other way round.
+Two processes with one host identity (`host_id`) share a kernel and its network. Between them the end of a process
+always ends its connections, so silence is no failure. RPCBENCH_HOST_ID overrides the identity, for containers that
+share a kernel and network but should count as several hosts, or the reverse.
 
-Other hosts find a process on the interface that leads to them (`outbound_address`). RPCBENCH_BIND overrides it: the
-address to listen on, which others dial as well unless it means all interfaces.
+Other hosts dial the interface that routes to them (`outbound_address`). RPCBENCH_BIND overrides it: the address to
+listen on, which others also dial unless it means all interfaces.
 """
 
 from __future__ import annotations
@@ -29,32 +29,29 @@ _NETWORK = Path("/proc/self/ns/net")
 
 
 def host_id() -> str:
-    """The same on all processes of one host, until it starts again."""
+    """Return the identity of this host: equal in all its processes, until it reboots."""
     return os.environ.get("RPCBENCH_HOST_ID") or _found()
 
 
 @functools.cache
 def _found() -> str:
-    linux = _BOOT.exists()
+    linux = _BOOT.exists()  # there, containers with a network of their own count as hosts of their own
     parts = [_BOOT.read_text(), str(_NETWORK.readlink())] if linux else [platform.node(), str(uuid.getnode())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 BIND_VARIABLE = "RPCBENCH_BIND"
-_ALL = ("", "0.0.0.0", "::")
-_OUTSIDE = "192.0.2.1"  # for documentation (RFC 5737): the route there is the one that leads outward; nothing is sent
+_ALL = ("", "0.0.0.0", "::")  # values of RPCBENCH_BIND that mean all interfaces
+_OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route is the default route; no packet is sent
 
 
 def bind_address() -> str:
-    """The address to listen on, where that differs from the one others dial; else ""."""
+    """Return the address to listen on, if it differs from the one that peers dial; else ""."""
     return os.environ.get(BIND_VARIABLE, "")
 
 
 def address_towards(leader: str) -> str:
-    """Where others of a world on several hosts find this process, which dials its leader at host:port.
-
-    RpcError where no interface leads there.
-    """
+    """Return this process's address for other hosts, given its leader's host:port. RpcError without a route there."""
     if bind_address() not in _ALL:
         return f"tls://{listeners.join_address(bind_address(), 0)}"
     try:
@@ -64,9 +61,8 @@ def address_towards(leader: str) -> str:
 
 
 def outbound_address(address: str | None = None) -> str:
-    """Where a process that leads a world is to be found: at `address` ("host", "host:port", ":port"), or at what is
-    found out of that. ValueError for one that is none, RpcError where this host has no interface that leads outward.
-    """
+    """Return the address of a process that leads a world: `address` ("host", "host:port", ":port"), completed.
+    ValueError for an invalid address, RpcError where this host has no interface that leads outward."""
     host, port = _read(address or "")
     bound = bind_address()
     return f"tls://{listeners.join_address(host or (bound if bound not in _ALL else _interface()), port)}"
@@ -75,15 +71,15 @@ def outbound_address(address: str | None = None) -> str:
 def _read(address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{address}")
-        if parts.netloc == address and "@" not in address:
+        if parts.netloc == address and "@" not in address:  # no path, query or user
             return parts.hostname or "", parts.port or 0
-    except ValueError:
+    except ValueError:  # the port is no number, or a bracket is missing
         pass
-    raise ValueError(f'address={address!r} is none; write "host", "host:port" or ":port", an IPv6 host in brackets')
+    raise ValueError(f'address={address!r} is invalid; write "host", "host:port" or ":port", an IPv6 host in brackets')
 
 
 def _interface() -> str:
-    """The address of the interface with the default route; without one that of the only interface there is."""
+    """Return the address of the interface with the default route, or without one of the only interface."""
     try:
         return listeners.interface_towards(_OUTSIDE, 9)
     except OSError:
@@ -96,4 +92,4 @@ def _interface() -> str:
     if len(found) == 1:
         return found[0]
     there = f"it has {', '.join(found)}" if found else "it has none but loopback"
-    raise RpcError(f'no interface of this host leads outward ({there}): pass address="host", where others find it')
+    raise RpcError(f'no interface of this host leads outward ({there}): pass address="host", which others can reach')

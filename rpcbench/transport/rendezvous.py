@@ -1,13 +1,13 @@
-"""Where processes on one host find the one that leads their world: a note in the directory that they share.
+"""The rendezvous of processes on one host: a file in their shared directory has the address of the world's leader.
 
 Guarantees
-- Of several that want to found a world one does; a note of a process that listens no more hinders nobody. Where it
-  cannot be founded, those that wait for it are told.
-- Who hands over changes the note from its own address to that of its heir in one step: at no time does a newcomer find
-  nobody, and found a second world.
-- Notes of two who hand over one after the other may be written in any order: the later view counts.
-- Who leads takes the note away when it goes, and nobody else's.
-- A directory that has gone stays gone: nothing here makes it again.
+- Of several processes that found a world at once, one succeeds; the file of a leader that listens no more blocks none
+  of them. A founder that fails leaves its reason for the processes that wait for it.
+- A leader that hands over replaces its address by its successor's atomically: at no time does a new process find no
+  leader, and found a second world.
+- Two hand-overs in succession may be written in any order: the later view counts.
+- A leader that leaves removes its own address only.
+- A directory that was removed is not created again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rpcbench.transport.addresses import Opener
 
 
 class _Note(NamedTuple):
-    world: int
-    view: int
+    world: int  # the leader's epoch: a random number
+    view: int  # the number of the membership view from which this process leads
     address: str
 
 
 class Rendezvous:
-    """`directory` is one that no other user can enter."""
+    """The leader's address in `directory`, which no other user can enter."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "leader"
@@ -40,11 +40,11 @@ class Rendezvous:
         self._failure = directory / "failure"
 
     def find(self) -> str:
-        """The address of the one who leads. FileNotFoundError where nobody does (yet)."""
+        """Return the leader's address. FileNotFoundError where no process leads (yet)."""
         return self._read().address
 
     def found(self, world: int, address: str) -> bool:
-        """Lead a new world from now on; False where a process that leads one listens already."""
+        """Become the leader of a new world; False if the leader of another one listens already."""
         with self._locked():
             if self._is_led(address):
                 return False
@@ -53,12 +53,12 @@ class Rendezvous:
             return True
 
     def fail(self, reason: str) -> None:
-        """The process that was to found a world could not: those that wait for it are told."""
+        """Record why this process could not found its world, for the processes that wait for it."""
         with self._locked():
-            self._failure.write_text(reason)
+            self._replace(self._failure, reason)
 
     def failure(self, since: float) -> str | None:
-        """Why a world could not be founded here after `since` (of time.time); None where nobody has failed."""
+        """Return why a world could not be founded here after `since` (of time.time); None if no founder has failed."""
         try:
             told = self._failure.read_text()
             return told if self._failure.stat().st_mtime >= since else None
@@ -66,44 +66,41 @@ class Rendezvous:
             return None
 
     def hand_over(self, world: int, view: int, address: str) -> None:
-        """From this view of the world on another process leads it."""
+        """Record that the process at `address` leads from this view of the world on."""
         with contextlib.suppress(FileNotFoundError), self._locked():
             note = self._read()
-            if note.world == world and note.view < view:
+            if note.world == world and note.view < view:  # else a later hand-over was written first
                 self._write(_Note(world, view, address))
 
     def lead(self, world: int, view: int, address: str) -> None:
-        """From this view on this process leads; one on another host, which has no note here, has handed over to it.
-
-        Where the directory has gone, nobody will look for it here.
-        """
-        with contextlib.suppress(FileNotFoundError), self._locked():
+        """Record that this process leads from this view on, after a leader on another host, which has no file here."""
+        with contextlib.suppress(FileNotFoundError), self._locked():  # no directory: no process looks for a leader here
             if not self._is_led(address):
                 self._write(_Note(world, view, address))
 
     def leave(self, address: str) -> None:
-        """This process leads no more, and nobody does after it here."""
+        """Remove this process's address: it leads no more, and has no successor on this host."""
         with contextlib.suppress(FileNotFoundError), self._locked():
             if self._read().address == address:
                 self.path.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The note is this process's alone for a moment. FileNotFoundError where the directory has gone."""
+        """Hold the directory's file lock. FileNotFoundError where the directory was removed."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork of this process may have it open, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # `close` would not unlock while a forked child has the file open
             os.close(descriptor)
 
     def _is_led(self, mine: str) -> bool:
-        """Whether another process listens where the note says. This process listens at `mine`: then the note is of
-        one that was killed, and had the same address."""
+        """Return whether another process than this one, which listens at `mine`, listens at the recorded address."""
         try:
-            if self.find() == mine:
+            if self.find() == mine:  # the record of a killed process that had the same address
                 return False
+            # Without a secret: to see whether a process listens needs no authentication.
             Opener(b"").connect(self.find(), time.monotonic() + HANDSHAKE_SECONDS).release()
         except OSError:
             return False
@@ -114,6 +111,9 @@ class Rendezvous:
         return _Note(int(world), int(view), address)
 
     def _write(self, note: _Note) -> None:
-        draft = self.path.with_name(f"leader.{secrets.token_hex(4)}")
-        draft.write_text(" ".join(map(str, note)))
-        draft.replace(self.path)
+        self._replace(self.path, " ".join(map(str, note)))
+
+    def _replace(self, path: Path, text: str) -> None:
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")  # replaced atomically, as readers take no lock
+        draft.write_text(text)
+        draft.replace(path)

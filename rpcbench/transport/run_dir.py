@@ -1,14 +1,14 @@
 """Directories for sockets, logs and secrets, which no other user of the host can enter.
 
 Guarantees
-- All are 0700, and their paths short enough for the name of a unix socket (`SOCKET_NAME` bytes) below them.
-- A `RunDirectory` goes when `remove` is called, when its object goes, or when the process that made it exits; a
-  forked child that exits removes nothing.
-- A shared directory is refused if another user made it or may look into it. `sweep` removes one that nobody has used
-  for a day, and where no process listens; each use makes it new by that.
-- A reader of a shared secret sees all of it or waits for none: the file appears complete, once.
+- All have mode 0700, and paths short enough for the name of a unix socket (`SOCKET_NAME` bytes) below them.
+- A `RunDirectory` is removed by `remove`, with its object, or when the process that made it exits; a forked child that
+  exits removes nothing.
+- A shared directory is refused if another user owns it or can enter it. `sweep` removes one that was not used for a
+  day and where no process listens.
+- A shared secret appears once and complete: no reader sees a part of it.
 - The secret of a world on several hosts is a file that its user makes once and copies to every host: 64 hexadecimal
-  digits and nothing else, as TLS keys are made from it, so it must not be one that can be guessed.
+  digits and nothing else. TLS keys are derived from it, so a passphrase that can be guessed is refused.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from rpcbench.base.errors import RpcError
 from rpcbench.transport.listeners import somebody_listens
 
-_AGE = 24 * 3600.0
+_AGE = 24 * 3600.0  # seconds
 
 
 def sweep(top: Path) -> None:
-    """Look through all the shared directories of a user, which are in `top`."""
+    """Remove the unused ones among the shared directories of a user, which are in `top`."""
     old = time.time() - _AGE
     for directory in top.iterdir():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process does the same; no directory
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process removes it; not a directory
             if directory.stat().st_mtime < old and not any(map(_may_be_of_use, directory.iterdir())):
                 shutil.rmtree(directory)
 
@@ -42,26 +42,27 @@ def sweep(top: Path) -> None:
 def _may_be_of_use(path: Path) -> bool:
     if path.is_socket():
         return somebody_listens(path)
-    if path.name == "leader":  # where one listens at a socket here, that tells
+    if path.name == "leader":  # a leader at a unix socket here is found by its socket file; one at TCP may be alive
         return " unix:" not in path.read_text()
     return path.name not in ("secret", "lock", "failure")
 
 
-SOCKET_NAME = 24
+SOCKET_NAME = 24  # bytes
 _SOCKET_PATH = 103  # the shortest limit among systems, without the closing NUL
 _LONGEST_BASE = _SOCKET_PATH - len("/rpcbench-4294967295/") - len("0123456789abcdef/") - SOCKET_NAME
-_SECRET_BYTES = 32
+_SECRET_BYTES = 32  # in hexadecimal digits, as in a user's file, twice as many
 
 
 class RunDirectory:
-    """A new directory of one cluster, at `path`."""
+    """A new directory for one cluster, at `path`."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="rpcbench-", dir=_runtime()))
+        # A finalizer also runs at exit, in forked children too: hence the id of the process that made the directory.
         self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def remove(self) -> None:
-        """Remove the directory and all in it; harmless if it has gone."""
+        """Remove the directory with its content. Idempotent."""
         self._finalizer()
 
     def __repr__(self) -> str:
@@ -69,27 +70,23 @@ class RunDirectory:
 
 
 def shared_directory(key: str) -> Path:
-    """The directory that all processes of this user on this host find under `key`, made by the first.
-
-    Errors: PermissionError if someone else made it, or others may enter it.
-    """
+    """Return the directory of `key`, common to all processes of this user on this host; create it if necessary.
+    PermissionError if another user owns it or can enter it."""
     top = _private(_runtime() / f"rpcbench-{os.geteuid()}")
     path = _private(top / hashlib.sha256(key.encode()).hexdigest()[:16])
-    os.utime(path)  # it is in use
+    os.utime(path)  # for `sweep`: it is in use
     sweep(top)
     return path
 
 
 def shared_secret(directory: Path) -> bytes:
-    """The 32 random bytes kept in `directory`, made by whoever asks first.
-
-    Errors: PermissionError if the file is not this user's alone, ValueError if it holds anything else.
-    """
+    """Return the 32 random bytes kept in `directory`; the first caller creates them. PermissionError if other users can
+    read the file, ValueError if it holds anything else."""
     path = directory / "secret"
     if not path.exists():
         _publish(path, secrets.token_bytes(_SECRET_BYTES))
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        check_private(path, os.fstat(file.fileno()))
+        check_private(path, os.fstat(file.fileno()))  # of the open file: the path could be exchanged after a check
         secret = file.read(_SECRET_BYTES + 1)
     if len(secret) != _SECRET_BYTES:
         raise ValueError(f"{path} does not hold a secret of {_SECRET_BYTES} bytes; remove it and start again")
@@ -97,17 +94,17 @@ def shared_secret(directory: Path) -> bytes:
 
 
 def _publish(path: Path, content: bytes) -> None:
-    """Make `path` appear with all its content, unless another process was first."""
+    """Create `path` atomically with its content, unless another process was first."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     with contextlib.suppress(FileExistsError):
-        os.link(draft, path)
+        os.link(draft, path)  # unlike a rename, it fails if the file exists: all processes use the first secret
     draft.unlink()
 
 
 def _runtime() -> Path:
-    """Where this user's short-lived files belong."""
+    """Return the directory for this user's short-lived files. OSError where there is none."""
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
             return Path(base)
@@ -120,7 +117,7 @@ def _runtime() -> Path:
 def _private(path: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    status = path.lstat()
+    status = path.lstat()  # no symbolic link is followed: another user may have made one in /tmp
     if not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{path} is not a directory; remove it, or set XDG_RUNTIME_DIR to a directory of yours")
     check_private(path, status)
@@ -128,7 +125,7 @@ def _private(path: Path) -> Path:
 
 
 def check_private(path: Path, status: os.stat_result) -> None:
-    """PermissionError where a file or directory is not this user's alone."""
+    """Raise PermissionError if another user owns a file or directory, or can use it."""
     if status.st_uid != os.geteuid():
         raise PermissionError(
             f"{path} belongs to user {status.st_uid}, not to you; set XDG_RUNTIME_DIR to a directory of yours"
@@ -144,30 +141,27 @@ def _remove(path: Path, maker: int) -> None:
 
 
 SECRET_VARIABLE = "RPCBENCH_SECRET_FILE"
-_BYTES = 32
 
 
 def make_secret(path: Path) -> None:
-    """A new secret in a new file that only its user can read. FileExistsError where there is one."""
+    """Write a new secret to a new file that only this user can read. FileExistsError where there is one."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(_BYTES) + "\n")
+        file.write(secrets.token_hex(_SECRET_BYTES) + "\n")
 
 
 def load_secret() -> bytes | None:
-    """The secret in the file that RPCBENCH_SECRET_FILE names; None where it names none.
-
-    Errors: FileNotFoundError, PermissionError if others may read it, ValueError if it holds anything else.
-    """
+    """Return the secret in the file that RPCBENCH_SECRET_FILE names; None where it names none. FileNotFoundError;
+    PermissionError if other users can read it; ValueError if it holds anything else."""
     name = os.environ.get(SECRET_VARIABLE)
     if not name:
         return None
     path = Path(name)
     with path.open() as file:
         check_private(path, os.fstat(file.fileno()))
-        text = file.read(1000).strip()
+        text = file.read(1000).strip()  # a limit, as the variable may name any file
     try:
         secret = bytes.fromhex(text)
-        if len(secret) != _BYTES:
+        if len(secret) != _SECRET_BYTES:
             raise ValueError
     except ValueError:
         raise ValueError(f"{path} does not hold a secret; make one with: rpcbench secret {path}") from None
@@ -175,9 +169,9 @@ def load_secret() -> bytes | None:
 
 
 def demand_secret(host: str) -> RpcError:
-    """What to say to a user whose world needs a secret and has none."""
+    """Return the error for a world that needs a secret and has none."""
     return RpcError(
-        f"{host} is reached over the network, and whoever gets in can run code here, so all workers must share a "
-        f"secret. Make one with: rpcbench secret ~/.rpcbench-secret; copy the file to every host, and set "
+        f"{host} is reached over the network, and a process that connects can run code here, so all workers must share "
+        f"a secret. Make one with: rpcbench secret ~/.rpcbench-secret; copy the file to every host, and set "
         f"{SECRET_VARIABLE}=~/.rpcbench-secret for every worker"
     )

@@ -1,25 +1,29 @@
-"""Where the two ends of a connection put large buffers: memory of this process, or memory that both processes share.
-
-    sender                                        receiver
-    takes a piece of its own arena, copies the
-    buffer into it, and says where it is  ──────► makes tensors of the piece: no copy
-    has the piece again                   ◄────── says so, once nothing there refers to the piece
-
-Each of two processes on one host hands the other one an anonymous file, once, with an event to wake it by. Neither file
-has a name, so nothing of it outlives the two. It goes only to a peer that has proved its identity, and is sealed, so
-that no process can cut it short under the other. Where a system has no such files, or does not let them be mapped, or
-RPCBENCH_SHARED_MEMORY is 0, everything goes through the socket, into memory of the receiver that is used again
-(`BufferPool`): the first touch of fresh memory costs more than copying into it. So pieces of an `Arena` are given out
-lowest first, which is likely to be warm.
+"""Memory for the large buffers of a connection: shared with the peer, or of this process alone and reused.
 
 Guarantees
-- Nobody waits for room: what finds none goes through the socket, or into memory that is not used again.
-- A piece belongs to one buffer at a time. A `Loan` notices the end of a buffer whatever has been made of it: tensors,
-  arrays, views of views.
-- What nothing has needed from one `tidy` to the next goes back to the system.
-- What a peer says about places is checked: nonsense is a ProtocolError.
-- A tensor keeps its memory, also when the connection or the peer is gone.
+- No thread waits for room: a buffer that finds none goes through the socket, or into memory that is used once.
+- A block belongs to one buffer at a time. A `BorrowedBuffer` detects the end of a buffer through all objects made from
+  it: tensors, arrays, views of views.
+- Memory that is not needed between two calls of `tidy` is returned to the system.
+- Offsets received from a peer are validated: an invalid one raises ProtocolError.
+- A tensor keeps its memory after the connection or the peer has ended.
 """
+
+# Theory of operation
+#
+# Two processes on one host exchange one sealed memfd each, once, after the handshake. A memfd has no name, so nothing
+# of it outlives the two; its seals stop either process from truncating it under the other. With it goes an eventfd, by
+# which the peer wakes the owner (see `shared_ring`). Each process writes to its own file and reads the peer's:
+#
+#     sender                                     receiver
+#     Arena.take: a free block of its own file
+#     copies the buffer into the block
+#     frame LENT: the block's offset     ──────► BorrowedBuffers.lend: tensors over the block, without a copy
+#                                                ... the last reference to them ends
+#     Arena.give_back: the block is free ◄────── frame RETURNED, beside the next message or at `tidy`
+#
+# Without memfds, or with RPCBENCH_SHARED_MEMORY=0, buffers go through the socket into a `BufferPool`. The first touch
+# of fresh memory costs more than copying into it: so the pool reuses memory, and an arena uses low blocks first.
 
 from __future__ import annotations
 
@@ -32,7 +36,6 @@ import os
 import queue
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,35 +45,36 @@ from numpy.typing import NDArray
 
 from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import shared_ring
-from rpcbench.transport.shared_ring import POSSIBLE, Consumer, EventReceiver, EventSender, Producer
+from rpcbench.transport.shared_ring import SUPPORTED, Consumer, EventReceiver, EventSender, Producer
+from rpcbench.transport.waiting import time_left
 from rpcbench.wire.framing import Memory
 
-SIZE = 1 << 30
+SIZE = 1 << 30  # bytes of a mapping: address space only, until a block is first written to
 Bytes = NDArray[np.uint8]
 
 
 def _pages(size: int) -> int:
-    """The size of a piece for so many bytes."""
+    """Return the size in bytes of a block for `size` bytes: whole pages, at least one."""
     return max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 class Arena:
-    """Which pieces of a mapping are free. `forget`: the advice that gives a piece back to the system."""
+    """An allocator of blocks of a mapping, from any thread. `forget`: the madvise that returns memory to the system."""
 
     def __init__(self, memory: mmap.mmap, forget: int) -> None:
         self.memory = memory
         self._forget = forget
         self._lock = threading.Lock()
-        self._free = [(0, len(memory))]
+        self._free = [(0, len(memory))]  # (start, stop), sorted; neighbours are merged
         self._taken: dict[int, int] = {}  # start → stop
-        self._needed = 0  # up to where pieces were taken since the last `tidy`
-        self._touched = 0  # nothing has been put beyond
+        self._needed = 0  # end of the highest block taken since the last `tidy`
+        self._touched = 0  # no byte from here on has been written
 
     def take(self, size: int) -> int | None:
-        """Where `size` bytes are free, which are the caller's from now on; None where there are not so many."""
+        """Reserve `size` bytes and return their offset; None where no free block is large enough."""
         size = _pages(size)
         with self._lock:
-            for index, (start, stop) in enumerate(self._free):
+            for index, (start, stop) in enumerate(self._free):  # first fit: low memory is likely to be warm
                 if stop - start >= size:
                     self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
                     self._taken[start] = start + size
@@ -80,34 +84,34 @@ class Arena:
         return None
 
     def give_back(self, start: int) -> None:
-        """KeyError where no piece begins there."""
+        """Free the block at `start`. KeyError where none begins there."""
         with self._lock:
             self._insert(start, self._taken.pop(start))
 
     def _insert(self, start: int, stop: int) -> None:
         index = bisect.bisect(self._free, (start, stop))
         if index < len(self._free) and self._free[index][0] == stop:
-            stop = self._free.pop(index)[1]
+            stop = self._free.pop(index)[1]  # merge with the free block after it, and below with the one before it
         if index and self._free[index - 1][1] == start:
             index -= 1
             start = self._free.pop(index)[0]
         self._free.insert(index, (start, stop))
 
     def tidy(self) -> None:
-        """Give the system what was not needed since the last time."""
+        """Return to the system the memory that was not needed since the last call."""
         idle = self._set_aside()
-        for start, stop in idle:
+        for start, stop in idle:  # without the lock: madvise may take long, and these blocks cannot be taken meanwhile
             self.memory.madvise(self._forget, start, stop - start)
         with self._lock:
             for start, stop in idle:
                 self._insert(start, stop)
 
     def _set_aside(self) -> list[tuple[int, int]]:
-        """Free pieces with something in them that nobody has needed: not to be taken until they are empty."""
+        """Remove the free ranges that hold data and were not needed from the free list, and return them."""
         with self._lock:
             idle, kept = [], []
             for start, stop in self._free:
-                first, last = max(start, self._needed), min(stop, self._touched)
+                first, last = max(start, self._needed), min(stop, self._touched)  # below: warm; above: never written
                 if first < last:
                     idle.append((first, last))
                     kept += [(a, b) for a, b in ((start, first), (last, stop)) if a < b]
@@ -119,8 +123,8 @@ class Arena:
             return idle
 
 
-class Loan(weakref.ref[Bytes]):
-    """Puts itself into a queue when its piece is used no more."""
+class BorrowedBuffer(weakref.ref[Bytes]):
+    """A weak reference to a borrowed buffer; it puts itself into a queue when the last user of the block ends."""
 
     __slots__ = ("start", "stop")
 
@@ -128,68 +132,76 @@ class Loan(weakref.ref[Bytes]):
     stop: int
 
 
-class Loans:
-    """Pieces of a mapping that are in use here, as buffers that nobody else has."""
+class BorrowedBuffers:
+    """The blocks of a mapping that are in use in this process, as exclusive buffers."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
-        self._loans: dict[int, Loan] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the three below
+        self._starts: list[int] = []  # of the blocks in use, sorted
+        self._loans: dict[int, BorrowedBuffer] = {}  # by start
         self._ended = False
-        self._over: queue.SimpleQueue[Loan] = queue.SimpleQueue()
-        self.none_over: Callable[[], bool] = self._over.empty  # whether `over` would tell of none
+        # Reentrant, as weakref callbacks may run anywhere.
+        self._over: queue.SimpleQueue[BorrowedBuffer] = queue.SimpleQueue()
+        self.none_ended: Callable[[], bool] = self._over.empty  # whether `over` would return an empty list
 
     def lend(self, start: int, size: int) -> memoryview:
-        """The bytes from `start` on. ValueError for what is no part of the mapping, or in use, and at the end."""
-        if not 0 <= start <= start + size <= len(self.memory) or start in self._loans:
-            raise ValueError(f"{size} bytes at {start} are not there, or in use")
-        piece: Bytes = np.ndarray(size, np.uint8, self.memory, start)  # not a memoryview: a view of it outlives it
-        loan = Loan(piece, self._over.put)
-        loan.start, loan.stop = start, start + _pages(size)
+        """Return `size` bytes of the block at `start`. ValueError for a place that is no block, for a block in use, or
+        after the end."""
+        stop = start + _pages(size)
+        if not 0 <= start < stop <= len(self.memory) or start % mmap.PAGESIZE:
+            raise ValueError(f"{size} bytes at {start} are not there")
+        piece: Bytes = np.ndarray(size, np.uint8, self.memory, start)  # every view of an array keeps the array alive,
+        loan = BorrowedBuffer(piece, self._over.put)  # whereas a view of a memoryview outlives that memoryview
+        loan.start, loan.stop = start, stop
         with self._lock:
-            if self._ended:
-                raise ValueError("the connection has ended")
-            self._loans[start] = loan
-        return piece.data
+            at = bisect.bisect_left(self._starts, stop)  # only the last block that begins before `stop` can overlap
+            if not self._ended and (not at or self._loans[self._starts[at - 1]].stop <= start):
+                self._starts.insert(at, start)
+                self._loans[start] = loan
+                return piece.data
+        del loan  # before `piece` ends, else its callback would report the block, which another buffer may use
+        raise ValueError("the connection has ended" if self._ended else f"{size} bytes at {start} are in use")
 
     def over(self) -> list[int]:
-        """Where pieces begin that are used no more; each is told once."""
+        """Return the offsets of the blocks whose use has ended; each is returned once."""
         starts = []
         while not self._over.empty():
             try:
                 start = self._over.get_nowait().start
-            except queue.Empty:  # another thread has it
+            except queue.Empty:  # another thread took it in between
                 break
-            del self._loans[start]
+            with self._lock:
+                del self._loans[start], self._starts[bisect.bisect_left(self._starts, start)]
             starts.append(start)
         return starts
 
-    def forget_rest(self) -> None:
-        """Give the system what lies between the pieces that are in use. None is lent any more."""
+    def release_unused(self) -> None:
+        """Return the memory between the blocks in use to the system; from now on no block can be borrowed."""
         with self._lock:
             self._ended = True
-            used = sorted((loan.start, loan.stop) for loan in list(self._loans.values()))
-        ends = [0, *(stop for _, stop in used)]
-        for start, stop in zip(ends, [*(start for start, _ in used), len(self.memory)], strict=True):
+            ends = [0, *(self._loans[start].stop for start in self._starts)]
+            starts = [*self._starts, len(self.memory)]
+        for start, stop in zip(ends, starts, strict=True):
             if start < stop:
                 self.memory.madvise(mmap.MADV_REMOVE, start, stop - start)
 
 
 SMALL = 256 << 10
-"""Smaller buffers are made by malloc, which is as quick there."""
+"""Bytes. Smaller buffers come from malloc, which is as fast for them."""
 
 
 class BufferPool:
-    """From any thread. Where memory is short, or cannot be advised here, buffers are used once."""
+    """Receive buffers that are reused, from any thread. Without memory or madvise, each buffer is used once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tried = False
+        self._tried = False  # one attempt: a mapping that failed once is likely to fail again
         self._arena: Arena | None = None
-        self._loans: Loans | None = None
+        self._loans: BorrowedBuffers | None = None
 
     def room(self, size: int) -> memoryview | bytearray:
-        """A buffer of `size` bytes that nobody else has, whatever is in it."""
+        """Return an exclusive buffer of `size` bytes with undefined content."""
         if size >= SMALL:
             self._make()
             self._take_back()
@@ -199,14 +211,14 @@ class BufferPool:
         return bytearray(size)
 
     def _make(self) -> None:
-        """A mapping, at the first large buffer: most processes never need one."""
+        """Create the mapping, at the first large buffer: most processes never need one."""
         with self._lock:
             if self._tried:
                 return
             self._tried = True
-            with contextlib.suppress(AttributeError, OSError):  # Windows has no advice; a limit may be in the way
+            with contextlib.suppress(AttributeError, OSError):  # Windows has no madvise; a memory limit may forbid it
                 memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self._arena, self._loans = Arena(memory, mmap.MADV_DONTNEED), Loans(memory)
+                self._arena, self._loans = Arena(memory, mmap.MADV_DONTNEED), BorrowedBuffers(memory)
                 memory.madvise(mmap.MADV_HUGEPAGE)
 
     def _take_back(self) -> None:
@@ -215,60 +227,60 @@ class BufferPool:
                 self._arena.give_back(place)
 
     def tidy(self) -> None:
-        """Give back to the system what has not been needed for some time."""
         self._take_back()
         if self._arena is not None:
             self._arena.tidy()
 
 
 SHARED = 16 << 10
-"""Messages with less than this many bytes in buffers go through the socket."""
+"""Bytes. Messages with less than this in buffers go through the socket."""
 
 
 class BufferStore(Memory):
-    """For one connection, from any thread. `ours` is lent to the peer and `theirs` by it, where they share memory; they
-    may then have lanes, too: with the `ear` that the peer wakes us at, and its `bell`."""
+    """The buffer memory of one connection, from any thread. Where two processes share memory, `ours` is lent to the
+    peer and `theirs` is lent by it; rings use `event_receiver` for the peer's events and `event_sender` for ours."""
 
     def __init__(
         self,
         ours: Arena | None = None,
-        theirs: Loans | None = None,
-        ear: EventReceiver | None = None,
-        bell: EventSender | None = None,
+        theirs: BorrowedBuffers | None = None,
+        event_receiver: EventReceiver | None = None,
+        event_sender: EventSender | None = None,
     ) -> None:
         self._ours = ours
         self._theirs = theirs
-        self.ear, self._bell = ear, bell
-        self._lanes: dict[int, Producer] = {}
-        self.owes_nothing: Callable[[], bool] = theirs.none_over if theirs is not None else lambda: True
+        self.event_receiver, self._event_sender = event_receiver, event_sender
+        self._rings: dict[int, Producer] = {}  # offset of its block → ring to the peer
+        # Whether no block has to be returned to the peer; a plain attribute, as every send calls it.
+        self.none_to_return: Callable[[], bool] = theirs.none_ended if theirs is not None else lambda: True
         self._reused = BufferPool()
 
     # -- sending
     def put(self, buffers: Sequence[memoryview]) -> list[int] | None:
-        """Copy buffers, of bytes, to where the peer finds them: the places. None where they have to go another way."""
+        """Copy byte buffers to shared memory and return their offsets; None where they must go through the socket."""
         ours = self._ours
         if ours is None or sum(buffer.nbytes for buffer in buffers) < SHARED:
             return None
         places: list[int] = []
         for buffer in buffers:
             place = ours.take(buffer.nbytes)
-            if place is None:
+            if place is None:  # all buffers of a message or none: a frame is either LENT or MESSAGE
                 for taken in places:
                     ours.give_back(taken)
                 return None
             places.append(place)
         for place, buffer in zip(places, buffers, strict=True):
             here = np.ndarray(buffer.nbytes, np.uint8, ours.memory, place)
-            np.copyto(here, np.ndarray(buffer.nbytes, np.uint8, buffer))  # lets other threads run
+            np.copyto(here, np.ndarray(buffer.nbytes, np.uint8, buffer))  # numpy releases the GIL while it copies
             self.lent += buffer.nbytes
         return places
 
     def returned(self, place: int) -> None:
-        """The peer needs a buffer no more, or a lane."""
+        """Free a block that the peer has returned: a buffer's or a ring's."""
         if self._ours is None:
             return super().returned(place)
-        if (given := self._lanes.pop(place, None)) is not None:
-            given.end()
+        if (given := self._rings.pop(place, None)) is not None:
+            given.end()  # before the block is free, so that no producer writes into its next use
         try:
             self._ours.give_back(place)
         except KeyError:
@@ -276,11 +288,9 @@ class BufferStore(Memory):
 
     # -- receiving
     def room(self, size: int) -> memoryview | bytearray:
-        """A buffer for what comes through the socket."""
         return self._reused.room(size)
 
     def borrow(self, place: int, size: int) -> memoryview:
-        """A buffer that the peer has put there."""
         if self._theirs is None:
             return super().borrow(place, size)
         try:
@@ -291,119 +301,106 @@ class BufferStore(Memory):
             raise ProtocolError(f"the peer lends memory that is not its own: {error}") from error
 
     def owed(self) -> list[int]:
-        """Places of buffers of the peer's that are needed no more: to be told to it."""
+        """Return the offsets of the peer's blocks that must be returned to it."""
         return self._theirs.over() if self._theirs is not None else []
 
-    # -- lanes
-    def open_lane(self, name: int) -> tuple[int, Producer] | None:
-        """A new lane to the peer, and its place, by which the peer finds it there. None where they cannot have one.
-
-        It is over as soon as the peer needs it no more, or the connection ends.
-        """
-        ours, bell = self._ours, self._bell
-        if ours is None or bell is None or (place := ours.take(shared_ring.SIZE)) is None:
+    # -- rings
+    def create_ring(self, name: int) -> tuple[int, Producer] | None:
+        """Create a ring to the peer and return its offset and producer; None where the two cannot have one. The ring
+        ends when the peer returns its block, or with the connection."""
+        ours, event_sender = self._ours, self._event_sender
+        if ours is None or event_sender is None or (place := ours.take(shared_ring.SIZE)) is None:
             return None
-        made = Producer(memoryview(ours.memory)[place : place + shared_ring.SIZE], name, bell, self)
-        self._lanes[place] = made
-        if self._ours is None:  # by now
+        made = Producer(memoryview(ours.memory)[place : place + shared_ring.SIZE], name, event_sender, self)
+        self._rings[place] = made
+        if self._ours is None:  # `end` has run meanwhile, and may have missed this ring
             made.end()
         return place, made
 
-    def lane_from(self, place: int, name: int) -> Consumer | None:
-        """The lane that the peer has opened; None where that was on another connection."""
+    def ring_from_peer(self, place: int, name: int) -> Consumer | None:
+        """Return the consumer of a ring that the peer has created; None where that was on another connection."""
         theirs = self._theirs
-        if theirs is None or self.ear is None or not shared_ring.is_there(theirs.memory, place, name):
+        if theirs is None or self.event_receiver is None or not shared_ring.is_ring_at(theirs.memory, place, name):
             return None
-        with contextlib.suppress(ValueError):  # it was told of twice
-            return Consumer(theirs.lend(place, shared_ring.SIZE), self.ear, self)
+        with contextlib.suppress(ValueError):  # the peer has announced it twice, and its block is in use
+            return Consumer(theirs.lend(place, shared_ring.SIZE), self.event_receiver, self)
         return None
 
     # -- both
     def tidy(self) -> None:
-        """Give back to the system what has not been needed for some time."""
         self._reused.tidy()
         if self._ours is not None:
             self._ours.tidy()
 
     def end(self) -> None:
-        """The connection has ended: only buffers that are in use here keep their memory."""
+        """Release all shared memory after the connection has ended, except for buffers in use in this process."""
         theirs, self._ours, self._theirs = self._theirs, None, None
-        for given in list(self._lanes.values()):
+        for given in list(self._rings.values()):
             given.end()
         if theirs is not None:
-            theirs.forget_rest()
+            theirs.release_unused()
 
     def forked(self) -> None:
-        """In a forked child: nobody else is here to have taken a lock."""
-        for one in (self._bell, self.ear):
+        """Replace the locks in a forked child: the threads that held them exist in the parent only."""
+        for one in (self._event_sender, self.event_receiver):
             if one is not None:
                 one.forked()
 
     def close(self) -> None:
-        """Give descriptors back, once nobody reads here."""
-        if self.ear is not None:
-            self.ear.close()
-        if self._bell is not None:
-            self._bell.close()
+        """Close the descriptors, once no thread reads this connection."""
+        if self.event_receiver is not None:
+            self.event_receiver.close()
+        if self._event_sender is not None:
+            self._event_sender.close()
 
 
-_LARGEST = 64 << 30
-_NOTHING, _MEMORY = b"n", b"m"
+_LARGEST = 64 << 30  # bytes of a peer's file that this process maps at most
+_NOTHING, _MEMORY = b"n", b"m"  # the words of the exchange: one byte, with or without descriptors
 
 
 def exchange(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
-    """Hand our memory to the peer and take its own, as it does at this moment; each only where both can.
-
-    last: whether this side has the last word, as one of the two does. Where the other side returns, this one waits for
-    nothing any more, so it does not give up what the other takes for done.
-
-    ProtocolError for a file that could do harm, OSError past the deadline, or where the peer hangs up.
-    """
+    """Send this process's memory to the peer and receive the peer's, each where both sides can use it. `last`: whether
+    this side sends the last word, as exactly one of the two does. ProtocolError for a file that could do harm, OSError
+    past the deadline or where the peer closes the socket."""
     with contextlib.ExitStack() as undo:
-        ours, ear = _offered(sock, deadline, undo)
-        theirs, bell = _taken(sock, deadline, undo)
+        ours, event_receiver = _offered(sock, deadline, undo)
+        theirs, event_sender = _taken(sock, deadline, undo)
         verdict = _NOTHING if theirs is None else _MEMORY
         if not last:
-            _say(sock, deadline, verdict)
+            _send_word(sock, deadline, verdict)
         accepted = _heard(sock, deadline)[0] == _MEMORY
-        if last:
-            _say(sock, math.inf, verdict)
-        undo.pop_all()  # the store's own from now on
+        if last:  # no deadline: the other side returns once it has this, so this side must not give up after that
+            _send_word(sock, math.inf, verdict)
+        undo.pop_all()  # the store owns the descriptors from now on
     arena = Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None
-    return BufferStore(arena, Loans(theirs) if theirs is not None else None, ear, bell)
+    return BufferStore(arena, BorrowedBuffers(theirs) if theirs is not None else None, event_receiver, event_sender)
 
 
 def _offered(
     sock: socket.socket, deadline: float, undo: contextlib.ExitStack
 ) -> tuple[mmap.mmap | None, EventReceiver | None]:
-    """Our memory, and the ear of the bell that the peer gets with it; neither where the peer was told of none."""
+    """Offer memory and an event to the peer; return the mapping and the event's receiver, None where not possible."""
     descriptor = _file()
     try:
         ours = _mapped(descriptor, SIZE)
         if ours is None or descriptor is None:
-            _say(sock, deadline, _NOTHING)
+            _send_word(sock, deadline, _NOTHING)
             return None, None
-        ear = _ear()
-        if ear is not None:
-            undo.callback(ear.close)
-        _say(sock, deadline, _MEMORY, descriptor, *(() if ear is None else (ear.descriptor,)))
-        return ours, ear
+        event_receiver, descriptors = None, [descriptor]
+        with contextlib.suppress(OSError):  # no descriptor is left: then there are no rings
+            event_receiver = EventReceiver() if SUPPORTED else None
+        if event_receiver is not None:
+            undo.callback(event_receiver.close)
+            descriptors.append(event_receiver.descriptor)
+        _send_word(sock, deadline, _MEMORY, *descriptors)
+        return ours, event_receiver
     finally:
         if descriptor is not None:
-            os.close(descriptor)
-
-
-def _ear() -> EventReceiver | None:
-    """None where lanes are not possible, or there are no descriptors for one."""
-    if not POSSIBLE:
-        return None
-    with contextlib.suppress(OSError):
-        return EventReceiver()
-    return None
+            os.close(descriptor)  # the mapping keeps the file
 
 
 def _file() -> int | None:
-    """A sealed file that takes no memory until it is written to."""
+    """Return a sealed memfd, which takes no memory until it is written to; None where the system has none."""
     if os.environ.get("RPCBENCH_SHARED_MEMORY") == "0" or not hasattr(os, "memfd_create"):
         return None
     try:
@@ -412,13 +409,14 @@ def _file() -> int | None:
         return None
     try:
         os.ftruncate(descriptor, SIZE)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)  # and no seal can be added later
     except OSError:
         os.close(descriptor)
         return None
     return descriptor
 
 
+# Reading a mapping beyond the end of a truncated file kills the process with SIGBUS.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
@@ -433,7 +431,7 @@ def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
 def _taken(
     sock: socket.socket, deadline: float, undo: contextlib.ExitStack
 ) -> tuple[mmap.mmap | None, EventSender | None]:
-    """The peer's memory, and its bell; None where it has none for us, or it cannot be used here."""
+    """Receive and map the peer's memory and its event sender; None where it offers none, or it cannot be used here."""
     word, descriptors, cut = _heard(sock, deadline)
     try:
         if word == _NOTHING or cut or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
@@ -441,51 +439,49 @@ def _taken(
         if not descriptors:
             raise ProtocolError("the peer announced shared memory, and sent none")
         memory = _mapped(descriptors[0], _size(descriptors[0]))
-        if len(descriptors) == 1 or memory is None or not POSSIBLE:
+        if len(descriptors) == 1 or memory is None or not SUPPORTED:
             return memory, None
-        _check_bell(descriptors[1])
-        bell = EventSender(descriptors.pop())
-        undo.callback(bell.close)
-        return memory, bell
+        _check_eventfd(descriptors[1])
+        event_sender = EventSender(descriptors.pop())
+        undo.callback(event_sender.close)
+        return memory, event_sender
     finally:
-        for descriptor in descriptors:
+        for descriptor in descriptors:  # all that the event sender has not taken over
             os.close(descriptor)
 
 
-def _check_bell(descriptor: int) -> None:
-    """ProtocolError for a file that is none: what is written to it would do something else."""
+def _check_eventfd(descriptor: int) -> None:
+    """Check that a descriptor is an eventfd, else ProtocolError: a write to another file would have other effects."""
     if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != "anon_inode:[eventfd]":
-        raise ProtocolError("the peer sent something else as a bell")
+        raise ProtocolError("the peer sent a descriptor for events that is no eventfd")
 
 
 def _size(descriptor: int) -> int:
-    """Of a file that keeps it whatever the peer does. ProtocolError for another one."""
+    """Return the size of a file that is sealed against truncation. ProtocolError for any other file."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:  # no file in memory
+    except OSError:  # no memfd
         seals = 0
     size = os.fstat(descriptor).st_size
     if seals & _SEALS != _SEALS or not 0 < size <= _LARGEST or size % mmap.PAGESIZE:
-        raise ProtocolError("the peer sent a file as shared memory that could be cut short, or is none")
+        raise ProtocolError("the peer sent a file as shared memory that could be truncated, or is no memfd")
     return size
 
 
-def _say(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -> None:
-    _limit(sock, deadline)
+def _send_word(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -> None:
+    sock.settimeout(_left(deadline))
     socket.send_fds(sock, [word], descriptors)
 
 
 def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
-    """A word, what came with it, and whether that had no room: this process may open no more files."""
-    _limit(sock, deadline)
+    """Return a word, the descriptors received with it, and whether some were lost (this process is at its limit)."""
+    sock.settimeout(_left(deadline))
     word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if not word:
-        raise ConnectionResetError("the peer hung up before it had told of its memory")
+        raise ConnectionResetError("the peer closed the connection before it had announced its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)
 
 
-def _limit(sock: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the peer took too long to tell of its memory")
-    sock.settimeout(None if left == math.inf else left)
+def _left(deadline: float) -> float | None:
+    left = time_left(deadline, "the peer took too long to announce its memory")
+    return None if left == math.inf else left

@@ -1,22 +1,31 @@
-"""A ring of small values in memory that two processes share, from one to the other, without a message for each.
-
-    producer ──give──► [3][4][ ][ ] ──take──► consumer   a ring of places, each with a few whole numbers and some bytes;
-             event ◄── what the consumer is at           and the consumer's word for what it is at
-
-The consumer says what it is at: `WORKS` (it will look), `LISTENS` (it waits at its event), `AWAY` (it waits for
-messages, or has not come yet). So no system call is made for a value that is not waited for yet.
+"""A single-producer, single-consumer ring buffer of small values in memory that two processes share.
 
 Guarantees
-- A value is seen whole or not at all, and in order. Nobody waits for room: a producer that finds none sends a message.
-- No value is missed: the consumer looks after it has changed its word, and the producer reads that word after the value
-  is there. For that all cores must see the stores of one in its order, as they do on x86; there are no rings elsewhere.
-  Only a load may overtake a store before it: between these two, on both sides, a lock is given back, which is a
-  barrier.
-- What the other side has written is checked: nonsense is a ProtocolError.
-- Nothing is written to a ring that is `over`: its memory may be used for something else.
+- Values arrive whole and in order. The producer never waits for room: a value that finds none goes as a message.
+- The consumer misses no value, and no system call is made for a value that it does not wait for yet.
+- Counts that the other process has written are validated: an impossible one raises ProtocolError.
+- No value is written to a ring that is `over`: its memory may be used for something else.
 - An event that is sent is received once, whether before or after the consumer waits; several may be received as one.
-  It wakes the consumer on a core of its own, if one is free; what a socket wakes gets the core of the writer.
+  It wakes the consumer on a core of its own, if one is free; a wake-up by a socket gets the core of the writer.
 """
+
+# Theory of operation
+#
+#     page 0    given │ taken │ consumer's state │ name        a cache line each; then PLACES heads of NUMBERS integers
+#     page 1 …  [value 3][value 4][        ][        ] ...     PLACES slots of ROOM bytes
+#                ▲ taken           ▲ given                     both count values; slot = count % SLOTS
+#
+# The consumer publishes its state: POLLING (the ring, before it waits), WAITING (it waits for its event) or AWAY
+# (it waits for messages, or has not come yet). The producer sends an event or a message only if the state asks for it:
+#
+#     producer                                     consumer
+#     store the value, then `given`                store the state
+#     barrier                                      barrier
+#     load the state: wake the consumer?           load `given`: is there a value?
+#
+# Each stores before it loads, so at least one of them sees the store of the other and no wake-up is lost. That needs
+# cores that see the stores of one core in its order, as x86 has them; other machines have no rings. x86 lets only a
+# load overtake an earlier store: on each side a lock is released between the two, which is a full barrier.
 
 from __future__ import annotations
 
@@ -35,42 +44,42 @@ from rpcbench.wire.framing import Memory
 
 
 class EventSender:
-    """The end that rings; `descriptor` came from whoever hears it."""
+    """An end of an eventfd, which it owns. `descriptor` was received from the process that waits for its events."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
+        self.descriptor = descriptor
+        self.closed = False
+        self._lock = threading.Lock()  # so that no event goes to a descriptor that `close` has freed
 
     def ring(self) -> None:
-        """Harmless once it is closed."""
-        with self._lock:
-            if self._descriptor >= 0:
-                _ring(self._descriptor)
+        """Send an event; has no effect after `close`."""
+        # BlockingIOError: the counter is at its limit, 2**64 - 2, so an event is pending anyway.
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self.closed:
+                os.eventfd_write(self.descriptor, 1)
 
     def forked(self) -> None:
-        """In a forked child: a thread that was about to ring is not here."""
+        """Replace the locks in a forked child: the threads that held them exist in the parent only."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
         with self._lock:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            if not self.closed:
+                self.closed = True
+                os.close(self.descriptor)
 
 
-class EventReceiver:
-    """The end that hears. Who waits there has its `turn`: of two, one would hear what is for the other."""
+class EventReceiver(EventSender):
+    """The receiving end of an eventfd. The waiting thread holds `turn`: of two, one could consume the other's event."""
 
     def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.closed = False
+        super().__init__(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.turn = threading.Lock()
-        self._lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
     def wait_while(self, waiting: Callable[[], bool], seconds: float) -> None:
-        """Wait until that ends, or nothing has rung for so many seconds; not at all where somebody else waits."""
+        """Wait while `waiting()`, at most until no event has come for `seconds`; not while another thread waits."""
         if not self.turn.acquire(blocking=False):
             return
         try:
@@ -80,140 +89,120 @@ class EventReceiver:
             self.turn.release()
 
     def heard(self) -> None:
-        """What has rung until now has been heard."""
+        """Consume all events up to now."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
-    def ring(self) -> None:
-        """As its bell does, from this process. Harmless once it is closed."""
-        with self._lock:
-            if not self.closed:
-                _ring(self.descriptor)
-
     def forked(self) -> None:
-        """In a forked child: a thread that waited, or rang, is not here."""
-        self.turn, self._lock = threading.Lock(), threading.Lock()
+        super().forked()
+        self.turn = threading.Lock()
 
     def close(self) -> None:
-        """Once nobody waits at it."""
-        with self.turn, self._lock:
-            if not self.closed:
-                self.closed = True
-                os.close(self.descriptor)
+        """Close the descriptor, once no thread waits for it."""
+        with self.turn:
+            super().close()
 
 
-def _ring(descriptor: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # rung 2**64 times, and will be heard
-        os.eventfd_write(descriptor, 1)
-
-
-POSSIBLE = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
-AWAY, WORKS, LISTENS = range(3)
-PLACES, ROOM = 16, 128 << 10
-"""So many values, of so many bytes: larger ones have a copy to pay for that a message hardly adds to."""
+SUPPORTED = hasattr(os, "eventfd") and Path("/proc/self/fd").is_dir() and platform.machine() in ("x86_64", "AMD64")
+AWAY, POLLING, WAITING = range(3)  # the consumer's states; AWAY is 0, as in a new ring
+SLOTS, SLOT_BYTES = 16, 128 << 10
+"""Slots, and bytes of each. The copy of a larger value costs so much that a message adds little to it."""
 NUMBERS = 16
-"""So many whole numbers go with each."""
+"""Integers that go with each value."""
 _HEAD, _WORD = struct.Struct(f"{NUMBERS}q"), struct.Struct("q")
-_GIVEN, _TAKEN, _AT, _NAME = range(0, 32, 8)  # words, each in a cache line of its own
-_HEADS = 32 * 8
-_PAGE = 4096
-SIZE = _PAGE + PLACES * ROOM
+_PUSHED, _POPPED, _STATE, _NAME = range(0, 32, 8)  # indices of words, each in a cache line of its own
+_HEADS = 32 * 8  # bytes before the heads
+SIZE = mmap.PAGESIZE + SLOTS * SLOT_BYTES  # the slots begin at a page of their own
 
 
-def is_there(memory: mmap.mmap, place: int, name: int) -> bool:
-    """Whether a lane of this name begins there."""
+def is_ring_at(memory: mmap.mmap, place: int, name: int) -> bool:
+    """Return whether a ring of this name begins at `place`."""
     fits = 0 <= place <= len(memory) - SIZE and not place % mmap.PAGESIZE
     return fits and _WORD.unpack_from(memory, place + 8 * _NAME) == (name,)
 
 
 class _Ring:
-    """What both sides have of it."""
+    """The memory of a ring, as both sides see it."""
 
     def __init__(self, memory: memoryview, traffic: Memory) -> None:
         self._memory, self._traffic = memory, traffic
         self._words = memory[:_HEADS].cast("q")
-        self.places = [memory[_PAGE + at * ROOM : _PAGE + (at + 1) * ROOM] for at in range(PLACES)]
+        self.places = [memory[at : at + SLOT_BYTES] for at in range(mmap.PAGESIZE, SIZE, SLOT_BYTES)]
 
 
 class Producer(_Ring):
-    """`name`: a number that no other lane of this process has; `bell`: the one that the taker listens at; `traffic`
-    counts what is lent."""
+    """The producer's side. `name` is unique here, `event_sender` wakes the consumer, `traffic` counts lent bytes."""
 
-    def __init__(self, memory: memoryview, name: int, bell: EventSender, traffic: Memory) -> None:
+    def __init__(self, memory: memoryview, name: int, event_sender: EventSender, traffic: Memory) -> None:
         super().__init__(memory, traffic)
-        memory[:_HEADS] = bytes(_HEADS)  # a piece may have been used before
+        memory[:_HEADS] = bytes(_HEADS)  # the block may have been used before
         self.over = False
         self.lock = threading.Lock()
-        """Held from `room` to `give`."""
-        self._words[_NAME], self._given, self._bell = name, 0, bell
+        """Held from `room` to `give`: one producer at a time, and `end` waits for it."""
+        self._words[_NAME], self._given, self._event_sender = name, 0, event_sender
 
     def room(self) -> int | None:
-        """The place for the next value; None where that is to go as a message."""
+        """Return the slot for the next value; None if the value must go as a message."""
         words = self._words
-        if self.over or words[_AT] == AWAY or self._given - words[_TAKEN] >= PLACES:
+        if self.over or words[_STATE] == AWAY or self._given - words[_POPPED] >= SLOTS:
             return None
-        return self._given % PLACES
+        return self._given % SLOTS
 
     def give(self, head: Sequence[int], size: int) -> None:
-        """So many bytes are in the place, and these numbers go with them. `tell` comes next."""
+        """Publish the value of `size` bytes in the slot, with its numbers. The caller calls `tell` next."""
         self._traffic.lent += size
-        _HEAD.pack_into(self._memory, _HEADS + self._given % PLACES * _HEAD.size, *head)
+        _HEAD.pack_into(self._memory, _HEADS + self._given % SLOTS * _HEAD.size, *head)
         self._given += 1
-        self._words[_GIVEN] = self._given
+        self._words[_PUSHED] = self._given  # last: from here on the consumer reads the slot
 
     def tell(self, message: Callable[[], object]) -> None:
-        """Wake who waits for what was given. `message`: sends it one, if it does not listen any more.
-
-        After `lock` was given back, which is a barrier: either its word is seen here, or it sees the value.
-        """
-        at = self._words[_AT]
-        if at == LISTENS:
-            self._bell.ring()
+        """Wake a waiting consumer, by an event or by `message()`. Call it after the release of `lock`, the barrier."""
+        at = self._words[_STATE]
+        if at == WAITING:
+            self._event_sender.ring()
         elif at == AWAY:
             message()
 
     def end(self) -> None:
-        """Nobody takes here any more."""
+        """End the ring: the consumer reads it no more."""
         with self.lock:
             self.over = True
 
 
 class Consumer(_Ring):
-    """One thread's."""
+    """The consumer's side, for one thread."""
 
-    def __init__(self, memory: memoryview, ear: EventReceiver, traffic: Memory) -> None:
+    def __init__(self, memory: memoryview, event_receiver: EventReceiver, traffic: Memory) -> None:
         super().__init__(memory, traffic)
-        self.at, self._taken, self._ear = AWAY, 0, ear
+        self.at, self._taken, self._event_receiver = AWAY, 0, event_receiver
         self._barrier = threading.Lock()
 
     def lies(self) -> bool:
-        """Whether there is one."""
-        return self._words[_GIVEN] != self._taken
+        """Return whether a value is in the ring."""
+        return self._words[_PUSHED] != self._taken
 
     def next(self) -> tuple[int, tuple[int, ...]] | None:
-        """The place of the next value and its numbers, if there is one. `done` comes next."""
-        count = self._words[_GIVEN] - self._taken
+        """Return the slot of the next value and its numbers; None if there is none. The caller calls `done` next."""
+        count = self._words[_PUSHED] - self._taken
         if not count:
             return None
-        if not 0 < count <= PLACES:
-            raise ProtocolError(f"a peer says that {counted(count, 'value')} lie in {PLACES} places")
-        place = self._taken % PLACES
+        if not 0 < count <= SLOTS:
+            raise ProtocolError(f"a peer reports {counted(count, 'value')} in a ring of {SLOTS} slots")
+        place = self._taken % SLOTS
         return place, _HEAD.unpack_from(self._memory, _HEADS + place * _HEAD.size)
 
     def done(self, size: int) -> None:
-        """So many bytes have been taken; the place is free again."""
+        """Free the slot of the value that was read, of `size` bytes."""
         self._traffic.borrowed += size
         self._taken += 1
-        self._words[_TAKEN] = self._taken
+        self._words[_POPPED] = self._taken
 
     def be(self, at: int) -> EventReceiver | None:
-        """What the taker is at from now on; it looks once more before it waits. The ear to listen at, if it is one.
-
-        A lane whose connection has ended is not heard of any more, so who takes has to wait for messages."""
-        if at == LISTENS and self._ear.closed:
+        """Publish the consumer's state; for WAITING, return the event receiver. The caller polls again, then waits."""
+        if at == WAITING and self._event_receiver.closed:  # the connection has ended: no event comes, but messages may
             at = AWAY
         if at != self.at:
-            self._words[_AT] = self.at = at
-            with self._barrier:
+            self._words[_STATE] = self.at = at
+            with self._barrier:  # its release is the barrier between this store and the caller's next load
                 pass
-        return self._ear if at == LISTENS else None
+        return self._event_receiver if at == WAITING else None

@@ -1,18 +1,17 @@
 """A connection over any stream of bytes: whole messages, from any thread, in both directions at once.
 
 Rules
-- One thread at a time reads a connection (`read`); before it waits for a write it lets another one read on
-  (`step_aside`).
-- Any thread may send. Who finds the line free writes, and then writes what others have queued meanwhile; a thread
-  that must not wait passes an unfinished write to a helper thread. So two peers that send each other more than the
-  stream holds always have a reader.
-- Backpressure: a peer is full while more than `_HELD_BACK` bytes wait to be written to it. A call waits for room at
-  most as long as it may take (`await_room`), and then for no write; a sender of anything else that may wait is held
-  back until the peer reads, or the connection ends.
-- Small messages go between the chunks of large ones.
-- A message that may be held waits for the next one, or for `flush`, and goes right behind it: one write, and the peer
-  wakes up once.
-- A descriptor is given back when nobody reads or writes it any more: its number may stand for another file then.
+- One thread at a time reads a connection (`read`). Before it waits for a write, it releases the read lock
+  (`release_duties`).
+- Any thread may send. The thread that finds no writer writes its message, and then those that other threads have
+  queued meanwhile. A thread that must not wait passes an unfinished write to a helper thread. So two peers that send
+  each other more than the stream holds always have a reader.
+- Backpressure: a connection is full while more than `_HELD_BACK` bytes are queued. A call waits for room at most until
+  its deadline (`await_room`), and then for no write; other senders that may wait do so until the peer reads, or the
+  connection ends.
+- Small messages are written between the chunks of large ones.
+- A message with `hold` is written right after the next message, or by `flush`: one write, and the peer wakes up once.
+- A descriptor is closed only when no thread reads or writes it: its number may be another file's from then on.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError
-from rpcbench.base.futures import Waits, step_aside
+from rpcbench.base.futures import Waits, release_duties
 from rpcbench.transport.base import Stream
-from rpcbench.transport.waiting import Watch
+from rpcbench.transport.sockets import MOST_PARTS
+from rpcbench.transport.waiting import SocketWaiter
 from rpcbench.wire.framing import (
     BEAT,
     END,
@@ -45,60 +45,58 @@ from rpcbench.wire.framing import (
 )
 from rpcbench.wire.messages import Body
 
-_HELD_BACK = 64 << 20
-_MOST_PARTS = 512
-_MOST_HELD = 64
+_HELD_BACK = 64 << 20  # queued bytes from which on senders wait
+_MOST_HELD = 64  # parts kept back at most
 _CLOSE_SECONDS = 5.0
 
 
-class Ending(NamedTuple):
-    """How a connection ended; `broken` where neither side meant it to, so the peer may still be there."""
+class ConnectionEnd(NamedTuple):
+    """How a connection ended. `broken`: neither side has closed it, so the peer may still run."""
 
     reason: str
     broken: bool
 
 
-class Receives(Protocol):
-    """See `runtime.receiver`."""
-
-    def receive_until(self, waiting: Waits, quiet: float) -> object: ...
-
-
 class StreamConnection:
-    """One authenticated peer at the other end of a stream. `helper` runs a job on another thread."""
+    """A connection to one authenticated peer over a stream. `helper` runs a job on another thread."""
 
     def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
         self._stream = stream
         self.store = self._store = stream.store
         self._limits = limits
-        self._sure = limits.sure
+        self._sure = limits.sure  # frames up to this size need no check
         self._decoder = Decoder(limits, self._store)
         self._helper = helper
         self._state = threading.Lock()
         self._drained = threading.Condition(self._state)
-        self._small: collections.deque[Parts] = collections.deque()
-        self._large: collections.deque[Iterator[Parts]] = collections.deque()
-        self._held: Parts = []
-        self._queued = 0
-        self._writing = False
+        self._small: collections.deque[Parts] = collections.deque()  # whole frames, written before any chunk
+        self._large: collections.deque[Iterator[Parts]] = collections.deque()  # chunks of messages, in turn
+        self._held: Parts = []  # frames kept back until the next write
+        self._queued = 0  # bytes in `_small` and `_large`
+        self._writing = False  # a thread writes: the only one that may touch the stream's sending side
         self.ended = False
-        self._patient = 0  # threads that wait for `_drained`
+        self._waiters = 0  # threads that wait for `_drained`; without any, writers notify none
         self._numbers = itertools.count(1)
-        self.heard = 0  # bytes that have come through the stream
-        self.said = 0  # and that were given to it
+        self.heard = 0  # bytes read from the stream
+        self.said = 0  # bytes written to the stream, or queued
         self.silence = stream.silence
-        self.watch: Watch | None = getattr(stream, "watch", None)  # not every stream can tell what it has
-        self.receiver: Receives | None = None  # by which threads that wait for replies receive them, if they may
+        self.watch: SocketWaiter | None = getattr(stream, "watch", None)  # None where the system has no epoll
+        # Receives on a waiting thread, at most until nothing has come for some seconds; None where no thread may.
+        self.receive_until: Callable[[Waits, float], object] | None = None
 
     # -- writing
     def send(self, control: bytes, body: Body, may_wait: bool, hold: bool = False) -> None:
-        owes_nothing = self._store.owes_nothing()
-        if owes_nothing and not body.buffers and not hold:
+        """Queue or write one message. NotConnectedError once the connection has ended. With `may_wait` the call applies
+        backpressure: it blocks while the peer is far behind. Without it the call never blocks. With `hold` the message
+        may be kept back until the next message or `flush`."""
+        none_to_return = self._store.none_to_return()
+        # The short path of most messages: no buffer, no block to return, no queue. It takes the lock once.
+        if none_to_return and not body.buffers and not hold:
             frame = encode_small(control, body)
             if len(frame) > self._sure:
                 check(control, body, self._limits)
             with self._state:
-                alone = not (self._writing or self._held or self.ended)  # the line is free, and nothing else is to go
+                alone = not (self._writing or self._held or self.ended)
                 if alone:
                     self._writing = True
                     self.said += len(frame)
@@ -108,7 +106,7 @@ class StreamConnection:
                 self._send([frame], None, None, body, may_wait, hold)
             return
         first, chunks = self._encoded(control, body)
-        self._send(first, chunks, None if owes_nothing else self._owed(), body, may_wait, hold)
+        self._send(first, chunks, None if none_to_return else self._returns(), body, may_wait, hold)
 
     def _send(
         self,
@@ -119,7 +117,7 @@ class StreamConnection:
         may_wait: bool,
         hold: bool,
     ) -> None:
-        if may_wait and self.full:
+        if may_wait and self.full:  # read without the lock: a stale value only shifts the limit a little
             self.await_room()
         with self._state:
             if self.ended:
@@ -158,100 +156,96 @@ class StreamConnection:
         first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
         return first, chunks if len(first) == 1 else None
 
-    def _owed(self) -> Parts:
+    def _returns(self) -> Parts:
         places = self._store.owed()
         return [encode_returned(places)] if places else []
 
     def tidy(self) -> None:
-        """Tell the peer which of its memory is needed no more, and give the system what is idle here. Never blocks."""
+        """Return idle memory to the peer and to the system. Never blocks."""
         self._store.tidy()
-        owed = self._owed()
+        owed = self._returns()
         with self._state:
             self._held += owed
         self.flush()
 
     def flush(self) -> None:
-        """Write what is held, unless somebody is at it. Never blocks."""
+        """Write the messages kept back, unless a thread is writing already. Never blocks."""
         with self._state:
             if self.ended or self._writing or not self._held:
                 return
             self._writing = True
         self._write([], False)
 
-    def beat(self) -> None:
-        """Give a sign of life, unless something is on its way already. Never blocks."""
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat, unless a thread is writing. Never blocks."""
         with self._state:
-            if self.ended or self._writing:
+            if self.ended or self._writing:  # any bytes are as good a sign of life
                 return
             self._writing = True
         self._write([BEAT], False)
 
     @property
     def full(self) -> bool:
-        """Whether the peer is so far behind that who may wait does."""
+        """Whether so many bytes are queued that senders which may wait do so."""
         return self._queued > _HELD_BACK
 
     def await_room(self, seconds: float | None = None) -> bool:
-        """Wait while the peer is far behind, or so many seconds. Whether there is room (or the connection has ended).
-        Ctrl-C ends the wait and nothing else."""
+        """Wait for room or the end, at most `seconds`; return whether either came. Ctrl-C interrupts the wait only."""
         if not self.full:
             return True
-        step_aside()
+        release_duties()  # the peer may wait for this process to read before it reads
         with self._state:
-            return self._await(self._has_room, seconds)
+            return self._await(lambda: self.ended or not self.full, seconds)
 
     def _await(self, condition: Callable[[], bool], seconds: float | None) -> bool:
-        """Under the lock: wait until the condition holds, or so many seconds; whether it does."""
-        self._patient += 1
+        """Wait, with the lock held, until the condition holds or `seconds` have passed; return whether it holds."""
+        self._waiters += 1
         try:
             return self._drained.wait_for(condition, seconds)
         finally:
-            self._patient -= 1
-
-    def _has_room(self) -> bool:
-        return self.ended or self._queued <= _HELD_BACK
+            self._waiters -= 1
 
     def _write(self, parts: Parts, may_wait: bool) -> None:
-        """Write `parts`, then all that is queued. Only for the thread that set `_writing`, and the helper it names."""
+        """Write `parts`, then all that is queued. Only for the thread that set `_writing`, or its helper."""
         try:
-            parts = parts or self._next()  # what is held, where there is nothing else
+            parts = parts or self._next()  # a caller without parts writes the messages kept back
             while parts:
                 try:
                     self._stream.write(parts, False)
-                except BlockingIOError:
+                except BlockingIOError:  # `parts` now holds the rest
                     if not may_wait:
                         self._helper(partial(self._write, parts, True))
                         return
-                    step_aside()
+                    release_duties()
                     self._stream.write(parts, True)
                 parts = self._next()
-        except BaseException as error:  # half a message may be out: nothing can come after it
-            self._end()
-            self._stop_writing()
-            if not isinstance(error, OSError):
+        except BaseException as error:  # a part of a message may have been sent: no other can follow it
+            self.cut()
+            with self._state:
+                self._writing = False
+                self._drained.notify_all()
+            if not isinstance(error, OSError):  # the reader reports a broken connection
                 raise
 
     def _next(self) -> Parts:
-        """What to write next: all small messages, else a chunk of a large one, in turn. Nothing: writing ends."""
+        """Return the next parts to write: small messages, else those kept back, else a chunk; without any, stop."""
         with self._state:
-            parts: Parts = self._chosen() if self._small or self._held or self._large else []
+            parts: Parts = []
+            if self._small:
+                parts = self._batch_small()
+            elif self._held:
+                parts, self._held = self._held, []  # a new list, as the writer uses the old one without the lock
+            elif self._large:
+                parts = self._chunk()
             if not parts:
                 self._writing = False
-            if self._patient:
+            if self._waiters:
                 self._drained.notify_all()
         return parts
 
-    def _chosen(self) -> Parts:
-        if self._small:
-            return self._few_small()
-        if self._held:
-            parts, self._held = self._held, []  # the writer's own: what is held next is not to get into it
-            return parts
-        return self._chunk()
-
-    def _few_small(self) -> Parts:
+    def _batch_small(self) -> Parts:
         parts = self._small.popleft()
-        while self._small and len(parts) + len(self._small[0]) <= _MOST_PARTS:
+        while self._small and len(parts) + len(self._small[0]) <= MOST_PARTS:
             parts += self._small.popleft()
         self._queued -= _size(parts)
         return parts
@@ -261,18 +255,18 @@ class StreamConnection:
             source = self._large.popleft()
             chunk = next(source, None)
             if chunk is not None:
-                self._large.append(source)
+                self._large.append(source)  # round robin: no large message waits for the whole of another one
                 self._queued -= len(chunk[1])
                 return chunk
         return []
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes that went out and that came in, those in shared memory too."""
+        """Return the bytes sent and received, those in shared memory included."""
         return self.said + self._store.lent, self.heard + self._store.borrowed
 
     # -- reading
-    def read(self) -> list[Frame] | Ending:
-        """The next messages, perhaps none yet; or how the stream has ended. One thread at a time, which may change."""
+    def read(self) -> list[Frame] | ConnectionEnd:
+        """Return the next messages, perhaps none yet, or how the connection has ended. One thread at a time."""
         try:
             count = self._stream.read_into(self._decoder.target())
             self.heard += count
@@ -280,64 +274,57 @@ class StreamConnection:
                 frames = self._decoder.received(count)
                 return self._rest(frames) if self._stream.pending else frames
             how = "closed" if self._decoder.idle else "closed in mid-message"
-            ending = Ending(f"its connection {how}", not self._decoder.over)
+            ending = ConnectionEnd(f"its connection {how}", not self._decoder.over)
         except BlockingIOError:
             return []
         except OSError as error:
-            ending = Ending(f"its connection broke ({error.strerror or error})", not self._decoder.over)
-        except ProtocolError as error:  # the peer is not to see the end before others hear of it: it would dial again
-            return Ending(f"it sent nonsense ({error})", False)
-        self._end()
+            ending = ConnectionEnd(f"its connection broke ({error.strerror or error})", not self._decoder.over)
+        except ProtocolError as error:
+            # Not `_end` here: the peer must not see the end before this process has recorded it, or it would redial.
+            return ConnectionEnd(f"it sent invalid data ({error})", False)
+        self.cut()
         return ending
 
     def _rest(self, frames: list[Frame]) -> list[Frame]:
-        """And all that nobody would tell of: whoever waits for more to read waits for what the system has."""
+        """Read all that is buffered in this process: a wait for the descriptor would not report it."""
         with contextlib.suppress(BlockingIOError):
             while self._stream.pending and (count := self._stream.read_into(self._decoder.target())):
                 self.heard += count
                 frames += self._decoder.received(count)
-        return frames  # if it has ended, the next read tells
+        return frames  # the next `read` returns the end of the stream, if there is one
 
     # -- ends
     def close(self, patience: float | None = None) -> None:
-        """Write out what is queued, within `patience` seconds, tell the peer that this is on purpose, and end."""
+        """Write what is queued, within `patience` seconds, announce the end to the peer, and end the connection."""
         self.flush()
         with self._state:
             patience = _CLOSE_SECONDS if patience is None else patience
             free = self._await(lambda: self.ended or not self._writing, patience)
-            farewell = free and not self.ended
+            farewell = free and not self.ended  # END must not be written into the middle of a message
             self._writing |= farewell
         if farewell:
             self._write([END], False)
-        self._end()
+        self.cut()
 
     def cut(self) -> None:
         """End the connection as if it had broken."""
-        self._end()
-
-    def _end(self) -> None:
         with self._state:
             self.ended = True
             self._small.clear()
             self._held.clear()
             self._large.clear()
             self._drained.notify_all()
-        self._stream.shut()
-
-    def _stop_writing(self) -> None:
-        with self._state:
-            self._writing = False
-            self._drained.notify_all()
+        self._stream.shut()  # wakes the reader, which returns the end from `read`
 
     def release(self) -> None:
-        """Give the descriptor back; only after `read` has told of the end."""
+        """Close the descriptor; only after `read` has returned the end."""
         with self._state:
-            self._await(lambda: not self._writing, _CLOSE_SECONDS)
+            self._await(lambda: not self._writing, _CLOSE_SECONDS)  # a helper may be in a write, which `shut` ends
         self._store.end()
         self._stream.release()
 
     def forked(self) -> None:
-        """In a forked child: the parent's connection is not ours; do not keep it open."""
+        """Close the descriptor in a forked child, which must not keep the parent's connection open."""
         self._store.forked()
         self._stream.release()
 

@@ -1,11 +1,12 @@
-"""TLS 1.3 over TCP, for everything that leaves this host.
+"""TLS 1.3 over TCP, for all traffic between hosts.
 
-Who knows the secret of a cluster can make its certificate, and nobody else can: the key is derived from the secret. So
-no file has to be carried around, both sides show the same certificate and accept no other, and a stranger fails before
-he has said a word of ours. Keys of a session are fresh, so what was recorded stays closed if the secret leaks later.
+The key of a cluster's certificate is derived from its secret, so every process that has the secret can make the
+certificate, and no other process can. No file has to be distributed; both sides present the same certificate and accept
+no other; a stranger fails before any message of the handshake. Session keys are fresh (forward secrecy): recorded
+traffic stays unreadable if the secret leaks later.
 
-An SSL object cannot be read and written at once, nor write several buffers: it works in memory under a lock here, and
-the socket outside of it. One thread reads and one writes, as with any stream.
+An SSL object cannot be read and written at once, nor write several buffers. Here it works on memory, under a lock, and
+the socket is used without the lock: one thread reads and one writes, as with any stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rpcbench.transport.base import Stream
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.wire.framing import Parts
 
-_PIECE = 1 << 18
+_PIECE = 1 << 18  # bytes of one read from the socket, and of the plain text encrypted at once
 _BEGIN, _END = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2000, 9999))
 
 
@@ -39,7 +40,7 @@ class Credentials:
 
 
 def _make(secret: bytes) -> tuple[bytes, bytes, bytes]:
-    """Certificate, key and the password of the key, for use in this process alone."""
+    """Return certificate, key and the password of the key, which only this process uses."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
@@ -56,10 +57,10 @@ def _make(secret: bytes) -> tuple[bytes, bytes, bytes]:
 def _context(side: int, certificate: bytes, key: bytes, password: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate is the cluster's, wherever its members run
+    context.check_hostname = False  # the certificate names the cluster, not a host
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.decode())
-    with tempfile.NamedTemporaryFile() as file:  # ssl reads keys from files only; this one is encrypted
+    with tempfile.NamedTemporaryFile() as file:  # ssl reads keys from files only; this key is encrypted
         file.write(certificate + key)
         file.flush()
         context.load_cert_chain(file.name, password=password)
@@ -67,19 +68,21 @@ def _context(side: int, certificate: bytes, key: bytes, password: bytes) -> ssl.
 
 
 class TlsStream:
-    """An encrypted stream on a connected socket. AuthenticationError where the other side is not of this cluster."""
+    """An encrypted stream over a connected socket. AuthenticationError where the peer is not of this cluster."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, deadline: float) -> None:
         self._plain = SocketStream(sock)
-        self.store, self.watch = self._plain.store, self._plain.watch
+        self.store, self.watch, self.share = self._plain.store, self._plain.watch, self._plain.share
+        self.limit, self.silence = self._plain.limit, self._plain.silence
+        self.shut, self.release = self._plain.shut, self._plain.release
         self._sock = sock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the SSL object and its two buffers
         self._received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
         serves = context.protocol == ssl.PROTOCOL_TLS_SERVER
         self._tls = context.wrap_bio(self._received, self._sealed, server_side=serves)
-        self._scratch = memoryview(bytearray(_PIECE))
-        self._unsent: Parts = []
-        self._over = False  # the peer has said that nothing comes any more
+        self._scratch = memoryview(bytearray(_PIECE))  # the reader's
+        self._unsent: Parts = []  # encrypted, not yet written
+        self._over = False  # the peer has announced the end of its data
         try:
             self._shake_hands(deadline)
         except ssl.SSLError as error:
@@ -89,14 +92,14 @@ class TlsStream:
         done = False
         while not done:
             try:
-                self._tls.do_handshake()
+                self._tls.do_handshake()  # on the buffers in memory; the lines below move their bytes over the socket
                 done = True
             except ssl.SSLWantReadError:
                 pass
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
             self._sock.sendall(self._sealed.read())
             if not done and not self._more():
-                raise AuthenticationError("the peer hung up during the TLS handshake: has it another secret?")
+                raise AuthenticationError("the peer ended the TLS handshake: does it use another secret?")
 
     # -- reading
     @property
@@ -105,13 +108,13 @@ class TlsStream:
             return bool(self._received.pending or self._tls.pending())
 
     def read_into(self, target: memoryview, /) -> int:
-        """BlockingIOError where a part of a record has come: who reads may have something else to do meanwhile."""
+        """Read decrypted bytes. BlockingIOError for a part of a record: the caller may do other work meanwhile."""
         if self._over or not (self.pending or self._more()):
             return 0
         count = 0
         with self._lock:
             try:
-                while count < len(target):  # a record has 16 KB at most
+                while count < len(target):  # one `read` returns one record, of 16 KB at most
                     count += self._tls.read(len(target) - count, target[count:])  # type: ignore[operator]  # an int
             except ssl.SSLWantReadError as error:
                 if not count:
@@ -128,18 +131,18 @@ class TlsStream:
 
     # -- writing
     def write(self, parts: Parts, may_wait: bool) -> None:
-        """All of `parts`; what is encrypted already, and could not be written, is kept here for the next call."""
+        """Write all of `parts`; bytes that are encrypted but not yet written are kept for the next call."""
         while True:
-            self._plain.write(self._unsent, may_wait)
+            self._plain.write(self._unsent, may_wait)  # first: records must be sent in the order of their encryption
             if not parts:
                 return
             self._unsent.append(self._seal(parts))
 
     def _seal(self, parts: Parts) -> bytes:
-        """The first parts, encrypted; a piece at a time, as the reader waits meanwhile."""
+        """Encrypt and remove the first parts, and return the records."""
         size = 0
         with self._lock:
-            while parts and size < _PIECE:
+            while parts and size < _PIECE:  # a limit, as the reader waits for the lock meanwhile
                 view = memoryview(parts.pop(0))
                 piece, rest = view[: _PIECE - size], view[_PIECE - size :]
                 if piece.nbytes:
@@ -147,22 +150,6 @@ class TlsStream:
                 if rest.nbytes:
                     parts.insert(0, rest)
             return self._sealed.read()
-
-    def silence(self) -> float | None:
-        return self._plain.silence()
-
-    def share(self, deadline: float, last: bool) -> None:
-        """There is nothing to share with another host."""
-
-    # -- ends
-    def limit(self, seconds: float | None) -> None:
-        self._plain.limit(seconds)
-
-    def shut(self) -> None:
-        self._plain.shut()
-
-    def release(self) -> None:
-        self._plain.release()
 
 
 class TlsListener(listeners.TcpListener):
@@ -177,7 +164,7 @@ class TlsListener(listeners.TcpListener):
 
 
 def connect(place: str, credentials: Credentials, deadline: float) -> TlsStream:
-    """Dial. OSError where nobody listens (yet), AuthenticationError where it is another cluster's."""
+    """Dial a TLS address. OSError where no process listens (yet), AuthenticationError for another cluster."""
     sock = listeners.connect_socket(place, deadline)
     try:
         return TlsStream(sock, credentials.client, deadline)

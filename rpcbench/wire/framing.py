@@ -1,20 +1,16 @@
-"""Messages as bytes on a stream, without any I/O.
+"""The framing of messages on a stream of bytes, without I/O.
 
-A frame is a fixed header, then its parts. A message whose buffers are large is announced by its frame and its buffers
-follow in CHUNK frames, so that a small frame never waits for more than one chunk. All sizes are checked against
-`Limits` before memory is taken. `Decoder` tells the reader where to put the next bytes: large buffers are received
-straight into the memory where they stay.
+A frame is a fixed header, then its parts. If the buffers of a message are large, its frame only announces them and
+CHUNK frames follow, so that a small frame waits for one chunk at most. All sizes are checked against `Limits` before
+memory is allocated. `Decoder` provides the memory for the next bytes: large buffers are received without a copy.
 
-    MESSAGE  kind=1  stream  lengths of control, payload, tensors; number of buffers
-                             stream: of its chunks; 0 where it has none
-                             lengths of buffers, control, payload, tensors, and the buffers unless they are large
-    CHUNK    kind=2  stream  length
-                             bytes, continuing that stream's buffers
-    BEAT     kind=3          nothing: a sign of life
-    END      kind=4          the connection ends now, on purpose
-    LENT     kind=5          as MESSAGE, with places of its buffers in shared memory instead of the buffers
-    RETURNED kind=6          length
-                             places of buffers that are the peer's again
+    MESSAGE  kind=1  lengths of control, payload, tensors; count of buffers; stream of its chunks (0: none)
+                     then lengths of buffers, control, payload, tensors, and the buffers unless they are large
+    CHUNK    kind=2  stream, length; then bytes, which continue the buffers of that stream
+    BEAT     kind=3  a heartbeat, without content
+    END      kind=4  the peer closes the connection now
+    LENT     kind=5  as MESSAGE, with offsets of its buffers in shared memory instead of the buffers
+    RETURNED kind=6  length; then offsets of blocks that the peer has lent, and that it gets back
 """
 
 from __future__ import annotations
@@ -25,31 +21,31 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpcbench.base.errors import MessageTooLarge, ProtocolError
-from rpcbench.wire.messages import Body
+from rpcbench.wire.messages import Body, new_tuple
 
 HEAD = struct.Struct("<BBHIIQI")  # kind, chunked, buffers, stream, control, payload, tensors
 _BEGIN = HEAD.size
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # bytes
 _MESSAGE, _CHUNK, _BEAT, _END, _LENT, _RETURNED = 1, 2, 3, 4, 5, 6
 BEAT, END = (HEAD.pack(kind, 0, 0, 0, 0, 0, 0) for kind in (_BEAT, _END))
 _NUMBER = struct.Struct("<Q")
-_SCRATCH = 1 << 18
-_SURE = 1 << 17
-_FEW = 8
+_SCRATCH = 1 << 18  # bytes read at once where no large buffer is the target
+_SURE = 1 << 17  # bytes of a frame that is accepted without a look at each limit
+_FEW = 8  # lent buffers of a message on the fast path
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest parts that a peer may announce, in bytes (buffers: a count)."""
+    """The largest parts that a peer may announce, in bytes or counts."""
 
-    control: int = 16 << 20
-    body: int = 8 << 30
-    buffers: int = 1 << 15
-    streams: int = 1 << 10
+    control: int = 16 << 20  # bytes
+    body: int = 8 << 30  # bytes, buffers included
+    buffers: int = 1 << 15  # of one message
+    streams: int = 1 << 10  # messages whose chunks are incomplete
 
     @property
     def sure(self) -> int:
-        """A whole frame may always be as large as that."""
+        """The size in bytes up to which a frame is within all limits."""
         return min(_SURE, self.control, self.body)
 
 
@@ -60,31 +56,30 @@ class Frame(NamedTuple):
     body: Body
 
 
-_new = tuple.__new__  # a step less than the class itself takes
 Parts = list["bytes | memoryview"]
 
 
 class Memory:
-    """Where a decoder puts and finds buffers. This one shares none with the peer."""
+    """The memory for received buffers. This class shares none with the peer."""
 
     lent = borrowed = 0
-    """Bytes that went to the peer, and that came from it, in shared memory."""
+    """Bytes sent to the peer, and received from it, in shared memory."""
 
     def room(self, size: int) -> memoryview | bytearray:
-        """A buffer of its own for bytes that are to come."""
+        """Return an exclusive buffer for bytes to be received."""
         return bytearray(size)
 
     def borrow(self, place: int, size: int) -> memoryview:
-        """A buffer that the peer has put into shared memory. ProtocolError where it cannot be there."""
+        """Return a buffer that the peer has put into shared memory. ProtocolError for an invalid offset or size."""
         raise ProtocolError(f"the peer lends memory at {place}, though none is shared")
 
     def returned(self, place: int) -> None:
-        """The peer needs what was put there no more. ProtocolError where nothing was."""
+        """Free the block at an offset, which the peer has returned. ProtocolError where none was lent."""
         raise ProtocolError(f"the peer gives back memory at {place}, which it was never lent")
 
 
 def check(control: bytes, body: Body, limits: Limits) -> None:
-    """MessageTooLarge for what may not be sent."""
+    """Raise MessageTooLarge for a message over the limits."""
     size = len(body.payload) + sum(memoryview(buffer).nbytes for buffer in body.buffers)
     if len(control) > limits.control or size + len(body.tensors) > limits.body:
         raise MessageTooLarge(
@@ -96,13 +91,13 @@ def check(control: bytes, body: Body, limits: Limits) -> None:
 
 
 def encode_small(control: bytes, body: Body) -> bytes:
-    """The frame of a message without buffers."""
+    """Return the frame of a message without buffers."""
     payload, tensors, _ = body
     return HEAD.pack(_MESSAGE, 0, 0, 0, len(control), len(payload), len(tensors)) + control + payload + tensors
 
 
 def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
-    """The announcing frame, and the chunks that follow it (none for a small message)."""
+    """Return the frame of a message, and the chunks that follow it (none for a small message)."""
     buffers = raw(body)
     chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
     first: Parts = [_announcement(_MESSAGE, chunked, stream if chunked else 0, control, body)]
@@ -112,17 +107,17 @@ def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Par
 
 
 def encode_lent(control: bytes, body: Body, places: Sequence[int]) -> bytes:
-    """The frame of a message whose buffers are in shared memory already."""
+    """Return the frame of a message whose buffers are in shared memory already."""
     return _announcement(_LENT, False, 0, control, body, places)
 
 
 def encode_returned(places: Sequence[int]) -> bytes:
-    """The frame that gives back what the peer has lent."""
+    """Return the frame that returns blocks which the peer has lent."""
     return HEAD.pack(_RETURNED, 0, 0, 0, len(places) * _NUMBER.size, 0, 0) + struct.pack(f"<{len(places)}Q", *places)
 
 
 def raw(body: Body) -> list[memoryview]:
-    """The buffers of a body as bytes."""
+    """Return the buffers of a body as byte views."""
     return [memoryview(b).cast("B") for b in body.buffers]
 
 
@@ -142,13 +137,13 @@ def _chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
             yield [HEAD.pack(_CHUNK, 0, 0, stream, 0, piece.nbytes, 0), piece]
 
 
-class _Incoming:
-    """A message under way: where the next bytes of its buffers go."""
+class _PartialMessage:
+    """A message whose buffers are not yet complete."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self._views = [memoryview(b) for b in frame.body.buffers if len(b)]
-        self.left = sum(map(len, self._views))
+        self._views = [memoryview(b) for b in frame.body.buffers if len(b)]  # the memory still to be filled
+        self.left = sum(map(len, self._views))  # bytes
 
     def target(self, limit: int) -> memoryview:
         return self._views[0][:limit]
@@ -163,30 +158,30 @@ class _Incoming:
 
 
 class Decoder:
-    """Bytes in, frames out. `target()` says where the next bytes go, `received(n)` that n have been put there."""
+    """The decoder of one connection. The reader puts bytes into `target()`, and gets frames from `received(count)`."""
 
     def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
         self._limits = limits
         self._sure = limits.sure
         self._memory = memory or Memory()
         self._scratch = memoryview(bytearray(_SCRATCH))
-        self._pending = bytearray()
-        self._streams: dict[int, _Incoming] = {}
-        self._current: _Incoming | None = None
+        self._pending = bytearray()  # bytes not yet decoded
+        self._streams: dict[int, _PartialMessage] = {}
+        self._current: _PartialMessage | None = None
         self._left = 0  # bytes of the current buffers or chunk still to come
-        self._direct = False
-        self.over = False  # the peer has said that it ends the connection
+        self._direct = False  # whether the last target was a buffer of the current message
+        self.over = False  # the peer has sent END
 
     def target(self) -> memoryview:
-        """Memory for the next bytes: never empty."""
+        """Return the memory for the next bytes, which is never empty."""
         if self._current is not None and not self._pending:
-            self._direct = True
+            self._direct = True  # no copy: the bytes are received into the memory of the tensor
             return self._current.target(self._left)
         self._direct = False
         return self._scratch
 
     def received(self, count: int) -> list[Frame]:
-        """Frames completed by the `count` bytes put into the last target. ProtocolError for nonsense."""
+        """Return the frames completed by the `count` bytes in the last target. ProtocolError for invalid bytes."""
         if not self._direct and not self._pending and (frame := self._only(count)) is not None:
             return [frame]
         frames: list[Frame] = []
@@ -194,14 +189,14 @@ class Decoder:
             self._filled(count, frames)
         else:
             begin = 0 if self._pending or self._current is not None else self._whole(count, frames)
-            if begin < count:
+            if begin < count:  # the rest takes the general way, a frame at a time
                 self._pending += self._scratch[begin:count]
         while self._pending and self._step(frames):
             pass
         return frames
 
     def _only(self, count: int) -> Frame | None:
-        """The one message that these bytes are, if they are, and it is a small one without buffers."""
+        """Return the message, if these bytes are exactly one small message without buffers, as most are; else None."""
         if count < _BEGIN or count > self._sure:
             return None
         scratch = self._scratch
@@ -211,10 +206,11 @@ class Decoder:
         if kind != _MESSAGE or buffers or third + tensors != count:
             return None
         table = bytes(scratch[third:count]) if tensors else b""
-        return _new(Frame, (bytes(scratch[_BEGIN:second]), _new(Body, (bytes(scratch[second:third]), table, []))))
+        body = new_tuple(Body, (bytes(scratch[second:third]), table, []))
+        return new_tuple(Frame, (bytes(scratch[_BEGIN:second]), body))
 
     def _whole(self, count: int, frames: list[Frame]) -> int:
-        """The quick way for messages that are here as a whole; how many bytes they took."""
+        """Decode, without a copy to `_pending`, the messages that are complete; return the count of bytes consumed."""
         scratch, begin = self._scratch, 0
         while begin + _BEGIN <= count:
             kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch, begin)
@@ -234,22 +230,23 @@ class Decoder:
             end = third + tensors
             if end > count or end - begin > self._sure:
                 break
-            if buffers:
+            if buffers:  # the limits are checked before memory is borrowed; the general way raises the error
                 if end - second + sum(numbers[:buffers]) > self._limits.body or buffers > self._limits.buffers:
                     break
                 found = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])]
             table = bytes(scratch[third:end]) if tensors else b""
-            body = _new(Body, (bytes(scratch[second:third]), table, found or []))
-            frames.append(_new(Frame, (bytes(scratch[first:second]), body)))
+            body = new_tuple(Body, (bytes(scratch[second:third]), table, found or []))
+            frames.append(new_tuple(Frame, (bytes(scratch[first:second]), body)))
             begin = end
         return begin
 
     @property
     def idle(self) -> bool:
-        """No message is half here: a stream that ends now ends cleanly."""
+        """Whether no message is incomplete: a stream that ends now ends cleanly."""
         return not self._pending and not self._streams and self._current is None
 
     def _step(self, frames: list[Frame]) -> bool:
+        """Decode one frame, or a part of the current buffers, from `_pending`; return whether that was possible."""
         if self._current is not None:
             self._copy(frames)
             return True
@@ -274,30 +271,30 @@ class Decoder:
 
     def _take_back(self, length: int) -> bool:
         if length > self._limits.control or length % _NUMBER.size:
-            raise ProtocolError(f"the peer gives back {length} bytes of places")
+            raise ProtocolError(f"the peer sent {length} bytes of offsets of memory")
         end = HEAD.size + length
         if len(self._pending) < end:
             return False
-        with memoryview(self._pending) as view:
+        with memoryview(self._pending) as view:  # released before the deletion: a view would forbid to resize
             self._give_back(view, HEAD.size, length)
         del self._pending[:end]
         return True
 
     def _give_back(self, data: memoryview, begin: int, length: int) -> None:
-        """The peer gives back the places that it names there."""
+        """Free the blocks whose offsets the peer has sent."""
         for place in struct.unpack_from(f"<{length // _NUMBER.size}Q", data, begin):
             self._memory.returned(place)
 
     def _begin_chunk(self, stream: int, length: int) -> None:
         incoming = self._streams.get(stream)
+        # An empty chunk would make the next target empty, and a read of 0 bytes means the end of the stream.
         if incoming is None or not 0 < length <= min(CHUNK, incoming.left):
             raise ProtocolError(f"chunk of {length} bytes for stream {stream}, which does not expect it")
         del self._pending[: HEAD.size]
         self._current, self._left = incoming, length
 
     def _announced(self, lent: bool, buffers: int, control: int, payload: int, tensors: int) -> Frame | None:
-        """The message that is announced, with buffers that are yet to be filled, unless they are lent; None: not all
-        of it is here."""
+        """Return the announced message, with buffers to fill unless they are lent; None if it is not complete yet."""
         limits = self._limits
         if control > limits.control or payload + tensors > limits.body or buffers > limits.buffers:
             raise ProtocolError("a message announces more than the limits allow")
@@ -309,18 +306,20 @@ class Decoder:
         lengths, places = numbers[:buffers], numbers[buffers:]
         if payload + tensors + sum(lengths) > limits.body or len(self._streams) >= limits.streams:
             raise ProtocolError("a message announces more than the limits allow")
-        end = start + control + payload + tensors
+        second = start + control
+        third = second + payload
+        end = third + tensors
         if len(self._pending) < end:
             return None
         with memoryview(self._pending) as view:
-            parts = [bytes(view[a:b]) for a, b in _spans(start, control, payload, tensors)]
+            parts = bytes(view[start:second]), bytes(view[second:third]), bytes(view[third:end])
         del self._pending[:end]
         memory = self._memory
         found = [*map(memory.borrow, places, lengths)] if lent else [*map(memory.room, lengths)]
         return Frame(parts[0], Body(parts[1], parts[2], found))
 
     def _begin_message(self, lent: bool, announced: Frame, chunked: bool, stream: int, frames: list[Frame]) -> None:
-        incoming = _Incoming(announced)
+        incoming = _PartialMessage(announced)
         if lent or incoming.left == 0:
             frames.append(announced)
         elif chunked:
@@ -347,10 +346,5 @@ class Decoder:
             self._current = None
         if incoming.left == 0:
             frames.append(incoming.frame)
+            # By identity, as a message does not keep its stream's number; few streams are open at once.
             self._streams = {key: value for key, value in self._streams.items() if value is not incoming}
-
-
-def _spans(start: int, *lengths: int) -> Iterator[tuple[int, int]]:
-    for length in lengths:
-        yield start, start + length
-        start += length

@@ -1,10 +1,10 @@
-"""Every message that crosses the wire, and the check of the fields that a peer sends; `encoding` has its form as bytes.
+"""All messages between members, and the validation of their fields; `encoding` defines their bytes.
 
 Guarantees
-- Fields are numbers, strings, bytes, named tuples, or tuples of any of these. `rebuild` checks what a peer sends
-  against the annotations of the tuple before it makes one.
-- Only user data (`Body`) holds a pickle: with numbered by-reference slots, the table of its tensors, and their raw
-  bytes. Nobody opens it before the peer has proved that it knows the secret; the protocol never looks into it.
+- Fields are numbers, strings, bytes, named tuples, or tuples of these. `rebuild` validates received values against
+  the annotations of the named tuple before it makes one.
+- Only user data (`Body`) contains a pickle, with numbered by-reference slots, the table of its tensors, and their raw
+  bytes. No process opens it before the peer has proved that it has the secret; the protocol never reads it.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from rpcbench.base.errors import ProtocolError
 from rpcbench.base.ids import Id
 
 _Make = Callable[[Any], Any]
-"""What a field holds, made of what a peer says."""
+"""Makes the value of a field from a received value, or raises ProtocolError."""
 
 
-class _Fields(NamedTuple):
-    """How a kind is made: the types that its fields may have, and (place, make) of those that are made of others."""
+class _FieldTypes(NamedTuple):
+    """How `rebuild` validates and makes one type of message."""
 
-    types: frozenset[tuple[type, ...]]
-    made: tuple[tuple[int, _Make], ...]
+    types: frozenset[tuple[type, ...]]  # all allowed combinations of the types of its fields: one look-up validates
+    made: tuple[tuple[int, _Make], ...]  # (index, make) of the fields that are named tuples, or tuples of values
 
 
-_FIELDS: dict[type[Any], _Fields] = {}
-_new_tuple = tuple.__new__
+_FIELDS: dict[type[Any], _FieldTypes] = {}
+new_tuple = tuple.__new__  # makes a named tuple: one Python call fewer than its constructor
 
 
 def know(*kinds: type[Any]) -> None:
-    """Named tuples that may come; first those that others are made of."""
+    """Register named tuples that may be received; a tuple comes after those that its fields consist of."""
     for kind in kinds:
         hints = get_type_hints(kind)
         found = [_field(hints[name]) for name in kind._fields if name != "body"]
         types = frozenset(itertools.product(*[types for types, _ in found]))
-        _FIELDS[kind] = _Fields(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
+        _FIELDS[kind] = _FieldTypes(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
 
 
 def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
-    """The fields of a kind that is known. ProtocolError where they are not."""
+    """Return the fields of a registered type, made from received values. ProtocolError for invalid ones."""
     types, made = _FIELDS[kind]
-    if type(values) is not tuple or tuple(map(type, values)) not in types:
-        raise ProtocolError(f"no {kind.__name__} is made of {_shape(values)}")
+    if type(values) is not tuple or tuple(map(type, values)) not in types:  # exact types: a bool is no count
+        raise ProtocolError(f"a {kind.__name__} cannot have the fields {_shape(values)}")
     if not made:
         return values
     found = [*values]
@@ -56,7 +56,7 @@ def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
 
 
 def _field(hint: Any) -> tuple[set[type], _Make | None]:
-    """The types that a field may come with, and how it is made if it is not as it comes."""
+    """Return the types that a received field may have, and how to make its value, if it is not used as received."""
     types: set[type] = set()
     make = None
     for option in get_args(hint) if isinstance(hint, UnionType) else (hint,):
@@ -65,13 +65,13 @@ def _field(hint: Any) -> tuple[set[type], _Make | None]:
         elif hasattr(option, "_fields"):
             make = _one(option)
         else:
-            types |= {float, int} if option is float else {option}
+            types |= {float, int} if option is float else {option}  # as in annotations, an int is a float
     return (types | {tuple} if make else types), make
 
 
 def _one(kind: type[Any]) -> _Make:
-    assert kind in _FIELDS, f"{kind.__name__} is to be known before what it is part of"
-    return lambda value: _new_tuple(kind, rebuild(kind, value))
+    assert kind in _FIELDS, f"{kind.__name__} is to be known before the tuples that it is part of"
+    return lambda value: new_tuple(kind, rebuild(kind, value))
 
 
 def _many(kind: type[Any]) -> _Make:
@@ -94,63 +94,57 @@ def _shape(value: Any) -> str:
 
 
 class Body(NamedTuple):
-    """Opaque to everything but the codec.
+    """User data, which only the codec reads."""
 
-    `buffers` are views of tensor memory on the sending side (nothing is copied) and writable buffers, owned by nobody
-    else, on the receiving side.
-    """
-
-    payload: bytes
-    tensors: bytes
+    payload: bytes  # a pickle
+    tensors: bytes  # the table of its tensors
+    # Sender: views of tensor memory, without a copy. Receiver: writable buffers that belong to this body alone.
     buffers: Sequence[memoryview | bytearray | bytes]
 
 
 class Fork(NamedTuple):
-    """One RRef inside a body: what the receiver needs to become a user of it. `life`: the owner's incarnation."""
+    """One RRef inside a body: the data that makes the receiver a user of it."""
 
     rref: Id
     owner: int
     fork: Id
-    parent: int
-    type: str
-    life: int = 0
+    parent: int  # the member that has sent it
+    type: str  # the name of the value's type
+    life: int = 0  # the owner's incarnation
 
 
 class Scope(NamedTuple):
-    """The autograd context a message belongs to, and the message's own number in it.
-
-    `behind`: the sends that a backward pass from this message reaches, itself among them; None if not told.
-    """
+    """The place of a message in a distributed autograd context."""
 
     context: int
-    message: int
-    behind: tuple[int, ...] | None
+    message: int  # the number of this send in the context
+    behind: tuple[int, ...] | None  # the sends that a backward pass from this one reaches, itself included, if given
 
 
 class Origin(NamedTuple):
-    """The notebook's cell that made something: the front end's id for it, and the number that it shows."""
+    """The notebook's cell that has created an RRef."""
 
-    cell: str
-    number: int
+    cell: str  # the front end's id of the cell
+    number: int  # the execution count that it shows
 
 
 class Call(NamedTuple):
-    """Run a function and send back what it returns. `budget`: seconds until the caller stops waiting."""
+    """A request to run a function and send back its result."""
 
-    call: int
-    label: str
-    budget: float | None
-    forks: tuple[Fork, ...]
+    call: int  # the caller's number of the call, which its result repeats
+    label: str  # the function's name, for panels and errors
+    budget: float | None  # seconds until the caller stops waiting; None: no deadline
+    forks: tuple[Fork, ...]  # the RRefs in the body
     scope: Scope | None
     body: Body
 
 
 class Create(NamedTuple):
-    """Run a function and keep what it returns as the value of `rref`; the caller is its first user, `fork`."""
+    """A request to run a function and keep its result as the value of an RRef."""
 
     call: int
     rref: Id
-    fork: Id
+    fork: Id  # the caller, as the first user
     label: str
     budget: float | None
     forks: tuple[Fork, ...]
@@ -160,7 +154,7 @@ class Create(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Send back a copy of the value of `rref`, once it is there."""
+    """A request for a copy of the value of `rref`, which is sent once the value exists."""
 
     call: int
     rref: Id
@@ -169,7 +163,7 @@ class Fetch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The answer to a Call or Fetch, or (with an empty body) that a Create has finished."""
+    """The reply to a Call or Fetch; with an empty body, to a Create that has finished."""
 
     call: int
     forks: tuple[Fork, ...]
@@ -178,58 +172,58 @@ class Result(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The answer where the function raised: the exception itself, if it can travel, and its story as text."""
+    """The reply if the function has raised."""
 
     call: int
-    type: str
-    text: str
-    body: Body
+    type: str  # the name of the exception's type
+    text: str  # its traceback
+    body: Body  # the exception itself, if it can be pickled
 
 
 class Cancel(NamedTuple):
-    """The caller no longer waits."""
+    """The caller does not wait for the call any more."""
 
     call: int
 
 
 class ForkRequest(NamedTuple):
-    """A new user tells the owner."""
+    """A new user registers with the owner."""
 
     rref: Id
     fork: Id
 
 
 class ForkAccept(NamedTuple):
-    """The owner knows this user now. `first`: the one that has the value made."""
+    """The owner has registered this user."""
 
     rref: Id
     fork: Id
-    first: bool = False
+    first: bool = False  # the user whose Create makes the value
 
 
 class ChildAccept(NamedTuple):
-    """A new user tells the one it got its RRef from that the owner knows it, so the parent may go."""
+    """From a new user to the member that sent it the RRef: the owner has registered it, the parent may be released."""
 
     fork: Id
 
 
 class UserDelete(NamedTuple):
-    """A user tells the owner that it is gone."""
+    """A user releases its reference at the owner."""
 
     rref: Id
     fork: Id
 
 
 class Discover(NamedTuple):
-    """The send with this number takes part in a backward pass: find out what lies behind it."""
+    """The send with this number takes part in a backward pass: a request to discover the sends behind it."""
 
     context: int
-    walk: Id
+    walk: Id  # the backward pass
     message: int
 
 
 class Discovered(NamedTuple):
-    """All that lies behind that send is known."""
+    """All sends behind that one are discovered."""
 
     context: int
     walk: Id
@@ -237,71 +231,67 @@ class Discovered(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """A send that a worker waits for in a fast backward pass: its number, its receiver, and what it was part of."""
+    """A send whose gradients a worker waits for in a fast backward pass."""
 
     message: int
-    to: int
-    label: str
+    to: int  # its receiver
+    label: str  # of the call that it was part of
 
 
 class Settled(NamedTuple):
-    """To the root: the gradients of this send have run, and others went out for the recvs `fired`."""
+    """To the root of a backward pass: the gradients of this send have been propagated."""
 
     context: int
     walk: Id
     message: int
-    fired: tuple[int, ...]
+    fired: tuple[int, ...]  # the recvs for which gradients were sent on
     awaited: tuple[Awaited, ...]
 
 
 class Gradients(NamedTuple):
-    """Gradients for the tensors of the send with this number.
-
-    `plan`: the sends that take part, where no discovery has told; `fast`: all sends do. `settled`: what the root would
-    be told in a message of its own.
-    """
+    """Gradients for the tensors of the send with this number."""
 
     context: int
     walk: Id
     message: int
-    retain: bool
-    fast: bool
-    plan: tuple[int, ...]
-    settled: Settled | None
+    retain: bool  # keep the graph for another pass
+    fast: bool  # all sends of the context take part
+    plan: tuple[int, ...]  # the sends that take part, if no discovery has run
+    settled: Settled | None  # saves a message of its own where the receiver is the root
     body: Body
 
 
-class WalkFailed(NamedTuple):
-    """A backward pass is over; it went wrong on this worker."""
+class BackwardFailed(NamedTuple):
+    """A backward pass has ended with an error."""
 
     context: int
     walk: Id
-    worker: int
+    worker: int  # where the error was raised; the next fields are as in Failure
     type: str
     text: str
     body: Body
 
 
 class ReleaseContext(NamedTuple):
-    """The context is over; forget it and tell the others you know of."""
+    """The context has ended: release it, and pass this on to the other participants that you have contacted."""
 
     context: int
 
 
-class Attending(NamedTuple):
-    """To the worker that began a context: its sender takes part, and lost the one it may have it from."""
+class ContextParticipant(NamedTuple):
+    """To the worker that began a context: the sender takes part, and has lost the peer that would release it."""
 
     context: int
 
 
 class Device(NamedTuple):
-    """One of its own devices that a member names, such as "cuda:0"."""
+    """One of a member's own devices, such as "cuda:0"."""
 
     name: str
 
 
 class Mapped(NamedTuple):
-    """One line of a device map: in calls of `to`, tensors on the device `here` go to the device `there`."""
+    """One entry of a device map: in calls to `to`, tensors on the device `here` arrive on the device `there`."""
 
     to: str
     here: str
@@ -309,12 +299,11 @@ class Mapped(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What a member says of its accelerators: their kind ("": none) and number, those it uses (none named: all), and
-    its device maps."""
+    """A member's accelerators and device maps."""
 
-    kind: str
+    kind: str  # such as "cuda"; "": none
     number: int
-    used: tuple[Device, ...]
+    used: tuple[Device, ...]  # empty: all
     maps: tuple[Mapped, ...]
 
 
@@ -322,74 +311,70 @@ NO_DEVICES = Devices("", 0, (), ())
 
 
 class Member(NamedTuple):
-    """One process of the world, and where it listens: for members on its host, and for others ("": nowhere)."""
+    """One process of the world."""
 
     id: int
     name: str
     incarnation: int
-    address: str
-    host: str = ""
-    remote: str = ""
+    address: str  # where it listens for members on its host
+    host: str = ""  # see `transport.hosts.host_id`
+    remote: str = ""  # where it listens for members on other hosts; "": nowhere
     devices: Devices = NO_DEVICES
 
     def ways(self, host: str) -> tuple[str, ...]:
-        """The addresses to try from a process on `host`, the best first."""
+        """Return the addresses to try from a process on `host`, the best first."""
         near = (self.address,) if self.host == host else ()
         return near + ((self.remote,) if self.remote else ())
 
 
 class Join(NamedTuple):
-    """A process asks the one who leads to be let in."""
+    """A process asks the leader for admission."""
 
     member: Member
-    world_size: int | None
+    world_size: int | None  # the number of members that it expects; None: an open world
 
 
 class Refused(NamedTuple):
-    """It is not let in. `again`: who leads may change its mind, or be another by now."""
+    """The leader does not admit a process."""
 
     reason: str
-    again: bool = False
+    again: bool = False  # worth another try: the reason may pass, or there may be another leader by now
 
 
 class Loss(NamedTuple):
-    """A member that went without a word, and what is known of the reason."""
+    """A member that has left unexpectedly."""
 
     id: int
-    reason: str
+    reason: str  # as far as it is known
 
 
 class Past(NamedTuple):
-    """The latest process under an id that has none now."""
+    """The latest process that had an id which no process has now."""
 
     id: int
     incarnation: int
 
 
 class View(NamedTuple):
-    """Who leads tells everyone who is in the world now, and who of those before went without a word.
-
-    `complete`: the world has had all the members that it waits for, even if some have left again. `leader`: who
-    publishes the next view; not the sender of this one where that goes with it.
-    """
+    """The leader publishes the members of the world."""
 
     epoch: int
     members: tuple[Member, ...]
-    lost: tuple[Loss, ...]
+    lost: tuple[Loss, ...]  # former members that have left unexpectedly
     closing: bool
-    complete: bool
+    complete: bool  # the world has had all the members that it waits for, even if some have left again
     past: tuple[Past, ...] = ()
-    leader: int = 0
+    leader: int = 0  # publishes the next view; another one than the sender if that leaves with this view
 
 
 class Ready(NamedTuple):
-    """A member has nothing more to do and waits for the others (`leaving` False), or goes now (True)."""
+    """A member has finished its work."""
 
-    leaving: bool
+    leaving: bool  # False: it waits for the others; True: it leaves now
 
 
 class Report(NamedTuple):
-    """A member tells the one who leads that another cannot be reached any more."""
+    """A member reports to the leader that another member cannot be reached any more."""
 
     id: int
     incarnation: int
@@ -397,51 +382,45 @@ class Report(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """One-way words between faces: cell output, telemetry. `data` is msgpack, for whoever listens on `channel`."""
+    """One-way plain data between components, such as cell output and telemetry."""
 
     channel: str
-    data: bytes
+    data: bytes  # msgpack
 
 
 class Parcel(NamedTuple):
-    """Values, one way, for whoever listens on `channel`; `place` says which they are, and `label` says it in pictures.
-
-    Its receiver opens it when it needs the values; nobody answers.
-    """
+    """One-way values. The receiver unpickles them when it needs them, and sends no reply."""
 
     channel: str
-    place: tuple[int, ...]
-    label: str
+    place: tuple[int, ...]  # which values these are, for the listener on `channel`
+    label: str  # the same in words, for panels
     scope: Scope | None
     body: Body
 
 
 class Seen(NamedTuple):
-    """An acknowledgement: every message below `floor` has come, and these beyond it. It has no number itself.
+    """An acknowledgement. It has no sequence number itself."""
 
-    `answer`: the sender asks for one in turn, at once.
-    """
-
-    floor: int
-    early: tuple[int, ...]
-    answer: bool = False
+    floor: int  # all messages with lower sequence numbers have been received
+    early: tuple[int, ...]  # and these above it
+    answer: bool = False  # the sender requests an acknowledgement in return, at once
 
 
-class Forget(NamedTuple):
-    """Whichever of these messages has not come by now must never be handled any more."""
+class CancelDelivery(NamedTuple):
+    """A request never to handle those of these messages that have not been received by now."""
 
-    counts: tuple[int, ...]
-
-
-class Fate(NamedTuple):
-    """The answer: which of them never came, and which had."""
-
-    lost: tuple[int, ...]
-    had: tuple[int, ...]
+    counts: tuple[int, ...]  # sequence numbers
 
 
-class Uncreated(NamedTuple):
-    """In place of a Create that did not go out, or was lost: `rref` has its first user, but will have no value."""
+class DeliveryReport(NamedTuple):
+    """The reply to CancelDelivery."""
+
+    lost: tuple[int, ...]  # never received
+    had: tuple[int, ...]  # received before
+
+
+class CreateFailed(NamedTuple):
+    """In place of a Create that was not sent or was lost: `rref` has its first user, but will have no value."""
 
     rref: Id
     fork: Id
@@ -454,16 +433,16 @@ Message = Any
 KINDS: tuple[type[Any], ...] = (
     Call, Create, Fetch, Result, Failure, Cancel,
     ForkRequest, ForkAccept, ChildAccept, UserDelete,
-    Discover, Discovered, Gradients, Settled, WalkFailed, ReleaseContext,
+    Discover, Discovered, Gradients, Settled, BackwardFailed, ReleaseContext,
     Join, Refused, View, Ready, Report, Notice,
-    Seen, Forget, Fate, Uncreated, Attending, Parcel,
+    Seen, CancelDelivery, DeliveryReport, CreateFailed, ContextParticipant, Parcel,
 )  # fmt: skip
-UNHURRIED: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
-"""Kinds of messages that nobody may be waiting for, see `unhurried`."""
+DEFERRABLE: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
+"""Types of messages for which no thread waits, see `is_deferrable`."""
 EMPTY = Body(b"", b"", [])
 know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
 
 
-def unhurried(message: Message) -> bool:
-    """Whether nobody waits for it: it goes with the next message to the same peer, or a moment later."""
-    return type(message) in UNHURRIED and (type(message) is not ForkAccept or message.first)
+def is_deferrable(message: Message) -> bool:
+    """Return whether no thread waits for it: it is sent with the next message to the same peer, or a moment later."""
+    return type(message) in DEFERRABLE and (type(message) is not ForkAccept or message.first)

@@ -1,6 +1,6 @@
-"""Found first on PYTHONPATH by each Python process under `rpcbench run`: binds our names right after torch is loaded.
+"""Start-up code of each Python process under `rpcbench run`: it replaces torch's modules right after torch is loaded.
 
-A sitecustomize of the user's own, which this one hides, runs as well.
+Python finds this file first on PYTHONPATH. It also runs the user's own sitecustomize, which it hides.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from types import ModuleType
 
 
 class _AfterTorch:
-    """Finds torch as Python would, once, and has it loaded with `bind` at the end."""
+    """An import hook that finds torch as Python would, once, and calls `bind` at the end of its execution."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # first, or the next line would call this method again
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_bind(module: ModuleType) -> None:
                 load(module)
+                # Imported here: rpcbench imports torch, and most processes under `rpcbench run` may never load either.
                 from rpcbench.torch_shim import bind
 
                 bind()
@@ -38,6 +39,7 @@ class _AfterTorch:
 
 
 def _run_hidden() -> None:
+    # Python imports only the first sitecustomize on its path.
     here = Path(__file__).parent
     path = [entry for entry in sys.path if Path(entry or ".").resolve() != here.resolve()]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
