@@ -72,8 +72,7 @@ def _recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
     """Make the tensors of a message that require grad the outputs of one recv node with this `key`; return all tensors.
-    They stay the same objects, except views. A tensor that is there twice gets its gradient at its first place.
-    """
+    They stay the same objects, except views. A tensor that is there twice gets its gradient at its first place."""
     received, outputs = list(tensors), []
     wanted: list[bool] = []
     for place, tensor in enumerate(tensors):

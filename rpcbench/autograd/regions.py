@@ -289,8 +289,7 @@ class Fired(NamedTuple):
 
 class LocalPass:
     """One backward pass over this worker's part of the graph, from the edges of all roots that take part.
-    `found` has the ends of each root, in the order of `roots`, or is empty.
-    """
+    `found` has the ends of each root, in the order of `roots`, or is empty."""
 
     def __init__(
         self,
@@ -320,8 +319,7 @@ class LocalPass:
 
     def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
         """Take the gradients of one root, run the regions that they complete, and return the gradients to be sent.
-        Errors of user code propagate; the pass is then over. ProtocolError for a wrong root or number of gradients.
-        """
+        Errors of user code propagate; the pass is then over. ProtocolError for a wrong root or number of gradients."""
         bit = self._bits.get(key, 0)
         if not bit & self._missing:
             raise ProtocolError(f"gradients came for {key}, which this backward pass does not wait for")

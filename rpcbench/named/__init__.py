@@ -35,20 +35,9 @@ from rpcbench.named.named_tensor import (
 from rpcbench.named.rules import names_of
 
 __all__ = [
-    "NamedTensor",
-    "NamesError",
-    "contract",
-    "empty",
-    "empty_like",
-    "name_parameters",
-    "named",
-    "names_of",
-    "ones",
-    "rand",
-    "randn",
-    "tensor",
-    "zeros",
-]
+    "NamedTensor", "NamesError", "contract", "empty", "empty_like", "name_parameters", "named", "names_of", "ones",
+    "rand", "randn", "tensor", "zeros",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

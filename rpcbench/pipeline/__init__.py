@@ -14,21 +14,6 @@ from rpcbench.pipeline.tracing import traced
 from rpcbench.pipeline.training import EndFit, History
 
 __all__ = [
-    "Batch",
-    "Costs",
-    "EndFit",
-    "History",
-    "Pipeline",
-    "PipelineError",
-    "Plan",
-    "Simulation",
-    "StageLostError",
-    "Stages",
-    "StepResult",
-    "lazy",
-    "part",
-    "schedule",
-    "simulate",
-    "split",
-    "traced",
-]
+    "Batch", "Costs", "EndFit", "History", "Pipeline", "PipelineError", "Plan", "Simulation", "StageLostError",
+    "Stages", "StepResult", "lazy", "part", "schedule", "simulate", "split", "traced",
+]  # fmt: skip

@@ -45,8 +45,7 @@ def bfs(workers: int, microbatches: int, chunks: int = 2) -> Ops:
 def interleaved(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     """Interleave 1F1B over several stages per worker: rounds of `workers` micro-batches pass all of a worker's stages.
     If the micro-batches do not fill whole rounds, the last round has gaps.
-    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.
-    """
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021."""
     check(workers, microbatches, chunks)
     return in_rounds(workers, microbatches, chunks, Kind.BACKWARD, apart=2)
 
@@ -247,8 +246,7 @@ def asynchronous(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     """Run 1F1B, but change a stage's weights after each of its backwards, not at the end of the step: an experiment.
     Each micro-batch is a batch of its own to the optimizers, and stages use weights of different ages. So it trains,
     but to other weights than the other schedules, which agree.
-    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019.
-    """
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019."""
     check(workers, microbatches)
     check_chunks("async", chunks, 1)
     return [[each for op in own for each in _updated(op)] for own in one_f_one_b(workers, microbatches)]

@@ -21,16 +21,6 @@ from rpcbench.testing.faults import Drill, Faults, install
 from rpcbench.testing.stepper import Held, Stepper
 
 __all__ = [
-    "FAULTY",
-    "KINDS",
-    "Drill",
-    "Faults",
-    "FaultyTensorPipeRpcBackendOptions",
-    "Held",
-    "Stepper",
-    "backend",
-    "backend_options",
-    "faulty_backend",
-    "faulty_options",
-    "install",
-]
+    "FAULTY", "KINDS", "Drill", "Faults", "FaultyTensorPipeRpcBackendOptions", "Held", "Stepper", "backend",
+    "backend_options", "faulty_backend", "faulty_options", "install",
+]  # fmt: skip
