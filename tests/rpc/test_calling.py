@@ -19,7 +19,7 @@ from worlds import nothing_left, until, world
 
 import rpcbench.rpc as rpc
 from rpcbench.base.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
-from rpcbench.rpc import RRef, api, remote, rpc_async, rpc_sync
+from rpcbench.rpc import RRef, api, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
 from rpcbench.runtime.agent import Agent
 
@@ -139,9 +139,9 @@ def test_whatever_python_accepts_is_sent(agents: list[Agent]) -> None:
 
 def test_the_check_runs_nothing() -> None:
     counted = torch.zeros(1)
-    api.overloads.check_overload(torch.relu_, (counted,), {})
+    functions.check_overload(torch.relu_, (counted,), {})
     before = torch.get_num_threads()
-    api.overloads.check_overload(torch.set_num_threads, (before + 1,), {})
+    functions.check_overload(torch.set_num_threads, (before + 1,), {})
     assert torch.get_num_threads() == before
 
 
