@@ -54,9 +54,9 @@ class Bound(NamedTuple):
 def measure(plan: Plan) -> Iterator[Bound]:
     """All bounds, each as soon as it is known. BenchError where a cell fails."""
     with tempfile.TemporaryDirectory(prefix="rb-") as runtime, kernel({"XDG_RUNTIME_DIR": runtime}) as notebook:
-        notebook.run("%load_ext rpcbench\n%cluster start 2\nimport json\nfrom benchmarks import pace")
+        notebook.run("%load_ext rpcbench\n%cluster start 2\nimport json\nfrom benchmarks import panel_pace")
         for name in CHANGES:
-            code = f"print(json.dumps(pace.cost({name!r}, {plan.turns}, {plan.seconds})))"
+            code = f"print(json.dumps(panel_pace.cost({name!r}, {plan.turns}, {plan.seconds})))"
             added, taken = json.loads(notebook.run(code, patience=_PATIENCE).text)
             yield Bound(f"{name}: {UPDATES} updates a second, of a core", 0.03, added, taken)
         notebook.run("%cluster stop")

@@ -23,7 +23,7 @@ PARTS = 4
 LISTED = {test: reason for reason, tests in REASONS.items() for test in tests.split()}
 
 
-class Zygote:
+class SuiteServer:
     """A process that runs tests one after the other; `names` are all there are."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class Zygote:
 
 
 @pytest.fixture
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
+def suite_server() -> Iterator[SuiteServer]:
+    made = SuiteServer()
     yield made
     made.close()
 
@@ -66,7 +66,7 @@ def _part(n: int) -> Any:
 
 
 @pytest.mark.parametrize("part", [_part(n) for n in range(PARTS)])
-def test_all_pass_but_those_that_are_listed(suite_server: Zygote, part: int) -> None:
+def test_all_pass_but_those_that_are_listed(suite_server: SuiteServer, part: int) -> None:
     assert LISTED.keys() <= set(suite_server.names), "a test that is listed is there no more"
     outcomes = {name: suite_server.run(name) for name in suite_server.names[part::PARTS]}
     failed = {name: words for name, (outcome, words) in outcomes.items() if outcome == "fail" and name not in LISTED}
