@@ -30,6 +30,13 @@ def acquired(wakeup: threading.Lock, timeout: float | None = None) -> bool:
     return True
 
 
+def time_left(deadline: float, late: str) -> float:
+    """Return the seconds until a deadline, by time.monotonic; TimeoutError with the text `late` past it."""
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError(late)
+    return left
+
+
 class Condition:
     """A condition variable without a lock; the state that the waiting threads test may have a lock of its own."""
 

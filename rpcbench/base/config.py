@@ -58,12 +58,3 @@ class WorldConfig:
         fields = json.loads(text)
         secret, devices = bytes.fromhex(fields["secret"]), tuple(fields["devices"])
         return WorldConfig(**{**fields, "secret": secret, "devices": devices})
-
-
-def seconds_of(timeout: float, default: float) -> float | None:
-    """Convert a timeout in torch's terms, -1 for the default and 0 for none. ValueError for another negative number."""
-    if timeout == UNSET_TIMEOUT:
-        timeout = default
-    if timeout < 0:
-        raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
-    return timeout or None

@@ -36,6 +36,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+_TOMBSTONES = 4096  # the most ids that are remembered after their object has gone
 # torch's form of an id is worker (16 bits), counter (48 bits); here the counter is incarnation (16 bits), serial (32).
 
 
@@ -85,6 +86,15 @@ def origin_of(number: int) -> int:
 def origin(worker: int, incarnation: int) -> int:
     """Return `origin_of` all ids that a process makes."""
     return origin_of(global_id(worker, first_serial(incarnation)))
+
+
+class Tombstones(dict[object, None]):
+    """Ids of objects that have gone: the latest ones."""
+
+    def add(self, key: object) -> None:
+        self[key] = None
+        if len(self) > _TOMBSTONES:
+            del self[next(iter(self))]  # the oldest: dicts keep the order of insertion
 
 
 class Counter:

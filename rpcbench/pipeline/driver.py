@@ -40,8 +40,8 @@ from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
 from rpcbench.pipeline.stage_graph import inputs_of
 from rpcbench.pipeline.tasks import Apply, LossFn, StepReport, Task
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import label_of
 from rpcbench.runtime.locked_node import uninterrupted
+from rpcbench.runtime.requests import label_of
 
 Ask = Callable[..., Future[Any]]
 """Calls a function of `execution` on a worker, by its id: the arguments are those after the key."""

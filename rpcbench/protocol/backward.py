@@ -30,10 +30,9 @@ from functools import partial
 from typing import NamedTuple
 
 from rpcbench.base.errors import RpcError
-from rpcbench.base.ids import Id, Note, Row, Table, origin, origin_of, row_of, worker_of
+from rpcbench.base.ids import Id, Note, Row, Table, Tombstones, origin, origin_of, row_of, worker_of
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.effects import Effects, Outbox, Outcome, joined
-from rpcbench.protocol.rrefs import Tombstones
 from rpcbench.wire import messages as m
 
 ROOT = -1

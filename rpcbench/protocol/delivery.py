@@ -42,6 +42,14 @@ from rpcbench.base.ids import Told
 from rpcbench.protocol.effects import Effects, Send, Wake
 from rpcbench.wire import messages as m
 
+DEFERRABLE: frozenset[type[Any]] = frozenset((m.ChildAccept, m.UserDelete, m.ReleaseContext, m.ForkAccept))
+"""Types of messages for which no thread waits, see `is_deferrable`."""
+
+
+def is_deferrable(message: m.Message) -> bool:
+    """Return whether no thread waits for it: it is sent with the next message to the same peer, or a moment later."""
+    return type(message) in DEFERRABLE and (type(message) is not m.ForkAccept or message.first)
+
 
 class ReceiveWindow:
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.base.ids import Id, Note, Row, Table, row_of
+from rpcbench.base.ids import Id, Note, Row, Table, Tombstones, row_of
 from rpcbench.protocol.effects import Effects, Free, Outbox, Outcome, OwnerLost, ValueFailed, joined
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
 
@@ -89,16 +89,6 @@ class HeldFork(NamedTuple):
     holder: int
 
 
-_TOMBSTONES = 4096  # the most ids that are remembered after their object has gone
-
-
-class Tombstones(dict[object, None]):
-    """Ids of objects that have gone: the latest ones."""
-
-    def add(self, key: object) -> None:
-        self[key] = None
-        if len(self) > _TOMBSTONES:
-            del self[next(iter(self))]  # the oldest: dicts keep the order of insertion
 
 
 class RRefs:

@@ -12,15 +12,16 @@ from torch.jit._builtins import _find_builtin
 from rpcbench.base.futures import Future
 from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import label_of
+from rpcbench.runtime.requests import label_of
 
-_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether any profiler of torch records this thread: the cheap test before `profiled`."""
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
 
 
 def _get_should_profile() -> bool:
     """Return whether the legacy profiler records this thread."""
-    return _enabled() and torch._C._autograd._profiler_type() == _LEGACY
+    return enabled() and torch._C._autograd._profiler_type() == _LEGACY
 
 
 Until = Callable[[Future[Any]], Future[Any]]
@@ -50,7 +51,7 @@ def _ended(record: Any, future: Future[Any]) -> Future[Any]:
 
 def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
     """Return a context manager for the start of a call, which yields an `Until`; None if no profiler records."""
-    if not _enabled() or not _get_should_profile():  # `_enabled` is the cheaper test, and runs for every call
+    if not _get_should_profile():
         return None
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
     name = func if isinstance(func, str) else builtin or label_of(func)

@@ -17,24 +17,25 @@ from typing import Any, TypeVar
 import msgpack
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig, seconds_of
+from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.base.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, counted
 from rpcbench.base.futures import Future, blocked
 from rpcbench.base.ids import COUNTER_BITS, Tables
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol.delivery import DEFERRABLE, is_deferrable
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import handles
 from rpcbench.runtime.channels import Channels, Parcels
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.events import EventLog
-from rpcbench.runtime.handles import CreationSite, Home, RRefHandle, label_of, value_lost
+from rpcbench.runtime.handles import CreationSite, Home, RRefHandle, value_lost
 from rpcbench.runtime.interceptors import Interceptors, Recorder
 from rpcbench.runtime.joining import Bootstrap
 from rpcbench.runtime.locked_node import LockedNode, interruptible, uninterrupted
 from rpcbench.runtime.members import Members, To, WorkerInfo
 from rpcbench.runtime.pool import Job, Pool
 from rpcbench.runtime.reconnect import PeerEvents
-from rpcbench.runtime.requests import PendingCalls, RequestSender, SourceCheck, waited_for
+from rpcbench.runtime.requests import PendingCalls, RequestSender, SourceCheck, label_of, seconds_of, waited_for
 from rpcbench.runtime.server import MessageDispatcher
 from rpcbench.runtime.timers import TICK, Heartbeat, MaintenanceThread
 from rpcbench.runtime.values import MakeHandle, ObjectStore, validate_device_maps
@@ -395,7 +396,7 @@ class Agent(Home):
         """Write a message to the connection of its receiver; open one if there is none. Runs after all interceptors."""
         control, body = pack(seq, message)
         # `hold`: it may wait in the connection for the next write.
-        hold = type(message) in m.DEFERRABLE and m.is_deferrable(message)
+        hold = type(message) in DEFERRABLE and is_deferrable(message)
         connection = self._myself if to == self.id else self._peers.find(to)
         if connection is not None:
             try:

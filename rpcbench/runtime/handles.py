@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -177,18 +177,6 @@ def shape_of(tensor: torch.Tensor) -> str:
 def class_of(type_: str) -> str:
     """Return the class alone from the text of `type_of`."""
     return type_.partition(" ")[0]
-
-
-def label_of(function: Any) -> str:
-    """Return a short name for a function, for errors and pictures."""
-    if type(function) is FunctionType:
-        return function.__qualname__
-    if type(function) is BuiltinFunctionType:  # its __qualname__ names an internal class of torch
-        return f"torch.{function.__name__}" if function.__module__ == "torch" else function.__qualname__
-    if isinstance(function, torch.jit.ScriptFunction):
-        return str(function.name)  # its __qualname__ is that of its class
-    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))
-    return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
 
 
 class Home:

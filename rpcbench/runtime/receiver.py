@@ -44,8 +44,8 @@ from rpcbench.base.errors import ProtocolError
 from rpcbench.base.futures import Waits
 from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.pool import LONG, CountedCall, Job, Pool, PoolThread
+from rpcbench.transport.sockets import AdaptiveSpin, SocketWaiter
 from rpcbench.transport.stream import ConnectionEnd, StreamConnection
-from rpcbench.transport.waiting import AdaptiveSpin, SocketWaiter
 from rpcbench.wire.framing import Frame
 
 _UNHANDLED = ConnectionEnd("a message from it could not be handled", False)

@@ -20,10 +20,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import torch
+
 from rpcbench.base.conditions import Condition
+from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.errors import NOT_INITIALIZED, RpcError
 from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits
 from rpcbench.base.ids import OWN, Counter
@@ -55,6 +58,27 @@ def waited_for(begin: Callable[[], Future[Any]]) -> Any:
         if future is not None:
             future.cancel()
         raise
+
+
+def seconds_of(timeout: float, default: float) -> float | None:
+    """Convert a timeout in torch's terms, -1 for the default and 0 for none. ValueError for another negative number."""
+    if timeout == UNSET_TIMEOUT:
+        timeout = default
+    if timeout < 0:
+        raise ValueError(f"a timeout is a number of seconds, 0 for none, or -1 for the default; not {timeout}")
+    return timeout or None
+
+
+def label_of(function: Any) -> str:
+    """Return a short name for a function, for errors and pictures."""
+    if type(function) is FunctionType:
+        return function.__qualname__
+    if type(function) is BuiltinFunctionType:  # its __qualname__ names an internal class of torch
+        return f"torch.{function.__name__}" if function.__module__ == "torch" else function.__qualname__
+    if isinstance(function, torch.jit.ScriptFunction):
+        return str(function.name)  # its __qualname__ is that of its class
+    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "original_name"))
+    return next((name for name in names if name and isinstance(name, str)), type(function).__name__)
 
 
 class PendingCalls:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.serialization.importable import has_name
 from rpcbench.serialization.tensors import encode_dense
 from rpcbench.wire.messages import Body
 
@@ -79,6 +78,11 @@ def _name(function: Any, reducers: Container[type]) -> str | None:
         module = sys.modules.get(function.__module__)
         return name if getattr(module, name, None) is function and module is not sys.modules.get("__main__") else None
     return str(function.__name__) if kind is BuiltinFunctionType and has_name(function) else None
+
+
+def has_name(builtin: Any) -> bool:
+    """Return whether a C function is found in its module under its name, even if it is also a method of a class."""
+    return getattr(sys.modules.get(builtin.__module__), builtin.__name__, None) is builtin
 
 
 def is_ordinary(value: Any, reducers: Container[type]) -> bool:

@@ -34,11 +34,6 @@ def loaded(value: Any, made: Any = None) -> bool:
     return _attribute(sys.modules.get(value.__module__), value.__qualname__) is (value if made is None else made)
 
 
-def has_name(builtin: Any) -> bool:
-    """Return whether a C function is found in its module under its name, even if it is also a method of a class."""
-    return getattr(sys.modules.get(builtin.__module__), builtin.__name__, None) is builtin
-
-
 def in_main(name: str) -> Any:
     """Return the object of this process's `__main__` under a qualified name; None if there is none."""
     return _attribute(sys.modules.get("__main__"), name)

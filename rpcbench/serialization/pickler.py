@@ -40,8 +40,8 @@ from rpcbench.serialization.closures import (
     replace_locks,
 )
 from rpcbench.serialization.diagnostics import CapturedData, blame
-from rpcbench.serialization.fast_path import Encoded
-from rpcbench.serialization.importable import has_name, importable, load_packages_of, loaded
+from rpcbench.serialization.fast_path import Encoded, has_name
+from rpcbench.serialization.importable import importable, load_packages_of, loaded
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.serialization.tensors import SMALL, Buffer
 from rpcbench.wire.messages import EMPTY, Body

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from rpcbench.base.conditions import time_left
 from rpcbench.base.config import HANDSHAKE_SECONDS
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import listeners, tls
 from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
-from rpcbench.transport.waiting import time_left
 
 _TRANSPORTS = ("unix", "tcp")
 _LATE = f"the handshake took more than {HANDSHAKE_SECONDS:g} s"

@@ -43,10 +43,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rpcbench.base.conditions import time_left
 from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import shared_ring
 from rpcbench.transport.shared_ring import SUPPORTED, Consumer, EventReceiver, EventSender, Producer
-from rpcbench.transport.waiting import time_left
 from rpcbench.wire.framing import Memory
 
 SIZE = 1 << 30  # bytes of a mapping: address space only, until a block is first written to

@@ -27,8 +27,7 @@ from typing import NamedTuple
 from rpcbench.base.errors import NotConnectedError, ProtocolError
 from rpcbench.base.futures import Waits, release_duties
 from rpcbench.transport.base import Stream
-from rpcbench.transport.sockets import MOST_PARTS
-from rpcbench.transport.waiting import SocketWaiter
+from rpcbench.transport.sockets import MOST_PARTS, SocketWaiter
 from rpcbench.wire.framing import (
     BEAT,
     END,

@@ -7,20 +7,43 @@ begins no msgpack array; it takes a third of the time, as integers read by a str
     result    form, sequence number, call; its scope, if any
     scope     context, message, count of the sends behind it (`_UNTOLD`: not given), and their numbers
 
-All other messages are a msgpack array: code of the type, sequence number, fields.
+All other messages are a msgpack array: code of the type, sequence number, fields. `rebuild` validates received fields
+against the annotations of the named tuple before it makes one.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from rpcbench.base.errors import ProtocolError
-from rpcbench.wire import messages
-from rpcbench.wire.messages import EMPTY, KINDS, Body, Call, Message, Result, Scope, new_tuple
+from rpcbench.base.ids import Id
+from rpcbench.wire.messages import (
+    EMPTY,
+    KINDS,
+    Awaited,
+    Body,
+    Call,
+    Device,
+    Devices,
+    Fork,
+    Loss,
+    Mapped,
+    Member,
+    Message,
+    Origin,
+    Past,
+    Result,
+    Scope,
+    Settled,
+    new_tuple,
+)
 
 TEXT = "surrogatepass"  # the text of an exception may be no valid Unicode, such as a file name
 # Packers to reuse: each has a buffer of 256 KB. A packer is taken out of the list while it packs, as packing may start
@@ -95,7 +118,7 @@ def unpack(control: bytes, body: Body) -> tuple[int, Any]:
         if code < 0 or type(seq) is not int or seq < 0:
             raise ProtocolError(f"the sequence number {seq!r} of a message is invalid")
         kind, has_body = _LOOKS[code]
-        values = messages.rebuild(kind, found[2:])
+        values = rebuild(kind, found[2:])
     except ProtocolError:
         raise
     except Exception as error:  # the bytes of a peer may fail in any of the steps above
@@ -128,3 +151,82 @@ def _scoped(control: bytes, begin: int) -> tuple[Scope, int]:
     if count == _UNTOLD:
         return new_tuple(Scope, (context, message, None)), begin
     return new_tuple(Scope, (context, message, struct.unpack_from(f"<{count}Q", control, begin))), begin + 8 * count
+
+
+# -- the validation of fields
+_Make = Callable[[Any], Any]
+"""Makes the value of a field from a received value, or raises ProtocolError."""
+
+
+class _FieldTypes(NamedTuple):
+    """How `rebuild` validates and makes one type of message."""
+
+    types: frozenset[tuple[type, ...]]  # all allowed combinations of the types of its fields: one look-up validates
+    made: tuple[tuple[int, _Make], ...]  # (index, make) of the fields that are named tuples, or tuples of values
+
+
+_FIELDS: dict[type[Any], _FieldTypes] = {}
+
+
+def know(*kinds: type[Any]) -> None:
+    """Register named tuples that may be received; a tuple comes after those that its fields consist of."""
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        found = [_field(hints[name]) for name in kind._fields if name != "body"]
+        types = frozenset(itertools.product(*[types for types, _ in found]))
+        _FIELDS[kind] = _FieldTypes(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
+
+
+def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
+    """Return the fields of a registered type, made from received values. ProtocolError for invalid ones."""
+    types, made = _FIELDS[kind]
+    if type(values) is not tuple or tuple(map(type, values)) not in types:  # exact types: a bool is no count
+        raise ProtocolError(f"a {kind.__name__} cannot have the fields {_shape(values)}")
+    if not made:
+        return values
+    found = [*values]
+    for place, make in made:
+        if (value := found[place]) is not None:
+            found[place] = make(value)
+    return found
+
+
+def _field(hint: Any) -> tuple[set[type], _Make | None]:
+    """Return the types that a received field may have, and how to make its value, if it is not used as received."""
+    types: set[type] = set()
+    make = None
+    for option in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+        if get_origin(option) is tuple:
+            make = _many(get_args(option)[0])
+        elif hasattr(option, "_fields"):
+            make = _one(option)
+        else:
+            types |= {float, int} if option is float else {option}  # as in annotations, an int is a float
+    return (types | {tuple} if make else types), make
+
+
+def _one(kind: type[Any]) -> _Make:
+    assert kind in _FIELDS, f"{kind.__name__} is to be known before the tuples that it is part of"
+    return lambda value: new_tuple(kind, rebuild(kind, value))
+
+
+def _many(kind: type[Any]) -> _Make:
+    if hasattr(kind, "_fields"):
+        one = _one(kind)
+        return lambda value: tuple([one(item) for item in value])
+
+    def same(value: Any) -> Any:
+        if not {kind}.issuperset(map(type, value)):
+            raise ProtocolError(f"a {_shape(value)} is no tuple of {kind.__name__}")
+        return value
+
+    return same
+
+
+def _shape(value: Any) -> str:
+    if type(value) is not tuple:
+        return type(value).__name__
+    return f"({', '.join([type(item).__name__ for item in value])})"
+
+
+know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)

@@ -1,96 +1,19 @@
-"""All messages between members, and the validation of their fields; `encoding` defines their bytes.
+"""All messages between members; `encoding` defines their bytes and validates their fields.
 
 Guarantees
-- Fields are numbers, strings, bytes, named tuples, or tuples of these. `rebuild` validates received values against
-  the annotations of the named tuple before it makes one.
+- Fields are numbers, strings, bytes, named tuples, or tuples of these.
 - Only user data (`Body`) contains a pickle, with numbered by-reference slots, the table of its tensors, and their raw
   bytes. No process opens it before the peer has proved that it has the secret; the protocol never reads it.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from rpcbench.base.errors import ProtocolError
 from rpcbench.base.ids import Id
 
-_Make = Callable[[Any], Any]
-"""Makes the value of a field from a received value, or raises ProtocolError."""
-
-
-class _FieldTypes(NamedTuple):
-    """How `rebuild` validates and makes one type of message."""
-
-    types: frozenset[tuple[type, ...]]  # all allowed combinations of the types of its fields: one look-up validates
-    made: tuple[tuple[int, _Make], ...]  # (index, make) of the fields that are named tuples, or tuples of values
-
-
-_FIELDS: dict[type[Any], _FieldTypes] = {}
 new_tuple = tuple.__new__  # makes a named tuple: one Python call fewer than its constructor
-
-
-def know(*kinds: type[Any]) -> None:
-    """Register named tuples that may be received; a tuple comes after those that its fields consist of."""
-    for kind in kinds:
-        hints = get_type_hints(kind)
-        found = [_field(hints[name]) for name in kind._fields if name != "body"]
-        types = frozenset(itertools.product(*[types for types, _ in found]))
-        _FIELDS[kind] = _FieldTypes(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
-
-
-def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
-    """Return the fields of a registered type, made from received values. ProtocolError for invalid ones."""
-    types, made = _FIELDS[kind]
-    if type(values) is not tuple or tuple(map(type, values)) not in types:  # exact types: a bool is no count
-        raise ProtocolError(f"a {kind.__name__} cannot have the fields {_shape(values)}")
-    if not made:
-        return values
-    found = [*values]
-    for place, make in made:
-        if (value := found[place]) is not None:
-            found[place] = make(value)
-    return found
-
-
-def _field(hint: Any) -> tuple[set[type], _Make | None]:
-    """Return the types that a received field may have, and how to make its value, if it is not used as received."""
-    types: set[type] = set()
-    make = None
-    for option in get_args(hint) if isinstance(hint, UnionType) else (hint,):
-        if get_origin(option) is tuple:
-            make = _many(get_args(option)[0])
-        elif hasattr(option, "_fields"):
-            make = _one(option)
-        else:
-            types |= {float, int} if option is float else {option}  # as in annotations, an int is a float
-    return (types | {tuple} if make else types), make
-
-
-def _one(kind: type[Any]) -> _Make:
-    assert kind in _FIELDS, f"{kind.__name__} is to be known before the tuples that it is part of"
-    return lambda value: new_tuple(kind, rebuild(kind, value))
-
-
-def _many(kind: type[Any]) -> _Make:
-    if hasattr(kind, "_fields"):
-        one = _one(kind)
-        return lambda value: tuple([one(item) for item in value])
-
-    def same(value: Any) -> Any:
-        if not {kind}.issuperset(map(type, value)):
-            raise ProtocolError(f"a {_shape(value)} is no tuple of {kind.__name__}")
-        return value
-
-    return same
-
-
-def _shape(value: Any) -> str:
-    if type(value) is not tuple:
-        return type(value).__name__
-    return f"({', '.join([type(item).__name__ for item in value])})"
 
 
 class Body(NamedTuple):
@@ -437,12 +360,4 @@ KINDS: tuple[type[Any], ...] = (
     Join, Refused, View, Ready, Report, Notice,
     Seen, CancelDelivery, DeliveryReport, CreateFailed, ContextParticipant, Parcel,
 )  # fmt: skip
-DEFERRABLE: frozenset[type[Any]] = frozenset((ChildAccept, UserDelete, ReleaseContext, ForkAccept))
-"""Types of messages for which no thread waits, see `is_deferrable`."""
 EMPTY = Body(b"", b"", [])
-know(Id, Fork, Scope, Origin, Awaited, Settled, Device, Mapped, Devices, Member, Loss, Past, *KINDS)
-
-
-def is_deferrable(message: Message) -> bool:
-    """Return whether no thread waits for it: it is sent with the next message to the same peer, or a moment later."""
-    return type(message) in DEFERRABLE and (type(message) is not ForkAccept or message.first)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.runtime.handles import label_of
+from rpcbench.runtime.requests import label_of
 from tests.worlds import nothing_left, world
 
 LOCK = threading.Lock()

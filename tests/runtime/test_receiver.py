@@ -25,8 +25,8 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.pool import Pool
 from rpcbench.runtime.receiver import Receiver
 from rpcbench.transport.base import Link
+from rpcbench.transport.sockets import SocketWaiter
 from rpcbench.transport.stream import ConnectionEnd, StreamConnection
-from rpcbench.transport.waiting import SocketWaiter
 from rpcbench.wire.framing import Frame
 from rpcbench.wire.messages import EMPTY, Body
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from rpcbench.transport.waiting import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, AdaptiveSpin, SocketWaiter
+from rpcbench.transport.sockets import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, AdaptiveSpin, SocketWaiter
 
 
 class Peer:
