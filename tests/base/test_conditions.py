@@ -1,4 +1,4 @@
-"""Waiting for changes: none is missed, and Ctrl-C at any point of a wait harms nobody."""
+"""Waiting for changes: none is missed, and Ctrl-C at any point of a wait leaves the condition usable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spawn(job: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_flag_is_waited_for() -> None:
+def test_threads_wait_until_an_event_is_set() -> None:
     flag = Event()
     assert not flag.wait(0.01) and not flag.is_set()
     seen: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -41,7 +41,7 @@ def test_a_flag_is_waited_for() -> None:
     assert flag._changes._wakeups == []
 
 
-def test_a_change_while_somebody_looks_is_not_missed() -> None:
+def test_a_change_during_a_look_is_not_missed() -> None:
     told = Condition()
     looks: list[bool] = []
 
@@ -57,7 +57,7 @@ def test_a_change_while_somebody_looks_is_not_missed() -> None:
     "wait", [Event().wait, lambda: Event().wait(1e6), Future().wait], ids=["flag", "timed", "future"]
 )
 def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait(wait: Callable[[], object]) -> None:
-    """As one does that comes just before the wait begins; and so does `interrupt_main`, whenever it comes."""
+    """Such a signal arrives just before the wait begins; `interrupt_main` never wakes the thread."""
     main = threading.main_thread().ident
     assert main is not None
 
@@ -72,12 +72,12 @@ def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait(wait: Callabl
     thread.join(PATIENCE)
 
 
-def test_the_last_look_counts() -> None:
+def test_a_wait_looks_once_more_at_its_timeout() -> None:
     looks = iter([False, True])
     assert Condition().wait_for(lambda: next(looks), 0.0)
 
 
-def test_what_a_look_raises_ends_the_wait() -> None:
+def test_an_error_in_a_look_ends_the_wait() -> None:
     told = Condition()
     with pytest.raises(ZeroDivisionError):
         told.wait_for(lambda: 1 // 0 > 0)
@@ -85,7 +85,7 @@ def test_what_a_look_raises_ends_the_wait() -> None:
 
 
 def interrupted(at: int, job: Callable[[], object]) -> bool:
-    """Run `job` with Ctrl-C at its `at`-th bytecode of ours or of `threading`; False if it has not so many."""
+    """Run `job` with Ctrl-C at its `at`-th bytecode in the traced modules; False if it has fewer."""
     passed = itertools.count(1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -107,7 +107,7 @@ def interrupted(at: int, job: Callable[[], object]) -> bool:
     return False
 
 
-def test_ctrl_c_at_any_point_of_a_wait_harms_nobody() -> None:
+def test_ctrl_c_at_any_point_of_a_wait_leaves_the_event_usable() -> None:
     for at in itertools.count(1):
         flag = Event()
         ended = not interrupted(at, lambda flag=flag: flag.wait(0.0))  # type: ignore[misc]
@@ -115,7 +115,7 @@ def test_ctrl_c_at_any_point_of_a_wait_harms_nobody() -> None:
         waiting = spawn(lambda flag=flag, seen=seen: seen.put(flag.wait(PATIENCE)))  # type: ignore[misc]
         setting = spawn(flag.set)
         setting.join(PATIENCE)
-        assert not setting.is_alive(), f"an interrupt at bytecode {at} leaves it locked"
+        assert not setting.is_alive(), f"an interrupt at bytecode {at} leaves the event locked"
         assert seen.get(timeout=2 * PATIENCE)
         waiting.join()
         if ended:

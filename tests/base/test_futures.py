@@ -39,7 +39,7 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
     assert future.value() is waiter and later == []
 
 
-def test_who_waits_helps_along_once_and_then_sleeps() -> None:
+def test_a_waiting_thread_calls_help_along_once_and_then_sleeps() -> None:
     helped: list[bool] = []
     future: Future[int] = Future(help_along=lambda waits: helped.append(waits()))
     timer = threading.Timer(0.05, lambda: future.deliver(lambda: 3, here))
@@ -48,12 +48,12 @@ def test_who_waits_helps_along_once_and_then_sleeps() -> None:
     timer.join()
 
 
-def test_an_answer_that_helping_along_has_brought_is_not_waited_for() -> None:
+def test_an_answer_that_help_along_delivers_ends_the_wait() -> None:
     future: Future[int] = Future(help_along=lambda waits: future.deliver(lambda: 3, here))
     assert future.wait() == 3
 
 
-def test_without_a_waiter_another_thread_opens_it() -> None:
+def test_an_answer_without_a_waiting_thread_is_opened_by_another_one() -> None:
     future: Future[int] = Future()
     later: list[Callable[[], None]] = []
     future.deliver(lambda: 3, later.append)
@@ -62,7 +62,7 @@ def test_without_a_waiter_another_thread_opens_it() -> None:
     assert future.done() and future.wait() == 3
 
 
-def test_only_the_first_answer_counts() -> None:
+def test_a_future_keeps_its_first_answer() -> None:
     future: Future[int] = Future()
     assert future.deliver(lambda: 1, here) and not future.deliver(lambda: 2, here)
     assert future.wait() == 1
@@ -70,7 +70,7 @@ def test_only_the_first_answer_counts() -> None:
         future.set_result(4)
 
 
-def test_many_threads_wait_for_one_answer_which_is_opened_once() -> None:
+def test_an_answer_with_many_waiting_threads_is_opened_once() -> None:
     future: Future[int] = Future()
     opened: list[int] = []
     found: list[int] = []
@@ -83,7 +83,7 @@ def test_many_threads_wait_for_one_answer_which_is_opened_once() -> None:
     assert found == [5] * 8 and opened == [1]
 
 
-def test_continuations_see_value_and_error() -> None:
+def test_continuations_get_the_value_or_the_error() -> None:
     future: Future[int] = Future()
     plus = future.then(lambda done: done.wait() + 1)
     future.deliver(lambda: 3, here)
@@ -102,18 +102,18 @@ def test_continuations_see_value_and_error() -> None:
     assert [type(error) for error in seen] == [KeyError]
 
 
-def test_what_then_returns_is_one_of_ours() -> None:
+def test_a_chained_future_is_cancelled_and_completed_with_its_source() -> None:
     asked: list[int] = []
     future: Future[int] = Future(on_cancel=lambda: asked.append(1) or True)
     chained = future.then(lambda done: done.value() + 1).then(lambda done: done.value() * 10)
     assert isinstance(chained, Future) and not chained.done()
-    assert chained.cancel() and asked == [1], "giving it up gives up what it waits for"
+    assert chained.cancel() and asked == [1], "cancelling it cancels its source"
     future.deliver(lambda: 3, here)
     assert chained.wait() == 40 and not chained.cancel()
-    assert future.then(lambda done: done.value() + 4).value() == 7, "at once where it is done"
+    assert future.then(lambda done: done.value() + 4).value() == 7, "a continuation of a done future runs at once"
 
 
-def test_a_continuation_that_raises_is_told_in_torchs_words() -> None:
+def test_an_error_in_a_continuation_has_the_message_of_torch() -> None:
     future: Future[int] = Future()
     failing = future.then(lambda done: 1 // 0)
     later = failing.then(lambda done: done.value())
@@ -126,7 +126,7 @@ def test_a_continuation_that_raises_is_told_in_torchs_words() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_torch_takes_them_for_its_own() -> None:
+def test_functions_of_torch_accept_the_futures() -> None:
     futures: list[Future[int]] = [Future(), Future()]
     every = torch.futures.collect_all(futures)
     for number, future in enumerate(futures):
@@ -146,7 +146,7 @@ def test_wait_all_raises_the_first_error() -> None:
 
 def test_a_signal_ends_the_wait_and_not_the_future() -> None:
     future: Future[int] = Future()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without this handler
     try:
         threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
@@ -154,11 +154,11 @@ def test_a_signal_ends_the_wait_and_not_the_future() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     future.deliver(lambda: 7, here)
-    assert future.done(), "who was interrupted is not counted on any more"
+    assert future.done(), "the interrupted thread is no longer expected to open it"
     assert future.wait() == 7
 
 
-def test_a_pool_thread_says_that_it_waits() -> None:
+def test_a_pool_thread_reports_its_wait_to_the_pool() -> None:
     told: list[str] = []
 
     class PoolThread(threading.Thread):
@@ -183,7 +183,7 @@ def _never(job: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_thread_that_brings_the_answer_itself_opens_it(lazy: bool) -> None:
+def test_a_waiting_thread_that_delivers_the_answer_itself_opens_it(lazy: bool) -> None:
     opened: list[threading.Thread] = []
 
     def answer() -> int:
@@ -194,8 +194,8 @@ def test_a_thread_that_brings_the_answer_itself_opens_it(lazy: bool) -> None:
     assert future.wait() == 7 and opened == [threading.current_thread()]
 
 
-def test_where_that_is_interrupted_the_answer_is_opened_all_the_same() -> None:
-    """It may bring RRefs."""
+def test_an_answer_is_opened_even_if_an_interrupt_ends_help_along() -> None:
+    """The answer may contain RRefs."""
 
     def interrupted(waiting: Callable[[], bool]) -> None:
         assert waiting()
@@ -209,7 +209,7 @@ def test_where_that_is_interrupted_the_answer_is_opened_all_the_same() -> None:
     assert future.outcome() == (7, None)
 
 
-def test_an_interrupt_between_the_answer_and_its_opening_leaves_nothing_unopened(
+def test_an_answer_is_opened_even_if_an_interrupt_comes_before_its_opening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opens, interrupts = Future._open, iter([KeyboardInterrupt])
@@ -226,7 +226,7 @@ def test_an_interrupt_between_the_answer_and_its_opening_leaves_nothing_unopened
     assert future.outcome() == (7, None)
 
 
-def test_of_two_that_wait_one_brings_the_answer_for_both() -> None:
+def test_one_of_two_waiting_threads_delivers_the_answer_for_both() -> None:
     helping, go = threading.Event(), threading.Event()
 
     def helps(waiting: Callable[[], bool]) -> None:
@@ -248,7 +248,7 @@ def test_of_two_that_wait_one_brings_the_answer_for_both() -> None:
     assert found == [7, 7]
 
 
-def test_a_pool_thread_helps_before_it_tells_its_pool_and_after() -> None:
+def test_a_pool_thread_calls_help_along_before_and_after_it_reports_its_wait() -> None:
     told: list[str] = []
 
     class PoolThread(threading.Thread):
@@ -269,7 +269,7 @@ def test_a_pool_thread_helps_before_it_tells_its_pool_and_after() -> None:
     assert told == ["helps", "waits", "helps"]
 
 
-def test_await() -> None:
+def test_a_future_can_be_awaited() -> None:
     async def use() -> int:
         future: Future[int] = Future()
         threading.Timer(0.05, lambda: future.deliver(lambda: 9, here)).start()
@@ -278,7 +278,7 @@ def test_await() -> None:
     assert asyncio.run(use()) == 9
 
 
-def test_cancel_is_asked_once_and_only_before_the_answer() -> None:
+def test_a_future_can_be_cancelled_until_it_has_an_answer() -> None:
     asked: list[int] = []
     future: Future[int] = Future(on_cancel=lambda: asked.append(1))
     assert future.cancel() and asked == [1]
@@ -288,7 +288,7 @@ def test_cancel_is_asked_once_and_only_before_the_answer() -> None:
     assert not future.cancel()
 
 
-def test_an_error_keeps_nothing_alive_that_its_raises_have_seen() -> None:
+def test_a_raised_error_keeps_no_local_variables_alive() -> None:
     class Held:
         pass
 
@@ -305,7 +305,7 @@ def test_an_error_keeps_nothing_alive_that_its_raises_have_seen() -> None:
     assert ref() is None
 
 
-def test_waiters_get_errors_of_their_own() -> None:
+def test_each_wait_raises_its_own_copy_of_the_error() -> None:
     future: Future[int] = Future()
     future.deliver(fail(ValueError("broken")), here)
     raised = []
@@ -316,7 +316,7 @@ def test_waiters_get_errors_of_their_own() -> None:
     assert raised[0] is not raised[1]
 
 
-def test_a_lazy_answer_is_left_to_the_first_one_who_asks() -> None:
+def test_a_lazy_answer_is_opened_by_the_first_thread_that_asks() -> None:
     def answered() -> Future[int]:
         future: Future[int] = Future()
         assert future.deliver(lambda: 3, pytest.fail, lazy=True)
@@ -331,7 +331,7 @@ def test_a_lazy_answer_is_left_to_the_first_one_who_asks() -> None:
         assert torch.jit.wait(answered()) == 3  # type: ignore[no-untyped-call]
 
 
-def test_a_lazy_answer_is_opened_at_once_where_something_follows() -> None:
+def test_a_lazy_answer_with_a_callback_is_opened_by_another_thread() -> None:
     future: Future[int] = Future()
     seen: list[int] = []
     future.add_done_callback(lambda done: seen.append(done.value()))

@@ -9,7 +9,7 @@ from rpcbench.base.errors import counted, nearest
     ("number", "noun", "phrase"),
     [(0, "cell", "0 cells"), (1, "cell", "1 cell"), (2, "micro-batch", "2 micro-batches"), (1, "batch", "1 batch")],
 )
-def test_a_number_has_its_noun(number: int, noun: str, phrase: str) -> None:
+def test_a_count_is_followed_by_its_noun_in_the_right_number(number: int, noun: str, phrase: str) -> None:
     assert counted(number, noun) == phrase
 
 
@@ -21,5 +21,5 @@ def test_a_number_has_its_noun(number: int, noun: str, phrase: str) -> None:
         ("x", [], "there are none"),
     ],
 )
-def test_the_nearest_word_is_named(word: str, there: list[str], phrase: str) -> None:
+def test_the_nearest_word_is_suggested(word: str, there: list[str], phrase: str) -> None:
     assert nearest(word, there) == phrase

@@ -63,7 +63,7 @@ def fails(code: str) -> Exception:
 
 
 def through_pickle(error: Exception) -> Exception:
-    """As the codec sends it."""
+    """Send an error as the codec does."""
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
@@ -107,14 +107,14 @@ def test_an_error_is_rebuilt_as_it_was(error: Exception, way: Any) -> None:
         assert made.hidden() == 7 and not hasattr(made, "unset")
 
 
-def test_what_an_attribute_error_was_about_stays() -> None:
+def test_a_copied_attribute_error_keeps_its_name_and_drops_its_object() -> None:
     error = fails("'a text'.missing")
     assert isinstance(error, AttributeError) and error.obj == "a text"
     made = rebuild.twin(error)
     assert (made.name, made.obj) == ("missing", None)
 
 
-def test_a_class_that_says_itself_how_it_is_pickled_is_left_to_that() -> None:
+def test_a_class_with_its_own_pickling_keeps_it() -> None:
     class Own(Exception):
         def __reduce__(self) -> Any:
             return ValueError, ("instead",)
@@ -126,12 +126,12 @@ def test_a_class_that_says_itself_how_it_is_pickled_is_left_to_that() -> None:
     assert vars(made) == {"restored": {"extra": 1}} and made.args == ("x",)
 
 
-def test_nothing_but_exceptions_is_made() -> None:
+def test_a_class_that_is_no_exception_is_refused() -> None:
     with pytest.raises(TypeError, match="is not a class of exceptions"):
         rebuild.remade(dict)  # type: ignore[type-var]
 
 
-def test_a_shortened_error_keeps_its_type_and_groups_their_errors() -> None:
+def test_a_shortened_error_keeps_its_type_and_its_inner_errors() -> None:
     error = KeywordsGroup(inner=[KeywordsOnly(code=1), fails("b'\\xff'.decode()")])
     error.add_note("a note")
     made = rebuild.shortened(error, lambda part: part if isinstance(part, int | bytes) else f"<{part}>")
@@ -151,7 +151,7 @@ def test_a_text_is_cut_to_the_bound() -> None:
     assert told.startswith("ValueError: x") and len(told) < rebuild.MOST_TEXT + 100
 
 
-def test_a_representation_that_raises_is_told() -> None:
+def test_an_error_in_a_repr_is_named_in_its_place() -> None:
     class Mute(Exception):
         def __repr__(self) -> str:
             raise ValueError("no words")

@@ -1,4 +1,4 @@
-"""What workers do in these tests: stand still, die, run out of things, hold on to things."""
+"""The functions that workers run in these tests: block, die, run out of resources, keep references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begun() -> int:
 
 
 def count() -> int:
-    """Which time this is."""
+    """Return how many calls have begun, this one included."""
     began.append(None)
     return len(began)
 
@@ -62,7 +62,7 @@ def segfault() -> None:
 
 
 def left() -> dict[str, Any]:
-    """Rows of this worker's tables, and calls that it serves besides this one."""
+    """Return the rows of the tables of this worker, and the number of calls if it serves more than this one."""
     gc.collect()
     agent = current.current()
     rows = {name: table for name, table in agent.tables().items() if table and name not in ("ops", "steps")}
@@ -84,9 +84,9 @@ def wait_for_held() -> Any:
     return held[-1].to_here()
 
 
-# -- running out of things
+# -- running out of resources
 def with_less_memory(size: int) -> int:
-    """Take `size` bytes where the process may have only 256 MB more than it has."""
+    """Allocate `size` bytes while the process may take only 256 MB more."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     have = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (have + (256 << 20), before[1]))
@@ -97,7 +97,7 @@ def with_less_memory(size: int) -> int:
 
 
 def take(size: int) -> int:
-    """Memory that is really used."""
+    """Allocate memory and write to each page of it."""
     taken = bytearray(size)
     for at in range(0, size, 4096):
         taken[at] = 1
@@ -105,7 +105,7 @@ def take(size: int) -> int:
 
 
 def without_descriptors(name: str) -> str:
-    """Call a worker for the first time while this process may open no file; what becomes of it."""
+    """Call a worker for the first time while this process can open no file; return the error."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -119,16 +119,16 @@ def without_descriptors(name: str) -> str:
     return "nothing"
 
 
-# -- things that do not travel
+# -- values that cannot be pickled
 class Untidy(Exception):
-    """Its `__init__` cannot make it again from its `args`."""
+    """An error that its `__init__` cannot rebuild from its `args`."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
 
 
 class Explosive:
-    """Fails where it is unpickled."""
+    """Fails when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("explosive",)

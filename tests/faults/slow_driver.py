@@ -1,4 +1,4 @@
-"""A driver that is stopped while it watches a worker that has much to tell."""
+"""A driver that is stopped while it watches a worker with many changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rpcbench.runtime.publisher import TELEMETRY, WATCH
 
 
 def churn(seconds: float) -> int:
-    """Many small changes of the tables."""
+    """Report many small changes of the tables."""
     until, rounds = time.monotonic() + seconds, 0
     from rpcbench.runtime import current
 

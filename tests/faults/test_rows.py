@@ -1,6 +1,6 @@
-"""The faults that workers and their users may meet, on real processes: one test for each row of the fault table.
+"""The faults that workers and their users may meet, in real processes: one test for each row of the fault table.
 
-After each the cluster is used again, and nothing is left of it. Rows that stand elsewhere, too, or only:
+After each test the cluster is used again, and it leaves nothing behind. Rows with tests elsewhere:
 
      3  a stopped worker                tests/rpc/test_hosts.py: test_a_worker_that_is_stopped_and_goes_on_...
      4  Python's lock held elsewhere    tests/rpc/test_hosts.py: test_a_worker_that_holds_pythons_lock_...
@@ -49,7 +49,7 @@ BOUND = 5.0
 
 @pytest.fixture
 def cluster(no_leaks: None) -> Iterator[rpcbench.Cluster]:
-    """Two workers; after the test the cluster is used, all its tables are empty, and it goes without a trace."""
+    """Two workers; after the test the cluster still works, its tables become empty, and it leaves nothing behind."""
     with rpcbench.Cluster(2) as made:
         yield made
         made.scale(2)
@@ -79,7 +79,7 @@ def lost(future: Any, reason: str) -> WorkerLostError:
     return caught.value
 
 
-def test_row_01_a_worker_is_killed_in_a_call(cluster: rpcbench.Cluster) -> None:
+def test_row_01_calls_to_a_killed_worker_fail_and_the_others_go_on(cluster: rpcbench.Cluster) -> None:
     kept: RRef[list[int]] = cluster.remote("worker1", list, ((1, 2),))
     assert kept.to_here() == [1, 2]
     theirs = cluster.rpc_async("worker2", deeds.call_there, ("worker1",))
@@ -90,7 +90,7 @@ def test_row_01_a_worker_is_killed_in_a_call(cluster: rpcbench.Cluster) -> None:
     lost(theirs, r"worker1 was lost before stand_still had finished.*killed by SIGKILL")
     with pytest.raises(WorkerLostError, match="worker1"):
         kept.to_here()
-    assert cluster.rpc_sync("worker2", max, (1, 2)) == 2, "the other one goes on"
+    assert cluster.rpc_sync("worker2", max, (1, 2)) == 2, "the other worker goes on"
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,14 @@ def test_row_01_a_worker_is_killed_in_a_call(cluster: rpcbench.Cluster) -> None:
     ],
     ids=["exit", "segfault"],
 )
-def test_row_02_a_worker_ends_itself_in_a_call(cluster: rpcbench.Cluster, function: Any, reason: str) -> None:
+def test_row_02_a_call_whose_worker_exits_fails_with_the_reason(
+    cluster: rpcbench.Cluster, function: Any, reason: str
+) -> None:
     lost(cluster.rpc_async("worker1", function), reason)
 
 
-def test_row_03_a_stopped_worker_is_waited_for_and_answers_once(cluster: rpcbench.Cluster) -> None:
-    """On one host silence says nothing; a deadline still ends a wait."""
+def test_row_03_a_stopped_worker_is_not_lost_and_answers_once_when_it_goes_on(cluster: rpcbench.Cluster) -> None:
+    """On one host, silence is no sign of a loss; a deadline still ends a wait."""
     stop(cluster.pid("worker1"))
     try:
         waiting = cluster.rpc_async("worker1", deeds.count)
@@ -119,8 +121,8 @@ def test_row_03_a_stopped_worker_is_waited_for_and_answers_once(cluster: rpcbenc
     assert cluster.rpc_sync("worker1", deeds.count) == 2
 
 
-def test_row_04_a_worker_that_holds_pythons_lock_is_not_taken_for_dead(cluster: rpcbench.Cluster) -> None:
-    """For seconds no thread of it can run, not even one that would say that it lives."""
+def test_row_04_a_worker_that_holds_the_gil_is_not_reported_as_lost(cluster: rpcbench.Cluster) -> None:
+    """For seconds no thread of the worker can run, not even one that sends heartbeats."""
     told: list[str] = []
     cluster.agent.on_member(lambda kind, who, reason: told.append(f"{kind} {who.name}"))
     count = 300_000_000
@@ -130,8 +132,8 @@ def test_row_04_a_worker_that_holds_pythons_lock_is_not_taken_for_dead(cluster: 
 
 
 @pytest.mark.alone
-def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
-    """What is asked for is a fifth of a second."""
+def test_row_11_ctrl_c_ends_each_kind_of_wait_at_once(no_leaks: None) -> None:
+    """The fault table asks for a fifth of a second."""
     script = Path(__file__).with_name("waits.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
     after = {name: float(seconds) for name, seconds in map(str.split, done.stdout.splitlines())}
@@ -141,7 +143,7 @@ def test_row_11_ctrl_c_ends_any_wait_at_once(no_leaks: None) -> None:
 
 
 @pytest.mark.long
-def test_row_12_who_does_not_read_what_is_told_makes_nobody_grow(no_leaks: None) -> None:
+def test_row_12_a_worker_does_not_grow_when_the_driver_reads_no_telemetry(no_leaks: None) -> None:
     driver = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("slow_driver.py"))], stdout=subprocess.PIPE, text=True
     )
@@ -158,7 +160,7 @@ def test_row_12_who_does_not_read_what_is_told_makes_nobody_grow(no_leaks: None)
     assert driver.returncode == 0
 
 
-def test_row_13_too_little_memory_is_an_error_and_the_worker_lives(cluster: rpcbench.Cluster) -> None:
+def test_row_13_a_worker_that_runs_out_of_memory_raises_memory_error_and_goes_on(cluster: rpcbench.Cluster) -> None:
     before = cluster.pid("worker1")
     with pytest.raises(MemoryError):
         cluster.rpc_sync("worker1", deeds.with_less_memory, (1 << 30,))
@@ -198,7 +200,9 @@ with rpcbench.Cluster(1) as cluster:
 
 
 @pytest.mark.long
-def test_row_13_a_worker_that_the_kernel_kills_for_memory_says_so(memory_group: Path, no_leaks: None) -> None:
+def test_row_13_a_worker_that_the_kernel_kills_for_memory_is_lost_with_that_reason(
+    memory_group: Path, no_leaks: None
+) -> None:
     command = [sys.executable, "-c", OUT_OF_MEMORY, str(memory_group)]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
@@ -207,7 +211,7 @@ def test_row_13_a_worker_that_the_kernel_kills_for_memory_says_so(memory_group: 
     assert done.returncode == 0, done.stderr
 
 
-def test_row_14_what_cannot_travel_is_named_at_the_caller(cluster: rpcbench.Cluster) -> None:
+def test_row_14_an_unpicklable_value_is_named_at_the_caller(cluster: rpcbench.Cluster) -> None:
     held = cluster.remote("worker2", list)
     with pytest.raises(SerializationError, match=r"^args\[0\]\['lock'\]: cannot pickle '_thread.lock'"):
         cluster.rpc_sync("worker1", print, (deeds.make_lock(), held))
@@ -218,7 +222,7 @@ def test_row_14_what_cannot_travel_is_named_at_the_caller(cluster: rpcbench.Clus
     assert isinstance(caught.value.__cause__, RemoteError) and "in fail_with_lock" in str(caught.value.__cause__)
 
 
-def test_row_15_what_fails_while_it_is_unpickled_harms_nobody(cluster: rpcbench.Cluster) -> None:
+def test_row_15_a_value_that_fails_while_it_is_unpickled_fails_only_its_call(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(deeds.Untidy, match=r"^7: seven$"):
         cluster.rpc_sync("worker1", deeds.fail, (deeds.Untidy, 7, "seven"))
     with pytest.raises(RpcError, match="ExplosiveError on worker1"):
@@ -229,13 +233,13 @@ def test_row_15_what_fails_while_it_is_unpickled_harms_nobody(cluster: rpcbench.
         cluster.rpc_sync("worker1", deeds.Explosive)
 
 
-def test_row_19_calls_nest_far_deeper_than_there_are_threads(cluster: rpcbench.Cluster) -> None:
+def test_row_19_calls_can_nest_far_deeper_than_the_number_of_threads(cluster: rpcbench.Cluster) -> None:
     assert cluster.rpc_sync("worker1", deeds.nest, (200, "worker1", "worker2")) == 200
     calls = [cluster.rpc_async("worker1", deeds.call_back, ("notebook", number)) for number in range(64)]
     assert [call.wait() for call in calls] == list(range(64))
 
 
-def test_row_20_waits_in_a_circle_end(cluster: rpcbench.Cluster) -> None:
+def test_row_20_waits_in_a_circle_raise_deadlock_error(cluster: rpcbench.Cluster) -> None:
     one, two = cluster.remote("worker1", deeds.wait_for_held), cluster.remote("worker2", deeds.wait_for_held)
     cluster.rpc_sync("worker1", deeds.hold, (two,))
     cluster.rpc_sync("worker2", deeds.hold, (one,))
@@ -250,7 +254,7 @@ def test_row_20_waits_in_a_circle_end(cluster: rpcbench.Cluster) -> None:
         cluster.rpc_sync(name, deeds.drop_held)
 
 
-def test_row_23_an_owner_dies_and_its_users_raise_at_once(cluster: rpcbench.Cluster) -> None:
+def test_row_23_users_of_a_killed_owner_raise_at_once(cluster: rpcbench.Cluster) -> None:
     kept = cluster.remote("worker1", list, ((1,),))
     cluster.rpc_sync("worker2", deeds.hold, (kept,))
     making = cluster.remote("worker1", deeds.stand_still)
@@ -265,7 +269,7 @@ def test_row_23_an_owner_dies_and_its_users_raise_at_once(cluster: rpcbench.Clus
     cluster.rpc_sync("worker2", deeds.drop_held)
 
 
-def test_row_24_a_user_dies_and_the_owner_drops_its_forks(cluster: rpcbench.Cluster) -> None:
+def test_row_24_owners_drop_the_forks_of_a_killed_user(cluster: rpcbench.Cluster) -> None:
     kept, own = cluster.remote("worker2", list, ((1,),)), RRef([2])
     for rref in (kept, own):
         cluster.rpc_sync("worker1", deeds.hold, (rref,))
@@ -283,7 +287,7 @@ def _holders(cluster: rpcbench.Cluster, rref: str) -> list[int]:
     return sorted(fork["holder"] for fork in owned[rref]["forks"])
 
 
-def test_row_26_no_descriptor_is_left_for_a_connection(cluster: rpcbench.Cluster) -> None:
+def test_row_26_a_call_without_a_free_descriptor_fails_with_that_reason(cluster: rpcbench.Cluster) -> None:
     words = cluster.rpc_sync("worker1", deeds.without_descriptors, ("worker2",))
     assert "Too many open files" in words and "worker2" in words
 
@@ -302,8 +306,8 @@ for more in range(4, 60):  # with fewer even the run directory can be neither ma
 """
 
 
-def test_row_26_no_descriptor_is_left_to_start_workers(no_leaks: None) -> None:
-    """With one more each time, until it works: whatever it is that fails, it says so and leaves nothing."""
+def test_row_26_a_cluster_without_enough_descriptors_fails_and_leaves_nothing(no_leaks: None) -> None:
+    """Each attempt has one more descriptor, until it works: each failure names the reason and leaves nothing behind."""
     done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, timeout=120)
     *words, last = done.stdout.splitlines()
     assert last == "usable 2" and words, done.stdout + done.stderr
@@ -311,7 +315,7 @@ def test_row_26_no_descriptor_is_left_to_start_workers(no_leaks: None) -> None:
     assert done.returncode == 0
 
 
-def test_row_29_a_worker_comes_again_under_its_name(cluster: rpcbench.Cluster) -> None:
+def test_row_29_a_restarted_worker_is_reachable_and_its_old_values_are_lost(cluster: rpcbench.Cluster) -> None:
     kept = cluster.remote("worker1", list, ((1,),))
     cluster.rpc_sync("worker2", deeds.hold, (kept,))
     for _ in range(2):
@@ -325,7 +329,7 @@ def test_row_29_a_worker_comes_again_under_its_name(cluster: rpcbench.Cluster) -
     cluster.rpc_sync("worker2", deeds.drop_held)
 
 
-def test_row_30_nothing_can_be_done_after_the_end(no_leaks: None) -> None:
+def test_row_30_calls_and_rrefs_fail_after_shutdown(no_leaks: None) -> None:
     with rpcbench.Cluster(1) as made:
         busy = made.rpc_async("worker1", deeds.stand_still)
         kept = made.remote("worker1", list)

@@ -1,4 +1,4 @@
-"""A program that gets Ctrl-C in each kind of wait in turn, and prints how long the wait went on after it."""
+"""A program that gets Ctrl-C in each kind of wait in turn, and prints how long each wait lasted after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stand_still() -> None:
 
 
 def interrupted(name: str, wait: Callable[[], Any]) -> None:
-    """Ctrl-C after a third of a second."""
+    """Wait, with Ctrl-C after a third of a second."""
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         wait()

@@ -1,8 +1,8 @@
-"""Members with real tensors: random graphs over all of them, cut at each message, and the same graphs in one piece.
+"""Members with real tensors: random graphs over several members, cut at each message, and the same graphs uncut.
 
-Every tensor has a twin in a graph that is never cut, made by the same operations, with the same hooks, from the same
-leaves. So a pass of the members must give the gradients of one local backward. Hooks are not linear: a node whose
-gradient is not yet whole gives something else.
+Every tensor has a twin in a graph that is never cut, made by the same operations and hooks from the same leaves. So a
+distributed backward pass must give the gradients of one local backward. The hooks are not linear, so a hook that runs
+on an incomplete gradient changes the result.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OPS: list[Callable[[Tensor, Tensor], Sequence[Tensor]]] = [
 
 
 class Twins(NamedTuple):
-    """A tensor of the graph that is cut at messages, and the same one in the graph that is not."""
+    """A tensor of the graph that is cut at messages, and its twin in the uncut graph."""
 
     cut: Tensor
     whole: Tensor
 
 
 class Carried(list[Any]):
-    """What a message carries, not spelled out in histories."""
+    """The tensors of a message; its short repr keeps histories readable."""
 
     def __repr__(self) -> str:
         return f"{len(self)} tensors"
@@ -52,7 +52,7 @@ def bent(grad: Tensor | None) -> Tensor | None:
 
 
 class Trainer(Passer):
-    """One member, with leaves of its own."""
+    """One member, with its own leaves."""
 
     world: Training
 
@@ -66,7 +66,7 @@ class Trainer(Passer):
 
     # -- forward
     def _made(self) -> Twins:
-        """Something new, of what is here."""
+        """Apply up to two random operations to tensors of the pool, and return one tensor of it."""
         pick = self.world.random
         for _ in range(pick.randint(0, 2)):
             a, b, make = pick.choice(self.pool), pick.choice(self.pool), pick.choice(OPS)
@@ -182,9 +182,9 @@ class Training(Passes):
         super().__init__(seed, size)
 
     def check_gradients(self, walk: Id) -> None:
-        """Fails unless they are those of one local backward, and missing where those are.
+        """Check that the gradients equal those of one local backward, and are missing for the same leaves.
 
-        `crossed`: whether any went to a worker other than the one that began the pass.
+        Sets `crossed` if a worker other than the one that began the pass has a leaf with a gradient.
         """
         loss = self.losses[walk]
         wanted = torch.autograd.grad(loss, self.leaves, retain_graph=True, allow_unused=True)

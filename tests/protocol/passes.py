@@ -1,8 +1,8 @@
-"""Members that record random graphs of messages in a context, and walk back over them, as an agent's recorder does.
+"""Members that record random graphs of messages in a context, and run backward passes over them, as an agent does.
 
-A gradient here is a number: how many paths lead from the roots to a send. So a send that does not get its gradients
-once, or whose gradients go on before they are whole, is seen at once. Some members look what lies behind a message when
-they send it, others leave that to the backward pass.
+A gradient here is a number: how many paths lead from the roots to a send. So a check finds each send that gets no
+gradients, gets them twice, or passes them on before they are complete. Some members list the sends behind a message
+when they send it; others leave that to the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITH_TENSORS = Body(b"tensors", b"", [])
 
 
 class Local:
-    """One pass on one member: what leads where, and what has come."""
+    """One pass on one member: the recvs that each root reaches, and the gradients that have arrived."""
 
     def __init__(self, reach: dict[int, frozenset[int]]) -> None:
         self.reach = reach
@@ -32,8 +32,8 @@ class Local:
         self.fired: set[int] = set()
 
     def arrive(self, root: int, paths: int) -> dict[int, int]:
-        """Gradients for a root have come; those that are whole now, by recv."""
-        assert root not in self.sums, f"gradients for {root} came twice"
+        """Add the gradients of a root; return those that are complete now, by recv."""
+        assert root not in self.sums, f"gradients for {root} arrived twice"
         self.sums[root] = paths
         whole = {}
         for recv in set().union(*self.reach.values()) - self.fired:
@@ -45,7 +45,7 @@ class Local:
 
 
 class Passer(Member):
-    """One member with its part of the graph."""
+    """One member, with its part of the graph."""
 
     world: Passes
 
@@ -67,7 +67,7 @@ class Passer(Member):
 
     # -- forward
     def act(self) -> None:
-        """Call somebody, if the context has come here."""
+        """Call a random member, if this member has the context."""
         if self.world.context in self.node.contexts.contexts:
             to = self.world.random.choice(range(len(self.world.members)))
             scope, body = self._record(to)
@@ -76,7 +76,7 @@ class Passer(Member):
             self.feed(lambda: self.node.call(to, call, self.world.now, None))
 
     def _record(self, to: int) -> tuple[m.Scope | None, Body]:
-        """A message that depends on some that were received."""
+        """Record the send of a message that depends on some received messages."""
         number, self.messages = global_id(self.id, self.messages), self.messages + 1
         pick = self.world.random
         tensors = pick.random() < 0.85
@@ -118,7 +118,7 @@ class Passer(Member):
 
     # -- backward
     def begin(self, fast: bool = False) -> None:
-        """A pass over some of what was received here."""
+        """Begin a pass over some of the messages that this member has received."""
         context, pick = self.world.context, self.world.random
         if context not in self.node.contexts.contexts:
             return
@@ -159,7 +159,7 @@ class Passer(Member):
 
 
 class Passes(World):
-    """A world with one context, begun by one of its members."""
+    """A world with one context, which a random member begins."""
 
     members: dict[int, Any]
     kind: type[Passer] = Passer
@@ -184,7 +184,7 @@ class Passes(World):
             self.within(3 * messages, member.id, member.act)
 
     def record_and_walk(self, messages: int, passes: int) -> None:
-        """Record; when all has come, record more and walk back at the same time."""
+        """Record; when all messages have arrived, record more and run passes at the same time."""
         self.record(messages)
         self.settle()
         self.record(messages // 2)
@@ -196,7 +196,7 @@ class Passes(World):
         self.root.feed(lambda: self.root.node.outcome(contexts.release(self.context)))
 
     def run(self, messages: int, passes: int) -> None:
-        """Record, walk, record and walk at the same time, release: all goes well."""
+        """Record, run passes while more is recorded, release; every pass must succeed."""
         with self.telling():
             self.record_and_walk(messages, passes)
             self.settle()
@@ -208,12 +208,12 @@ class Passes(World):
             self._check_end()
 
     def check_gradients(self, walk: Id) -> None:
-        """Fails unless each send that takes part got all its gradients, and no other any."""
+        """Check that each send of the pass got all its gradients, and that no other send got any."""
         expected = {send: [count] for send, count in self.paths(self.root.begun[walk]).items()}
         assert self.arrived[walk] == expected, f"wrong gradients in pass {walk}"
 
     def run_fast(self, messages: int) -> None:
-        """Record; walk back without asking. It fails where a worker that takes part has sent what nobody used."""
+        """Record, then run a fast pass, which must fail if a worker that takes part has a send without gradients."""
         with self.telling():
             self.record(messages)
             self.settle()
@@ -236,7 +236,7 @@ class Passes(World):
             self._check_end()
 
     def run_into_trouble(self, messages: int, passes: int, trouble: str) -> None:
-        """Functions fail, a worker dies, or the context is released, all at any time."""
+        """Run passes while functions fail, a worker dies, connections break, or the context is released."""
         with self.telling():
             self.record_and_walk(messages, passes)
             match trouble:
@@ -261,7 +261,7 @@ class Passes(World):
             self._check_end()
 
     def paths(self, recvs: Iterable[int]) -> dict[int, int]:
-        """How many paths lead from the roots to each send that takes part."""
+        """Return how many paths lead from the roots to each send that takes part."""
         count: dict[int, int] = defaultdict(int)
         ways = list(recvs)
         while ways:

@@ -1,8 +1,8 @@
-"""Members that make, share and drop RRefs at random, each acting as an agent does.
+"""Members that create, share and drop RRefs at random, each in the way of an agent.
 
-Checked while it runs: a value is there as long as a live handle, or an RRef in a message under way, can reach it; a
-call runs at most once. Checked at the end, with all handles gone and nothing under way: each call has had exactly one
-answer, and no table of any node, no window and no store of values holds anything.
+Checked during the run: an owner keeps a value as long as a live handle, or an RRef in flight, can reach it; a call runs
+at most once. Checked at the end, when all handles are dropped and no message is in flight: each call has had exactly
+one answer, and all tables of the nodes, all receive windows and all stores of values are empty.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ACTIONS = [*["create"] * 2, *["call"] * 3, "fetch", "keep", *["drop"] * 3, "give
 
 @dataclass(eq=False)
 class Handle:
-    """A reference of user code. `fork` is None where the member owns the value and did not call for it."""
+    """A reference of user code. `fork` is None if the member owns the value and did not create it by a call."""
 
     rref: Id
     owner: int
     fork: Id | None
-    busy: bool = False  # a fetch through it is under way
+    busy: bool = False  # a fetch through it is in flight
 
 
 class Sharer(Member):
-    """One member with its values and handles."""
+    """One member, with its values and handles."""
 
     world: Sharing
 
@@ -60,12 +60,12 @@ class Sharer(Member):
     def has(self, rref: Id) -> bool:
         return rref in self.kept or any(h.rref == rref and h.owner == self.id for h in self.handles)
 
-    # -- what its users do
+    # -- actions of its users
     def act(self) -> None:
         pick = self.world.random
         to = pick.choice(range(len(self.world.members)))
         if to not in self.node.members.members and to not in self.node.gone:
-            return  # an agent knows no such worker yet
+            return  # an agent does not know this worker yet
         idle = [handle for handle in self.handles if not handle.busy]
         theirs = [handle for handle in idle if handle.owner != self.id and not self._failed(handle)]
         match pick.choice(ACTIONS):
@@ -85,7 +85,7 @@ class Sharer(Member):
                 self._give_up(pick.choice(list(self.node.calls.outgoing)))
 
     def _failed(self, handle: Handle) -> bool:
-        """Its value could not even be asked for: using it raises that error, nothing is sent."""
+        """Return whether its value cannot be requested: its use raises the error, and no message is sent."""
         return handle.fork not in self.node.rrefs.users and handle.owner not in self.world.dead
 
     def drop(self, handle: Handle) -> None:
@@ -101,7 +101,7 @@ class Sharer(Member):
         self.feed(lambda: end(call))
 
     def _pack(self, to: int, then: Callable[[int, Forks], None]) -> None:
-        """Share some handles, and a moment later use the forks."""
+        """Share some handles, and use the forks a moment later."""
         count = min(len(self.handles), self.world.random.choice((0, 1, 1, 2)))
         handles = self.world.random.sample(self.handles, count)
         forks = tuple(fork for handle in handles for fork in self._share(handle, to))
@@ -142,7 +142,7 @@ class Sharer(Member):
         self.feed(beginning, then)
 
     def _briefly(self, message: m.Message) -> bool:
-        """Whether to try the fast path with it."""
+        """Return whether to try the fast path with this message."""
         return not getattr(message, "forks", ()) and self.world.chance(0.5)
 
     def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
@@ -167,7 +167,7 @@ class Sharer(Member):
             handle.busy = False
 
     def _open(self, forks: Forks) -> None:
-        """Unpickle: handles for all forks but those that the value turned out not to mention."""
+        """Unpickle: make handles for the forks, except for those that the value turned out not to contain."""
         taken = [fork for fork in forks if self.world.random.random() < 0.9]
         for fork in taken:
             mine = fork.owner == self.id
@@ -234,22 +234,22 @@ class Sharer(Member):
         self.feed(answering)
 
     def _free(self, effect: fx.Free) -> None:
-        if effect.rref not in self.node.rrefs.owned:  # the owner may have shared it again since
+        if effect.rref not in self.node.rrefs.owned:  # otherwise the owner has shared it again since
             self.kept.discard(effect.rref)
 
 
 class Sharing(World):
-    """A world of sharers, and what is true of it."""
+    """A world of sharers, and its invariants."""
 
     members: dict[int, Sharer]
 
     def __init__(self, seed: int, size: int, lossy: bool = False) -> None:
         self.made: set[Id] = set()
-        self.orphaned: set[Id] = set()  # passed on by a member that died before the owner knew: may go too early
+        self.orphaned: set[Id] = set()  # shared by a member that died before the owner knew: may be freed too early
         super().__init__(seed, Sharer, size, lossy)
 
     def run(self, actions: int, deaths: int, cuts: int = 0, restarts: int = 0) -> None:
-        """Everything at once, then drop what is left and look."""
+        """Run all actions, deaths, restarts and cuts; then drop the remaining handles and check."""
         with self.telling():
             for _ in range(actions):
                 member = self.random.choice(self.alive)
@@ -301,7 +301,7 @@ class Sharing(World):
             self.orphaned.update(user.rref for user in users if user.parent == worker and not user.confirmed)
 
     def _reachable(self) -> Iterator[tuple[Id, int]]:
-        """Each RRef in a message under way or in the hands of a user, and its owner."""
+        """Yield each RRef in flight, or held by a user, and its owner."""
         for packet in self.in_flight():
             for fork in _forks(packet.message):
                 yield fork.rref, fork.owner

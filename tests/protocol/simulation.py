@@ -1,13 +1,13 @@
-"""Whole nodes on a simulated network: one thread, virtual time, all of it random from one seed.
+"""Whole nodes on a simulated network: one thread, virtual time, and all randomness from one seed.
 
-What happens here can happen to agents. Messages overtake each other, come twice, or late; in a lossy world they
-vanish. The effects of one feed are carried out in order, those of different feeds in any order. A message cannot be
-sent. A connection breaks: what is in it vanishes, until both sides have noticed and there is a new one. A member dies:
-what it has sent may still come, what is sent to it vanishes, is refused, or comes to another process that was started
-under its id, and the others learn of all that one after the other.
+Whatever happens here can happen to agents. Messages overtake each other, arrive twice or late; in a lossy world some
+are lost. The effects of one feed are carried out in order, those of different feeds in any order. A send may fail. A
+connection may break: messages on it are lost, until both sides have noticed and there is a new connection. A member may
+die: messages from it may still arrive; messages to it are lost, are refused, or arrive at another process that was
+started under its id. The other members learn of the death one after the other.
 
-After every step the tables of the node that was fed must agree with each other, and with what was told of them. An
-error carries the history of its run; the same arguments give the same run.
+After every step, the tables of the node must agree with each other, and with the changes that it has reported. An error
+carries the history of its run; the same arguments give the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BROKEN = NotConnectedError("the connection is broken")
 
 
 class Packet(NamedTuple):
-    """A message under way."""
+    """A message in flight."""
 
     source: int
     to: int
@@ -47,7 +47,7 @@ class Packet(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """Something that will happen: a packet arrives, or a thread of `actor` goes on."""
+    """An event of the future: a packet arrives, or a thread of `actor` continues."""
 
     due: float
     actor: int
@@ -56,7 +56,7 @@ class Event:
 
 
 class World:
-    """Some members, and all that is under way between and in them."""
+    """Some members, and the events that are due between and inside them."""
 
     def __init__(self, seed: int, kind: type[Member], size: int, lossy: bool = False) -> None:
         self.random = random.Random(seed)
@@ -65,7 +65,7 @@ class World:
         self.events: list[Event] = []
         self.history: list[str] = [f"seed {seed}, {size} members"]
         self.dead: set[int] = set()
-        self.down: dict[frozenset[int], list[Member]] = {}  # pairs without a connection, and who of them knows
+        self.down: dict[frozenset[int], list[Member]] = {}  # disconnected pairs, and their members that know
         self.handled: set[tuple[int, int, int]] = set()
         self.calm = False
         self.start = lambda id_, life: kind(self, id_, size, life)
@@ -83,15 +83,15 @@ class World:
 
     # -- time
     def later(self, actor: int, run: Callable[[], None], packet: Packet | None = None) -> None:
-        """Soon, but in no order; now and then much later."""
+        """Run an event soon, in no particular order; sometimes much later."""
         self.within(100 if self.chance(LATE) else 3, actor, run, packet)
 
     def within(self, span: float, actor: int, run: Callable[[], None], packet: Packet | None = None) -> None:
-        """Some time before `span` has passed."""
+        """Run an event at a random time before `span` has passed."""
         self.events.append(Event(self.now + self.random.uniform(0, span), actor, run, packet))
 
     def step(self) -> None:
-        """Let one thing happen."""
+        """Run one event that is due."""
         self.now = max(self.now + 0.1, min(event.due for event in self.events))
         event = self.random.choice([event for event in self.events if event.due <= self.now])
         if event.packet is not None and self.chance(TWICE):
@@ -101,7 +101,7 @@ class World:
         event.run()
 
     def settle(self) -> None:
-        """Until nothing is under way any more."""
+        """Run events until there are none."""
         for _ in range(STEPS):
             if not self.events:
                 return
@@ -113,13 +113,13 @@ class World:
         self.later(-1, lambda: self._deliver(packet), packet)
 
     def in_flight(self) -> Iterator[Packet]:
-        """Messages that have not been handled yet."""
+        """Yield the messages that have not been handled yet."""
         for event in self.events:
             if event.packet is not None and event.packet[:3] not in self.handled and self.is_meant(event.packet):
                 yield event.packet
 
     def is_meant(self, packet: Packet) -> bool:
-        """Whether a message is on its way to a process that lives, not to its predecessor."""
+        """Return whether a message is addressed to a live process, and not to its predecessor."""
         return packet.to not in self.dead and lives(packet.seq)[1] == self.members[packet.to].life
 
     def _deliver(self, packet: Packet) -> None:
@@ -130,16 +130,16 @@ class World:
             return
         again = " again" if packet[:3] in self.handled else ""
         self.tell(f"{packet.source} -> {packet.to} #{packet.seq}{again} {_short(packet.message)}")
-        if not isinstance(packet.message, m.Seen):  # which has the number of another
+        if not isinstance(packet.message, m.Seen):  # a Seen has the number of another message
             self.handled.add(packet[:3])
         if isinstance(packet.message, m.CancelDelivery):
             numbers = [packet.seq & ~COUNT | count for count in packet.message.counts]
-            self.handled.update((packet.source, packet.to, number) for number in numbers)  # they do nothing from now on
+            self.handled.update((packet.source, packet.to, number) for number in numbers)  # without effect now
         member = self.members[packet.to]
         member.feed(lambda: member.handle(packet.source, packet.seq, packet.message))
 
     def kill(self, worker: int) -> None:
-        """It stops where it stands; the others see their connections end."""
+        """End a member at once; the others see their connections end."""
         if worker in self.dead:
             return
         self.tell(f"{worker} dies")
@@ -149,13 +149,13 @@ class World:
         self.let_know(self.members[worker])
 
     def let_know(self, gone: Member) -> None:
-        """The connections of one that is no more have ended."""
+        """The other members learn that their connections to a departed member have ended."""
         for member in self.alive:
             lost = partial(member.node.lost, gone.id, gone.life, "its connection ended")
             self.later(member.id, partial(member.feed, lost))
 
     def restart(self, worker: int) -> None:
-        """Another process takes the id of one that died, whether the others know of the death or not."""
+        """Start a process under the id of a dead one; the others may not know of the death yet."""
         if worker in self.dead and LEADER not in self.dead:
             self.tell(f"{worker} is started again")
             self.dead.discard(worker)
@@ -163,7 +163,7 @@ class World:
             member.feed(member.node.start)
 
     def cut(self, one: int, other: int) -> None:
-        """The connection of two breaks. Each notices, then there is a new one, then each learns of that."""
+        """Break the connection of two members. Each notices, a new connection follows, each learns of that."""
         pair = frozenset((one, other))
         if len(pair) < 2 or pair & self.dead or pair in self.down:
             return
@@ -202,7 +202,7 @@ class World:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Errors inside carry the history."""
+        """Add the history to errors from inside."""
         try:
             yield
         except Exception as error:
@@ -211,7 +211,7 @@ class World:
 
 
 class Member:
-    """A node and what an agent is to it; subclasses act like an agent's users and features."""
+    """A node, and the part of its agent; subclasses act as an agent's users and features."""
 
     def __init__(self, world: World, id_: int, size: int | None, life: int) -> None:
         self.world, self.id, self.life = world, id_, life
@@ -226,20 +226,22 @@ class Member:
         }
 
     def feed(self, event: Callable[[], fx.Effects], then: Callable[[], None] | None = None) -> None:
-        """Feed the node; then, on the same thread, carry out the effects and do what comes after."""
+        """Feed the node; then, on the same thread, carry out the effects and call `then`."""
         effects = event()
         self.node.check()
-        assert self.told == self.node.tables(), "who only heard of the changes has other tables"
+        assert self.told == self.node.tables(), (
+            "the tables rebuilt from the reported changes differ from those of the node"
+        )
         jobs = [lambda effect=effect: self._perform(effect) for effect in effects] + ([then] if then else [])
         if jobs:
             self.soon(lambda: self._work(jobs))
 
     def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
-        """A message has come."""
+        """Feed the node a message that has arrived."""
         return self.node.handle(source, seq, message, self.world.now)
 
     def soon(self, run: Callable[[], None]) -> None:
-        """On some thread of this member."""
+        """Run this on some thread of this member."""
         self.world.later(self.id, run)
 
     def _work(self, jobs: list[Callable[[], None]]) -> None:
@@ -254,7 +256,7 @@ class Member:
         self.world.events.append(Event(self.world.now + TICK, self.id, lambda: self.feed(self.node.tick)))
 
     def _enqueue(self, queued: fx.Enqueue) -> None:
-        """A thread is free some time later; meanwhile the caller may have given up, or died."""
+        """Begin a queued call when a thread is free; the caller may have cancelled it or died by then."""
         self.soon(lambda: self.feed(lambda: self.node.begin(*queued, self.world.now)))
 
     def _send(self, send: fx.Send) -> None:
@@ -278,7 +280,7 @@ class Member:
 
 
 def _short(value: Any) -> str:
-    """A message as one line of a history."""
+    """Format a message as one line of a history."""
     if not isinstance(value, tuple) or isinstance(value, Id):
         return str(value)
     name = type(value).__name__ if hasattr(value, "_fields") else ""

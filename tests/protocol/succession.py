@@ -1,11 +1,11 @@
-"""An open world of processes that come by themselves: anybody founds it, leads it, leaves it, or dies, at any time.
+"""An open world of processes that join by themselves: any process may found it, lead it, leave it, or die, any time.
 
-Where agents look for the world is here a note with the id of the one who leads. A process asks it for an incarnation,
-then, a moment later, to be let in; turned away for now, it starts again as another process. Who goes says goodbye,
-and ends its connections when the leader has ended theirs, or the others know of its heir.
+The place where agents look for the world is here a record with the id of the leader. A process asks the leader for an
+incarnation and, a moment later, to join; if it is rejected for now, it starts again as another process. A leaving
+process announces its departure, and ends its connections when the leader has ended theirs, or the others know the heir.
 
-Checked when all is quiet: nobody waits for anything; without deaths there is one world, whose members see the same;
-whoever was told that its leader died saw one die; nobody who said goodbye was taken for lost.
+Checked when no events are left: no process waits; without deaths there is one world, and its members have the same
+view; a member that has lost its leader saw a death; no member that announced its departure was reported as lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Comer(Member):
         self.node = Node(m.Member(id_, f"worker{id_}", life, ""), None, world.lossy, launched=False)
         self.told = self.node.tables()
         self.state = "joining"
-        self.epoch = 0  # of the world that it has asked; members of another refuse to speak with it
+        self.epoch = 0  # of the world that it has asked to join; members of another world reject it
         self.lost: list[m.Member] = []
         self.handlers |= {
             fx.Complete: self._complete,
@@ -59,20 +59,20 @@ class Comer(Member):
             self.world.stop(self)
 
     def _rejected(self, effect: fx.Rejected) -> None:
-        assert effect.again or "is not unique" in effect.reason, effect.reason  # its predecessor has only just died
+        assert effect.again or "is not unique" in effect.reason, effect.reason  # its predecessor has just died
         if self.state == "joining":
             self.state = "turned away"
             self.world.stop(self)
             self.world.within(PAUSE, -1, partial(self.world.come, self.id))
 
     def _watch(self, effect: fx.WatchMember) -> None:
-        """Who dies after this is seen to."""
+        """Report a member that is already dead; later deaths are reported by `let_know`."""
         peer, gone = self.world.members[effect.member.id], effect.member
         if not self.world.is_there(peer) or (peer.epoch, peer.life) != (self.epoch, gone.incarnation):
             self.feed(lambda: self.node.lost(gone.id, gone.incarnation, "nobody answers"))
 
     def _hang_up(self, gone: fx.MemberLeft) -> None:
-        """An agent ends its connections to one that has gone, and that one sees them end."""
+        """An agent ends its connections to a departed member, and that member sees them end."""
         if gone.lost:
             self.lost.append(gone.member)
         peer = self.world.members[gone.member.id]
@@ -106,13 +106,13 @@ class Succession(World):
 
     # -- where newcomers look
     def note(self, by: Comer, effect: fx.HandedOver) -> None:
-        """Effects of two who hand over one after the other may come in any order."""
+        """Record the heir. Effects of two successive hand-overs may come in any order."""
         if self.place is not None and self.place[0] == by.epoch and self.place[1] < effect.epoch:
             self.tell(f"the world is found at {effect.heir.id}")
             self.place = (by.epoch, effect.epoch, effect.heir.id)
 
     def come(self, id_: int) -> None:
-        """A process starts, unless one under its id is there."""
+        """Start a process, unless one under its id is alive."""
         if id_ not in self.dead:
             return
         leader = self.members[self.place[2]] if self.place is not None and self.place[2] not in self.dead else None
@@ -140,7 +140,7 @@ class Succession(World):
 
     @staticmethod
     def _lets_in(leader: Comer, id_: int) -> bool:
-        """What its handshake says to a newcomer; who is not let in looks again."""
+        """Return whether the leader's handshake accepts a newcomer; a rejected one looks for the world again."""
         members = leader.node.members
         return members.leads and not members.closing and not members.taken(id_)
 
@@ -153,7 +153,7 @@ class Succession(World):
 
     # -- ends
     def stop(self, member: Comer) -> None:
-        """Its connections end; what it had sent still comes."""
+        """End the connections of a member; the messages that it has sent still arrive."""
         self.tell(f"{member.id} is out ({member.state})")
         if member.state == "left":
             self.goodbyes.add((member.epoch, member.id, member.life))
@@ -180,7 +180,7 @@ class Succession(World):
                 self.later(member.id, partial(self._ended, member, gone))
 
     def _ended(self, member: Comer, gone: Comer) -> None:
-        """A connection brings nothing any more once it has ended."""
+        """Report the end of a connection; no message arrives on it afterwards."""
         self.events = [e for e in self.events if e.packet is None or not self._came_by(e.packet, gone, member)]
         member.feed(lambda: member.node.lost(gone.id, gone.life, "its connection ended"))
 
@@ -196,7 +196,7 @@ class Succession(World):
         for member in inside:
             members = member.node.members
             assert not members._reported or self.killed, f"{member.id} waits for {members._reported}"
-            assert members.leader in members.members, f"{member.id} follows {members.leader}, who is not there"
+            assert members.leader in members.members, f"{member.id} follows {members.leader}, which is not a member"
         if not self.killed:
             assert not self.bereft
             assert len({(member.node.members.epoch, member.node.members.leader) for member in inside}) <= 1

@@ -27,7 +27,7 @@ def test_a_call_is_in_the_table_until_it_is_answered(caller: Calls) -> None:
 
 
 @pytest.mark.parametrize("first", ["answered", "expired", "cancelled", "lost", "failed"])
-def test_only_the_first_answer_counts(caller: Calls, first: str) -> None:
+def test_a_call_ends_once_by_its_first_answer_or_failure(caller: Calls, first: str) -> None:
     ends = {
         "answered": lambda: caller.answered(1, ANSWER),
         "expired": lambda: caller.expired(7, "worker{}".format)[0],
@@ -39,7 +39,7 @@ def test_only_the_first_answer_counts(caller: Calls, first: str) -> None:
     assert [end() for end in ends.values()] == [[]] * 4
 
 
-def test_errors_say_who_and_what(caller: Calls) -> None:
+def test_an_expired_or_cancelled_call_fails_with_its_error_and_sends_a_cancel(caller: Calls) -> None:
     (rejected,), outbox = caller.expired(7, "worker{}".format)
     assert outbox == [(1, m.Cancel(7))]
     assert isinstance(rejected.error, RpcTimeoutError)
@@ -50,7 +50,7 @@ def test_errors_say_who_and_what(caller: Calls) -> None:
     assert isinstance(rejected.error, CallCancelled) and outbox == [(1, m.Cancel(8))]
 
 
-def test_a_lost_worker_fails_its_calls_only(caller: Calls) -> None:
+def test_a_lost_worker_fails_only_the_calls_to_it(caller: Calls) -> None:
     caller.start(8, to=2, label="g", now=5.0, timeout=None)
     effects, _ = caller.lost(1, "worker1", "killed")
     assert [type(effect) for effect in effects] == [Reject]
@@ -71,7 +71,7 @@ def test_a_call_is_queued_when_the_last_of_its_forks_is_confirmed(callee: Calls)
     assert callee.confirmed(Id(2, 0)) == []
 
 
-def test_a_call_that_waits_for_nothing_is_queued_at_once_and_runs_when_there_is_a_thread(callee: Calls) -> None:
+def test_a_call_without_unconfirmed_forks_is_queued_at_once_and_served_once(callee: Calls) -> None:
     assert callee.arrived(1, CALL, set(), 0.0) == [Enqueue(1, 7)]
     assert callee.begin(1, 7, 0.0) == (CALL, True)
     assert callee.wanted(1, 7) and callee.served(1, 7) and not callee.served(1, 7)
@@ -87,7 +87,7 @@ def test_a_call_that_is_cancelled_before_it_begins_never_runs(callee: Calls, hel
     assert not callee.served(1, 7)
 
 
-def test_a_running_call_runs_to_its_end_and_may_ask_whether_it_is_wanted(callee: Calls) -> None:
+def test_a_running_call_can_see_that_it_was_cancelled_and_is_still_answered(callee: Calls) -> None:
     callee.arrived(1, CALL, set(), 0.0)
     callee.begin(1, 7, 0.0)
     assert callee.cancel_asked(1, 7) is None
@@ -95,7 +95,7 @@ def test_a_running_call_runs_to_its_end_and_may_ask_whether_it_is_wanted(callee:
     assert callee.served(1, 7)
 
 
-def test_a_call_that_was_queued_for_longer_than_its_caller_waits_is_dropped(callee: Calls) -> None:
+def test_a_call_that_was_queued_for_longer_than_its_timeout_is_dropped(callee: Calls) -> None:
     late, soon = CALL._replace(budget=0.5), CALL._replace(call=8, budget=0.5)
     for call in (late, soon):
         callee.arrived(1, call, set(), 10.0)
@@ -104,7 +104,7 @@ def test_a_call_that_was_queued_for_longer_than_its_caller_waits_is_dropped(call
     assert list(callee.serving) == [(1, 8)]
 
 
-def test_nobody_answers_a_caller_that_is_gone(callee: Calls) -> None:
+def test_calls_of_a_lost_caller_are_dropped_and_not_answered(callee: Calls) -> None:
     held, queued = CALL._replace(call=8), CALL._replace(call=9)
     callee.arrived(1, CALL, set(), 0.0)
     callee.begin(1, 7, 0.0)

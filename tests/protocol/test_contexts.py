@@ -1,4 +1,4 @@
-"""Three workers: A begins a context, calls B, which calls C; each answer is used.
+"""Three workers: A begins a context and calls B, which calls C; each answer is used.
 
 A ──1──> B ──2──> C ──3──> B ──4──> A        message numbers
 """
@@ -40,7 +40,7 @@ def recv(contexts: Contexts, message: int, source: int, behind: tuple[int, ...] 
 
 
 def workers(told: bool) -> tuple[Contexts, Contexts]:
-    """A and B, who know (`told`) or do not know what lies behind the messages."""
+    """A and B, whose messages list the sends behind them (`told`) or do not."""
     a, b = Contexts(A), Contexts(B)
     send(a, ONE, B, [])
     recv(a, FOUR, B, PLAN if told else None)
@@ -63,7 +63,7 @@ def b() -> Contexts:
 
 @pytest.fixture
 def told() -> Contexts:
-    """B, where messages have said what lies behind them."""
+    """B, where messages have listed the sends behind them."""
     return workers(told=True)[1]
 
 
@@ -78,7 +78,7 @@ def settled(message: int, *fired: int, awaited: tuple[Awaited, ...] = ()) -> Set
 
 
 # -- recording
-def test_messages_without_tensors_make_workers_known_but_take_no_part() -> None:
+def test_messages_without_tensors_add_participants_but_no_sends_and_recvs() -> None:
     contexts = Contexts(A)
     contexts.record_send(X, 1, Sent(B, "work"), [], tensors=False)
     contexts.record_recv(Scope(X, 2, ()), C, tensors=False)
@@ -88,7 +88,7 @@ def test_messages_without_tensors_make_workers_known_but_take_no_part() -> None:
     }
 
 
-def test_messages_say_what_lies_behind_them(told: Contexts) -> None:
+def test_a_message_lists_the_sends_behind_it_if_all_of_them_are_known(told: Contexts) -> None:
     assert send(told, 5, C, []) == Scope(X, 5, (5,))
     assert send(told, 6, C, [ONE, THREE]) == Scope(X, 6, (6, ONE, TWO, THREE))
     assert send(told, 7, C, None) == Scope(X, 7, None)
@@ -96,25 +96,25 @@ def test_messages_say_what_lies_behind_them(told: Contexts) -> None:
     assert send(told, 9, C, [ONE, 8]) == Scope(X, 9, None)
 
 
-def test_what_a_message_says_is_bounded() -> None:
+def test_the_list_of_sends_behind_a_message_is_bounded() -> None:
     assert union([tuple(range(MOST_BEHIND))]) == tuple(range(MOST_BEHIND))
     assert union([tuple(range(MOST_BEHIND))], MOST_BEHIND) is None
 
 
-def test_what_could_not_be_sent_is_not_waited_for(b: Contexts) -> None:
+def test_an_unsent_message_is_removed_from_the_sends_of_its_context(b: Contexts) -> None:
     b.unsent(Scope(X, TWO, None))
     assert [row["message"] for row in b.table()[str(X)]["sends"]] == [FOUR]
 
 
 # -- discovery
-def test_roots_that_lead_to_a_message_of_another_context_fail(a: Contexts) -> None:
+def test_a_pass_whose_roots_lead_to_a_message_of_another_context_fails(a: Contexts) -> None:
     effects, outbox = a.walks.begin(X, WALK, [FOUR, 99], retain=False, fast=False)
     assert isinstance(effects[0], WalkEnded) and effects[1:] == [ForgetWalk(X, WALK)] and outbox == []
     assert "another autograd context" in str(effects[0].failure)
     assert a.table()[str(X)]["passes"] == []
 
 
-def test_the_root_asks_and_runs_when_all_is_known(a: Contexts) -> None:
+def test_the_root_discovers_and_then_runs(a: Contexts) -> None:
     assert a.walks.begin(X, WALK, [FOUR], retain=False, fast=False) == ([], [(B, Discover(X, WALK, FOUR))])
     assert a.table()[str(X)]["passes"] == [
         {"pass": "0.0", "state": "discovering", "needed": 0, "arrived": 0, "waiting": 2}
@@ -123,33 +123,33 @@ def test_the_root_asks_and_runs_when_all_is_known(a: Contexts) -> None:
     assert a.table()[str(X)]["passes"][0]["state"] == "running"
 
 
-def test_discovery_is_answered_after_its_own_questions(b: Contexts) -> None:
+def test_a_worker_answers_a_discovery_after_its_own_questions_are_answered(b: Contexts) -> None:
     assert b.walks.on_discover(A, Discover(X, WALK, FOUR)) == ([Explore(X, WALK, FOUR)], [])
     assert b.walks.explored(X, WALK, FOUR, [THREE]) == ([], [(C, Discover(X, WALK, THREE))])
     assert b.walks.on_discovered(Discovered(X, WALK, THREE)) == ([], [(A, Discovered(X, WALK, FOUR))])
 
 
-def test_a_message_reached_twice_is_asked_about_once(b: Contexts) -> None:
+def test_a_worker_asks_once_about_a_message_that_is_reached_twice(b: Contexts) -> None:
     b.walks.on_discover(A, Discover(X, WALK, FOUR))
     b.walks.explored(X, WALK, FOUR, [THREE])
     b.walks.on_discover(C, Discover(X, WALK, TWO))
     assert b.walks.explored(X, WALK, TWO, [THREE]) == ([], [(C, Discovered(X, WALK, TWO))])
 
 
-def test_unknown_sends_fail_the_walk_of_the_asker(b: Contexts) -> None:
+def test_a_discovery_of_an_unknown_send_fails_the_pass_of_the_asker(b: Contexts) -> None:
     for question in (Discover(X, WALK, 99), Discover(global_id(A, 5), WALK, FOUR)):
         ((to, answer),) = b.walks.on_discover(A, question)[1]
         assert to == A and isinstance(answer, BackwardFailed)
 
 
 # -- gradients
-def test_roots_that_reach_no_message_run_at_once(a: Contexts) -> None:
+def test_a_pass_whose_roots_reach_no_message_runs_at_once(a: Contexts) -> None:
     assert a.walks.begin(X, WALK, [], retain=False, fast=False) == ([Propagate(X, WALK)], [])
     assert a.walks.propagated(X, WALK, ROOT, {}) == ([WalkEnded(X, WALK, None), ForgetWalk(X, WALK)], [])
     assert not a.contexts[X].walks
 
 
-def test_a_pass_whose_messages_told_everything_asks_nothing() -> None:
+def test_a_pass_whose_messages_list_all_sends_behind_them_skips_discovery() -> None:
     a, b = workers(told=True)
     assert a.walks.begin(X, WALK, [FOUR], retain=False, fast=False) == ([Propagate(X, WALK)], [])
     _, outbox = a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
@@ -159,7 +159,7 @@ def test_a_pass_whose_messages_told_everything_asks_nothing() -> None:
     assert b.walks.part(X, WALK) == ({TWO, FOUR}, False)
 
 
-def test_the_root_hears_what_has_run_and_what_follows(told: Contexts) -> None:
+def test_a_worker_reports_each_run_send_and_the_sends_that_it_fired_to_the_root(told: Contexts) -> None:
     told.walks.on_gradients(A, gradients(FOUR, PLAN))
     assert told.walks.propagated(X, WALK, FOUR, {THREE: EMPTY}) == (
         [],
@@ -171,7 +171,7 @@ def test_the_root_hears_what_has_run_and_what_follows(told: Contexts) -> None:
     assert not told.contexts[X].walks
 
 
-def test_the_root_ends_when_all_that_was_sent_has_run_in_any_order() -> None:
+def test_the_root_ends_its_pass_when_all_fired_sends_are_settled_in_any_order() -> None:
     a, _ = workers(told=True)
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
@@ -181,7 +181,7 @@ def test_the_root_ends_when_all_that_was_sent_has_run_in_any_order() -> None:
     assert a.walks.on_settled(settled(FOUR, THREE)) == ([WalkEnded(X, WALK, None), ForgetWalk(X, WALK)], [])
 
 
-def test_walks_of_one_context_are_apart(a: Contexts) -> None:
+def test_two_passes_of_one_context_are_discovered_independently(a: Contexts) -> None:
     other = Id(A, 1)
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     assert a.walks.begin(X, other, [FOUR], retain=False, fast=False) == ([], [(B, Discover(X, other, FOUR))])
@@ -189,7 +189,7 @@ def test_walks_of_one_context_are_apart(a: Contexts) -> None:
     assert a.walks.on_discovered(Discovered(X, other, FOUR)) == ([Propagate(X, other)], [])
 
 
-def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(told: Contexts) -> None:
+def test_unexpected_gradients_fail_the_pass_of_their_sender(told: Contexts) -> None:
     ((to, answer),) = told.walks.on_gradients(A, gradients(FOUR))[1]
     assert to == A and isinstance(answer, BackwardFailed)
     told.walks.on_gradients(A, gradients(FOUR, PLAN))
@@ -197,7 +197,7 @@ def test_gradients_nobody_waits_for_fail_the_walk_of_the_sender(told: Contexts) 
     assert to == A and isinstance(answer, BackwardFailed)
 
 
-def test_every_stage_of_a_pass_is_told() -> None:
+def test_each_stage_of_a_pass_is_reported() -> None:
     _, b = workers(told=False)
     kinds: list[str] = []
     b.note = lambda kind, table, key, row: kinds.append(kind)
@@ -212,7 +212,7 @@ def test_every_stage_of_a_pass_is_told() -> None:
 
 
 # -- fast
-def test_a_fast_pass_waits_for_all_sends_and_tells_the_root_which(b: Contexts) -> None:
+def test_a_worker_in_a_fast_pass_waits_for_all_its_sends_and_lists_them_to_the_root(b: Contexts) -> None:
     b.walks.on_gradients(A, gradients(FOUR, fast=True))
     assert b.walks.part(X, WALK) == ({TWO, FOUR}, False)
     _, ((_, _), (to, report)) = b.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
@@ -221,7 +221,7 @@ def test_a_fast_pass_waits_for_all_sends_and_tells_the_root_which(b: Contexts) -
     assert b.walks.propagated(X, WALK, TWO, {})[1] == [(A, settled(TWO))]
 
 
-def test_a_fast_pass_that_comes_to_rest_names_what_nobody_used(a: Contexts) -> None:
+def test_a_fast_pass_that_comes_to_rest_fails_and_names_the_sends_without_gradients(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=True)
     a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
     awaited = (Awaited(FOUR, A, "work"), Awaited(TWO, C, "torch.add"))
@@ -232,7 +232,7 @@ def test_a_fast_pass_that_comes_to_rest_names_what_nobody_used(a: Contexts) -> N
 
 
 # -- failures
-def test_a_failure_is_told_to_root_and_neighbours_once(b: Contexts) -> None:
+def test_a_failure_is_sent_to_the_root_and_the_neighbours_once(b: Contexts) -> None:
     b.walks.on_discover(A, Discover(X, WALK, FOUR))
     b.walks.explored(X, WALK, FOUR, [THREE])
     assert b.walks.failed(FAILURE) == ([ForgetWalk(X, WALK)], [(A, FAILURE), (C, FAILURE)])
@@ -240,7 +240,7 @@ def test_a_failure_is_told_to_root_and_neighbours_once(b: Contexts) -> None:
     assert b.walks.explored(X, WALK, FOUR, [THREE]) == ([], [])
 
 
-def test_a_failure_passes_through_a_worker_whose_part_is_over(told: Contexts) -> None:
+def test_a_worker_whose_part_is_over_forwards_a_failure_to_the_root(told: Contexts) -> None:
     plan = (THREE, FOUR)
     told.walks.on_gradients(A, gradients(FOUR, plan))
     told.walks.propagated(X, WALK, FOUR, {THREE: EMPTY})
@@ -248,7 +248,7 @@ def test_a_failure_passes_through_a_worker_whose_part_is_over(told: Contexts) ->
     assert told.walks.failed(FAILURE, C) == ([ForgetWalk(X, WALK)], [(A, FAILURE)])
 
 
-def test_a_failed_walk_does_not_begin_again(b: Contexts) -> None:
+def test_a_failed_pass_does_not_begin_again(b: Contexts) -> None:
     b.walks.on_discover(A, Discover(X, WALK, FOUR))
     b.walks.failed(FAILURE)
     effects, ((to, answer),) = b.walks.on_discover(C, Discover(X, WALK, TWO))
@@ -256,13 +256,13 @@ def test_a_failed_walk_does_not_begin_again(b: Contexts) -> None:
     assert not b.contexts[X].walks
 
 
-def test_the_root_ends_with_the_failure(a: Contexts) -> None:
+def test_the_root_ends_its_pass_with_the_failure_that_it_receives(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     assert a.walks.failed(FAILURE, B) == ([WalkEnded(X, WALK, FAILURE), ForgetWalk(X, WALK)], [])
     assert a.walks.failed(FAILURE, B) == ([], [])
 
 
-def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
+def test_a_lost_worker_fails_the_passes_that_wait_for_it(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     effects, _ = a.lost(B, 0, "worker1: it was killed")
     failure = effects[0].failure
@@ -273,76 +273,78 @@ def test_a_lost_worker_fails_walks_that_wait_for_it(a: Contexts) -> None:
     )
 
 
-def test_a_lost_worker_fails_walks_that_it_asked_for(b: Contexts) -> None:
+def test_a_lost_worker_fails_the_passes_that_it_asked_about(b: Contexts) -> None:
     b.walks.on_discover(C, Discover(X, WALK, TWO))
     effects, outbox = b.lost(C, 0, "worker2: gone")
     ((to, failure),) = [(to, told) for to, told in outbox if isinstance(told, BackwardFailed)]
     assert effects == [ForgetWalk(X, WALK)] and to == A and failure.worker == B
 
 
-def test_a_worker_lost_far_away_fails_walks_that_sent_it_gradients() -> None:
+def test_a_lost_worker_fails_a_pass_when_a_later_report_shows_that_it_takes_part() -> None:
     a, _ = workers(told=True)
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     a.walks.propagated(X, WALK, ROOT, {FOUR: EMPTY})
-    a.lost(C, 0, "worker2: gone")  # nobody has told yet that it takes part
+    a.lost(C, 0, "worker2: gone")  # no report has shown yet that it takes part
     effects, outbox = a.walks.on_settled(settled(FOUR, THREE))
     assert isinstance(effects[0], WalkEnded) and effects[0].failure.type == "WorkerLostError"
     assert [to for to, _ in outbox] == [B]
 
 
 # -- ends
-def test_release_forgets_and_tells_all_that_are_known(b: Contexts) -> None:
+def test_a_release_drops_the_context_and_is_sent_to_all_its_participants(b: Contexts) -> None:
     assert b.release(X) == ([ForgetContext(X)], [(A, ReleaseContext(X)), (C, ReleaseContext(X))])
     assert b.release(X) == ([], [])
     assert b.table() == {}
 
 
-def test_who_says_that_a_context_is_over_is_not_told_so(b: Contexts) -> None:
+def test_a_release_is_not_sent_back_to_the_worker_that_it_came_from(b: Contexts) -> None:
     assert b.release(X, (A,)) == ([ForgetContext(X)], [(C, ReleaseContext(X))])
 
 
-def test_late_messages_do_not_revive_a_context(b: Contexts) -> None:
+def test_late_messages_do_not_reopen_a_released_context(b: Contexts) -> None:
     b.release(X)
     assert not b.record_recv(Scope(X, 5, ()), A, tensors=True)
     assert send(b, 6, C, []) is None
     assert b.open(X) is None and b.table() == {}
 
 
-def test_release_ends_the_walks_that_began_here(a: Contexts) -> None:
+def test_a_release_fails_the_passes_that_this_worker_began(a: Contexts) -> None:
     a.walks.begin(X, WALK, [FOUR], retain=False, fast=False)
     ended, forgotten = a.release(X)[0]
     assert ended.walk == WALK and "released" in ended.failure.text
     assert forgotten == ForgetContext(X)
 
 
-def test_contexts_of_a_lost_worker_are_over(b: Contexts) -> None:
+def test_contexts_of_a_lost_worker_are_released_and_stay_closed(b: Contexts) -> None:
     effects, outbox = b.lost(A, 0, "worker gone")
     assert ForgetContext(X) in effects and outbox == [(C, ReleaseContext(X))]
     assert b.open(global_id(A, 9)) is None
 
 
-def test_contexts_of_a_successor_are_its_own(b: Contexts) -> None:
+def test_a_new_incarnation_can_open_contexts_and_its_predecessor_cannot(b: Contexts) -> None:
     b.lost(A, 0, "worker gone")
     b.came(A, 1)
     assert b.open(global_id(A, 9)) is None
     assert b.open(global_id(A, first_serial(1))) is not None
 
 
-def test_a_worker_that_has_a_context_from_a_lost_one_hears_of_its_end(a: Contexts, b: Contexts) -> None:
-    outbox = b.lost(C, 0, "worker gone")[1]  # through C alone, A's context may have come to B
+def test_a_participant_through_a_lost_worker_reports_to_the_owner_and_gets_the_release(
+    a: Contexts, b: Contexts
+) -> None:
+    outbox = b.lost(C, 0, "worker gone")[1]  # A's context may have reached B through C alone
     assert outbox == [(A, ContextParticipant(X))]
     a.contexts[X].known.clear()
     assert a.on_attending(B, X) == ([], []) and a.release(X)[1] == [(B, ReleaseContext(X))]
     assert a.on_attending(B, X) == ([], [(B, ReleaseContext(X))])
 
 
-def test_the_last_words_of_a_lost_worker_open_no_context(b: Contexts) -> None:
+def test_a_late_message_of_a_lost_worker_opens_no_context(b: Contexts) -> None:
     b.lost(C, 0, "worker gone")
     assert not b.record_recv(Scope(global_id(A, 7), 5, ()), C, tensors=True) and global_id(A, 7) not in b.contexts
-    assert b.record_recv(Scope(X, 5, ()), C, tensors=True)  # which is known from another one
+    assert b.record_recv(Scope(X, 5, ()), C, tensors=True)  # this context is known from another worker
 
 
-def test_gradients_that_no_pass_waits_for_begin_none() -> None:
+def test_gradients_for_a_send_outside_their_plan_begin_no_pass() -> None:
     _, b = workers(told=True)
     before = b.table()
     effects, outbox = b.walks.on_gradients(A, Gradients(X, WALK, FOUR, False, False, (ONE, TWO), None, EMPTY))

@@ -1,4 +1,4 @@
-"""What is kept, acknowledged, sent again and given up between two members, message by message."""
+"""Messages between two members: kept, acknowledged, retransmitted and cancelled, one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RREF, FORK = Id(1, 0), Id(1, 1)
 
 
 def member(id_: int, lossy: bool = False) -> Node:
-    """Worker 1 or 2 of three; number 0 from the leader is used, and acknowledged."""
+    """Worker 1 or 2 of three; number 0 from the leader has arrived and is acknowledged."""
     node = Node(MEMBERS[id_], None, lossy)
     node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     node.tick()
@@ -32,12 +32,12 @@ def sends(effects: fx.Effects, kind: type) -> list[fx.Send]:
 
 
 def give(node: Node, source: int, *sent: fx.Send) -> fx.Effects:
-    """These arrive."""
+    """Deliver these messages."""
     return [e for send in sent if type(send) is fx.Send for e in node.handle(source, send.seq, send.message, 0.0)]
 
 
 def call_with_rref(node: Node, number: int = 7) -> fx.Send:
-    """A call to worker 2 that brings an RRef which it also owns."""
+    """A call to worker 2 with an RRef that worker 2 owns."""
     node.rrefs.users.setdefault(FORK, node.rrefs.users.pop(node.rrefs.create_user(2, "")[1]))
     forks = (node.rrefs.share(RREF, FORK, "", 2, 0.0),)
     (send,) = sends(node.call(2, m.Call(number, "f", None, forks, None, DATA), 0.0, None), m.Call)
@@ -45,7 +45,7 @@ def call_with_rref(node: Node, number: int = 7) -> fx.Send:
 
 
 # -- acknowledgements
-def test_all_is_acknowledged_a_tick_after_the_last() -> None:
+def test_messages_are_acknowledged_together_at_the_next_tick() -> None:
     one, two = member(1), member(2)
     sent = sends([effect for _ in range(5) for effect in one.send(2, NOTICE)], m.Notice)
     effects = give(two, 1, *sent)
@@ -56,13 +56,13 @@ def test_all_is_acknowledged_a_tick_after_the_last() -> None:
     assert two.tick() == []
 
 
-def test_of_many_some_are_acknowledged_at_once() -> None:
+def test_the_256th_unacknowledged_message_is_acknowledged_at_once() -> None:
     one, two = member(1), member(2)
     effects = [effect for _ in range(300) for effect in give(two, 1, *one.send(2, NOTICE))]
     assert [send.message for send in sends(effects, m.Seen)] == [m.Seen(256, ())]
 
 
-def test_what_came_beyond_a_gap_is_acknowledged_too() -> None:
+def test_messages_beyond_a_gap_are_acknowledged_too() -> None:
     one, two = member(1), member(2)
     sent = sends([effect for _ in range(5) for effect in one.send(2, NOTICE)], m.Notice)
     give(two, 1, sent[0], sent[2], sent[4])
@@ -72,7 +72,7 @@ def test_what_came_beyond_a_gap_is_acknowledged_too() -> None:
     assert list(one.delivery.pairs[2].kept) == [1, 3]
 
 
-def test_an_acknowledgement_that_was_lost_is_given_again() -> None:
+def test_a_lost_acknowledgement_is_sent_again_when_the_message_is_retransmitted() -> None:
     two = member(2)
     (sent,) = sends(member(1).send(2, NOTICE), m.Notice)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_an_acknowledgement_that_was_lost_is_given_again() -> None:
         assert seen.message == m.Seen(1, ())
 
 
-def test_users_data_is_not_kept() -> None:
+def test_bodies_are_not_kept_for_retransmission() -> None:
     one = member(1)
     one.call(2, m.Call(7, "f", None, (), None, DATA), 0.0, None)
     one.send(2, m.Result(8, (), None, DATA))
@@ -92,7 +92,7 @@ def test_users_data_is_not_kept() -> None:
 
 
 # -- a connection that breaks
-def test_a_break_fails_calls_in_flight_and_the_rest_goes_again() -> None:
+def test_a_broken_connection_fails_calls_in_flight_and_retransmits_other_messages() -> None:
     one, two = member(1), member(2)
     call = call_with_rref(one)
     (notice,) = sends(one.send(2, NOTICE), m.Notice)
@@ -111,7 +111,7 @@ def test_a_break_fails_calls_in_flight_and_the_rest_goes_again() -> None:
     assert not one.rrefs.children and give(two, 1, call) == []
 
 
-def test_a_call_that_had_come_before_the_break_keeps_its_rrefs() -> None:
+def test_a_call_that_arrived_before_the_connection_broke_keeps_its_rrefs() -> None:
     one, two = member(1), member(2)
     give(two, 1, call_with_rref(one))
     one.broken(2, 0, "reset")
@@ -121,21 +121,21 @@ def test_a_call_that_had_come_before_the_break_keeps_its_rrefs() -> None:
     assert len(one.rrefs.children) == 1
 
 
-def test_a_call_made_after_the_break_is_left_alone() -> None:
+def test_a_call_made_after_the_connection_broke_stays_outgoing() -> None:
     one = member(1)
     one.broken(2, 0, "reset")
     call_with_rref(one)
     assert one.resume(2, 0) == [] and 7 in one.calls.outgoing
 
 
-def test_a_break_of_a_predecessors_connection_is_no_news() -> None:
+def test_a_broken_connection_of_another_incarnation_is_ignored() -> None:
     one = member(1)
     call_with_rref(one)
     assert one.broken(2, 5, "reset") == [] and one.resume(2, 5) == []
 
 
 # -- a connection that loses messages
-def test_control_messages_go_again_at_growing_intervals() -> None:
+def test_control_messages_are_retransmitted_at_growing_intervals() -> None:
     one = member(1, lossy=True)
     (notice,) = sends(one.send(2, NOTICE), m.Notice)
     turns = [turn for turn in range(1, 50) if notice in one.tick()]
@@ -143,13 +143,13 @@ def test_control_messages_go_again_at_growing_intervals() -> None:
 
 
 def lost(node: Node, send: fx.Send) -> fx.Effects:
-    """What happens where this is lost: the receiver has never heard of it."""
+    """Lose this message: the receiver answers that it has never arrived."""
     asked = [effect for _ in range(12) for effect in node.tick()]
     assert send not in asked
     return give(node, send.to, *sends(give(member(send.to), 1, *sends(asked, m.CancelDelivery)[:1]), m.DeliveryReport))
 
 
-def test_a_call_that_is_lost_has_certainly_not_run() -> None:
+def test_a_lost_call_fails_with_an_error_that_it_was_not_executed() -> None:
     one = member(1, lossy=True)
     effects = lost(one, call_with_rref(one))
     (reject,) = [effect for effect in effects if isinstance(effect, fx.Reject)]
@@ -157,7 +157,7 @@ def test_a_call_that_is_lost_has_certainly_not_run() -> None:
     assert not one.rrefs.children
 
 
-def test_an_answer_that_is_lost_becomes_a_failure() -> None:
+def test_a_lost_result_is_replaced_by_a_failure() -> None:
     one = member(1, lossy=True)
     rref = one.rrefs.new_id()
     forks = (one.rrefs.share(rref, None, "", 2, 0.0),)
@@ -168,7 +168,7 @@ def test_an_answer_that_is_lost_becomes_a_failure() -> None:
     assert failure.message.type == "ConnectionLostError" and failure.seq > answer.seq
 
 
-def test_a_creation_that_is_lost_is_an_error_for_all_that_ask() -> None:
+def test_a_lost_creation_is_replaced_by_a_creation_failure() -> None:
     one = member(1, lossy=True)
     rref, fork = one.rrefs.create_user(2, "")
     (create,) = sends(one.call(2, m.Create(7, rref, fork, "f", None, (), None, None, DATA), 0.0, None), m.Create)
@@ -177,7 +177,7 @@ def test_a_creation_that_is_lost_is_an_error_for_all_that_ask() -> None:
 
 
 @pytest.mark.parametrize(("lossy", "broken"), [(True, False), (False, True), (False, False)])
-def test_data_that_takes_long_is_not_taken_for_lost_where_it_cannot_be(lossy: bool, broken: bool) -> None:
+def test_slow_data_counts_as_lost_only_on_a_lossy_or_broken_connection(lossy: bool, broken: bool) -> None:
     one = member(1, lossy)
     call_with_rref(one)
     if broken:
@@ -186,7 +186,7 @@ def test_data_that_takes_long_is_not_taken_for_lost_where_it_cannot_be(lossy: bo
 
 
 # -- before the end
-def test_who_leaves_knows_when_all_has_come() -> None:
+def test_a_flush_ends_when_all_messages_are_acknowledged() -> None:
     one, two = member(1), member(2)
     arrived: list[bool] = []
     sent = sends(one.send(2, NOTICE), m.Notice)
@@ -200,7 +200,7 @@ def test_who_leaves_knows_when_all_has_come() -> None:
     assert arrived == [True]
 
 
-def test_who_waits_for_one_kind_of_messages_waits_for_no_other() -> None:
+def test_a_flush_of_selected_messages_does_not_wait_for_others() -> None:
     one, two = member(1), member(2)
     arrived: list[bool] = []
     news = m.Notice("news", b"")
@@ -211,13 +211,13 @@ def test_who_waits_for_one_kind_of_messages_waits_for_no_other() -> None:
     (answer,) = give(two, 1, ask)
     give(one, 2, answer)
     assert arrived == [True] and list(one.delivery.pairs[2].kept) == [0]
-    assert not sends(one.tick(), m.Seen), "nobody waits for more"
+    assert not sends(one.tick(), m.Seen), "the flush is over"
     give(two, 1, sent[0])
     give(one, 2, *two.tick())
-    assert arrived == [True], "told once"
+    assert arrived == [True], "the flush ends once"
 
 
-def test_who_leaves_does_not_wait_for_one_that_is_gone() -> None:
+def test_a_flush_does_not_wait_for_a_lost_member() -> None:
     one = member(1)
     arrived: list[bool] = []
     one.send(2, NOTICE)

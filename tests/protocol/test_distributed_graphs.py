@@ -21,8 +21,8 @@ GRAPHS = sized(50)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_gradients_are_those_of_one_local_backward(size: int) -> None:
-    """On so many graphs that lead to another worker's leaf, and on those in between that do not."""
+def test_distributed_gradients_equal_those_of_one_local_backward(size: int) -> None:
+    """`GRAPHS` of the graphs must lead to a leaf of another worker."""
     crossed = 0
     for seed in itertools.count():
         world = Training(seed, size)
@@ -30,16 +30,18 @@ def test_gradients_are_those_of_one_local_backward(size: int) -> None:
         crossed += world.crossed
         if crossed == GRAPHS:
             return
-        assert seed < 4 * GRAPHS, "hardly a graph leads over workers"
+        assert seed < 4 * GRAPHS, "too few graphs lead to a leaf of another worker"
 
 
 @given(seeds, st.integers(2, 5), st.integers(1, 12), st.integers(1, 2), st.sampled_from(["errors", "death", "release"]))
 @examples(100)
-def test_they_are_so_or_the_pass_fails(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
+def test_a_disturbed_pass_gives_the_local_gradients_or_fails(
+    seed: int, size: int, messages: int, passes: int, trouble: str
+) -> None:
     Training(seed, size).run_into_trouble(messages, passes, trouble)
 
 
-# -- they show what is wrong
+# -- bugs that the graphs must find
 def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LocalPass, "_ready", lambda self: list(self._waiting))
 
@@ -70,7 +72,9 @@ BUGS = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_random_graphs_find(bug: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs_find_a_bug_in_the_backward_pass(
+    bug: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     bug(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017  (how it shows depends on where it hits first)
         for seed in range(60):

@@ -1,4 +1,4 @@
-"""The fast path leaves nodes as the general way does; that it does so in any order is what the simulation shows."""
+"""The fast path leaves nodes in the state of the general path; the simulation checks this in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpcbench.wire import messages as m
 
 
 def two() -> tuple[Node, Node]:
-    """A caller and a callee between which words go to and fro."""
+    """A caller and a callee that have exchanged messages."""
     world = World(1, Member, 2)
     caller, callee = world.members[0].node, world.members[1].node
     for source, node, other in ((0, caller, callee), (1, callee, caller)):
@@ -48,7 +48,7 @@ def _state(node: Node) -> tuple[Any, ...]:
     return pairs, node.calls.outgoing, node.calls.serving, node.delivery.ticking
 
 
-def test_every_step_leaves_what_the_general_way_leaves() -> None:
+def test_each_step_of_the_fast_path_leaves_the_state_of_the_general_path() -> None:
     ways = []
     for briefly in (True, False):
         caller, callee = two()
@@ -75,7 +75,7 @@ def test_every_step_leaves_what_the_general_way_leaves() -> None:
     assert ways[0] == ways[1]
 
 
-def test_a_call_that_makes_a_value_begins_as_in_the_general_way() -> None:
+def test_a_create_on_the_fast_path_leaves_the_state_of_the_general_path() -> None:
     ways = []
     for briefly in (True, False):
         caller, _ = two()
@@ -85,19 +85,19 @@ def test_a_call_that_makes_a_value_begins_as_in_the_general_way() -> None:
     assert ways[0] == ways[1]
 
 
-def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
+def test_the_fast_path_rejects_special_cases_and_changes_no_state() -> None:
     caller, callee = two()
     send = caller.fast_call(1, call(1), 0.0, None)
     assert send is not None
     before = repr((_state(caller), _state(callee)))
-    assert not callee.fast_take(0, send.seq + 1, call(2), 0.0), "the one before has not come"
-    assert not callee.fast_take(0, send.seq - 1, call(2), 0.0), "it has come"
-    assert not callee.fast_take(0, send.seq ^ 1 << 41, call(2), 0.0), "it is another process's"
-    assert not callee.fast_take(5, send.seq, call(2), 0.0), "nobody knows who that is"
+    assert not callee.fast_take(0, send.seq + 1, call(2), 0.0), "the message before it has not arrived"
+    assert not callee.fast_take(0, send.seq - 1, call(2), 0.0), "it has arrived already"
+    assert not callee.fast_take(0, send.seq ^ 1 << 41, call(2), 0.0), "it comes from another incarnation"
+    assert not callee.fast_take(5, send.seq, call(2), 0.0), "its sender is unknown"
     assert caller.fast_call(5, call(2), 0.0, None) is None
     gone = m.Create(2, Id(0, 7), Id(0, 8), "f", None, (), None, None, m.EMPTY)
-    assert caller.fast_call(1, gone, 0.0, None) is None, "whoever was to make it has gone since, with its fork"
-    assert callee.fast_answer(0, result(1)) is None, "nobody has asked for it"
+    assert caller.fast_call(1, gone, 0.0, None) is None, "its owner is lost, and its fork with it"
+    assert callee.fast_answer(0, result(1)) is None, "no such call has arrived"
     assert not caller.fast_resolve(1, callee.delivery.pairs[0]._base | callee.delivery.pairs[0].sent, result(9))
     for node in (caller, callee):
         node.delivery.ticking = False
@@ -106,7 +106,7 @@ def test_nothing_is_done_where_there_would_be_more_to_do() -> None:
     assert repr((_state(caller), _state(callee))) == before
 
 
-def test_acknowledgements_go_out_all_the_same() -> None:
+def test_messages_on_the_fast_path_are_acknowledged() -> None:
     caller, callee = two()
     for number in range(3 * OWED):
         send = caller.fast_call(1, call(number), 0.0, None)

@@ -12,7 +12,7 @@ LEADER, ONE, TWO = (Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
 
 
 def world(size: int | None, *joined: Member) -> Membership:
-    """As member 0 sees it."""
+    """The membership of member 0, the leader, after these joins."""
     leader = Membership(LEADER, size)
     leader.start()
     for member in joined:
@@ -21,7 +21,7 @@ def world(size: int | None, *joined: Member) -> Membership:
 
 
 def seen(member: Membership, view: View) -> Effects:
-    """What a member tells that asks for nothing when it sees this view."""
+    """Return the effects of this view on a member, which must send nothing."""
     effects, outbox = member.on_view(view)
     assert outbox == []
     return effects
@@ -35,7 +35,7 @@ def objection(leader: Membership, member: Member, size: int | None, source: int 
 
 
 # -- joining
-def test_everyone_gets_the_view_with_the_new_member() -> None:
+def test_the_leader_publishes_a_view_with_the_new_member_to_all_members() -> None:
     leader = world(3, ONE)
     effects, outbox = leader.on_join(2, Join(TWO, 3))
     assert effects == [MemberJoined(TWO), Complete(False)]
@@ -43,7 +43,7 @@ def test_everyone_gets_the_view_with_the_new_member() -> None:
     assert outbox == [(1, view), (2, view)]
 
 
-def test_a_member_asks_and_follows() -> None:
+def test_a_member_asks_to_join_and_follows_the_newest_view() -> None:
     one = Membership(ONE, 2)
     assert one.start() == ([], [(0, Join(ONE, 2))])
     assert seen(one, View(2, (LEADER, ONE), (), False, True)) == [MemberJoined(LEADER), Complete(False)]
@@ -66,22 +66,24 @@ def test_an_open_world_is_complete_at_once() -> None:
         (None, TWO, 3, r"open \(world_size=None\), but worker2 .* closed \(world_size=3\)"),
     ],
 )
-def test_who_does_not_fit_is_told_why(size: int | None, member: Member, asked: int | None, words: str) -> None:
+def test_a_join_that_does_not_fit_the_world_is_refused_with_a_reason(
+    size: int | None, member: Member, asked: int | None, words: str
+) -> None:
     leader = world(size, ONE)
     assert re.search(words, objection(leader, member, asked))
     assert list(leader.members) == [0, 1]
 
 
-def test_when_all_have_come_and_do_not_fit_nobody_waits_on() -> None:
+def test_all_members_of_a_world_that_cannot_become_complete_are_refused() -> None:
     leader = world(4, ONE)
     twin, double = (Member(id_, "worker1", 0, "") for id_ in (2, 3))
-    assert leader.on_join(2, Join(twin, 4)) == leader.on_join(2, Join(twin, 4))  # worker 3 may come yet: they wait
+    assert leader.on_join(2, Join(twin, 4)) == leader.on_join(2, Join(twin, 4))  # they wait, as worker 3 may still join
     effects, outbox = leader.on_join(3, Join(double, 4))
     reason = "worker name worker1 is not unique: another worker has it already"
-    assert effects == [] and outbox == [(to, Refused(reason)) for to in (3, 1, 0)]  # itself last
+    assert effects == [] and outbox == [(to, Refused(reason)) for to in (3, 1, 0)]  # the leader itself last
 
 
-def test_it_does_not_matter_who_comes_last() -> None:
+def test_members_of_a_world_that_cannot_become_complete_are_refused_even_if_the_last_fits() -> None:
     leader = world(3)
     leader.on_join(2, Join(Member(2, "worker0", 0, ""), 3))
     effects, outbox = leader.on_join(1, Join(ONE, 3))
@@ -89,7 +91,7 @@ def test_it_does_not_matter_who_comes_last() -> None:
     assert effects == [MemberJoined(ONE)] and outbox[-2:] == [(1, reason), (0, reason)]
 
 
-def test_who_comes_again_under_another_name_is_let_in() -> None:
+def test_a_refused_process_can_join_under_another_name() -> None:
     leader = world(3, ONE)
     _, outbox = leader.on_join(2, Join(Member(2, "worker1", 0, ""), 3))
     assert [to for to, _ in outbox] == [2, 1, 0]
@@ -99,7 +101,7 @@ def test_who_comes_again_under_another_name_is_let_in() -> None:
     assert leader.on_join(3, Join(Member(3, "worker3", 0, ""), 4))[0][-1] == Complete(False)
 
 
-def test_nobody_asks_for_another_or_joins_an_ending_world() -> None:
+def test_a_join_for_another_id_and_a_join_of_an_ending_world_are_refused() -> None:
     leader = world(None, ONE)
     assert "asks for id 2" in objection(leader, TWO, None, source=1)
     leader.ready(leaving=True)
@@ -116,7 +118,7 @@ def test_a_world_closes_when_all_are_ready() -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "is lost"])
-def test_the_others_do_not_wait_for_one_that_is_gone(how: str) -> None:
+def test_a_world_closes_without_waiting_for_a_departed_member(how: str) -> None:
     leader = world(None, ONE, TWO)
     leader.on_ready(1, Ready(False))
     leader.ready(leaving=False)
@@ -124,21 +126,21 @@ def test_the_others_do_not_wait_for_one_that_is_gone(how: str) -> None:
     assert effects == [MemberLeft(TWO, how == "is lost", "it left" if how == "leaves" else "killed"), Complete(True)]
 
 
-def test_the_end_is_told_once() -> None:
+def test_the_end_of_a_world_is_reported_once() -> None:
     leader = world(None, ONE, TWO)
     leader.on_ready(1, Ready(False))
     leader.on_ready(2, Ready(False))
     assert leader.ready(leaving=False)[0] == [Complete(True)]
     effects, outbox = leader.on_ready(1, Ready(True))
     assert effects == [MemberLeft(ONE, False, "it left")]
-    assert outbox == [], "it has heard of the end, and a world of many would send each of them one view for each other"
+    assert outbox == [], "all know of the end; further views would be quadratic in the number of members"
     scripts = Membership(LEADER, 3, launched=False)
     scripts.start()
     for member in (ONE, TWO):
         scripts.on_join(member.id, Join(member, 3))
     scripts.ready(leaving=True)
     _, outbox = scripts.on_ready(1, Ready(True))
-    assert [to for to, _ in outbox] == [2], "it may be calling the one that has gone"
+    assert [to for to, _ in outbox] == [2], "it may be calling the member that has left"
     one = Membership(ONE, None)
     one.on_view(View(2, (LEADER, ONE), (), False, True))
     assert seen(one, View(3, (LEADER, ONE), (), True, True)) == [Complete(True)]
@@ -146,7 +148,7 @@ def test_the_end_is_told_once() -> None:
 
 
 # -- losses
-def test_a_process_that_starts_again_takes_the_place_of_its_predecessor() -> None:
+def test_a_new_incarnation_replaces_the_old_one_and_the_old_one_is_refused() -> None:
     leader = world(3, ONE, TWO)
     again = TWO._replace(incarnation=1)
     effects, _ = leader.on_join(2, Join(again, 3))
@@ -155,7 +157,7 @@ def test_a_process_that_starts_again_takes_the_place_of_its_predecessor() -> Non
     assert isinstance(leader.on_join(2, Join(TWO, 3))[1][-1][1], Refused)
 
 
-def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
+def test_a_member_reports_a_loss_to_the_leader_which_publishes_it_once() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     assert one.lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
@@ -167,19 +169,19 @@ def test_a_loss_is_reported_to_the_leader_which_tells_everyone() -> None:
     assert leader.on_report(Report(2, 0, "killed")) == ([], [])
 
 
-def test_a_successor_has_another_incarnation_and_no_bad_name() -> None:
+def test_a_new_incarnation_does_not_inherit_the_loss_and_readiness_of_the_old_one() -> None:
     again = TWO._replace(incarnation=1)
     leader = world(None, ONE, TWO)
     leader.on_ready(2, Ready(False))
     leader.lost(2, "killed")
     assert leader.on_join(2, Join(again, None))[0] == [MemberJoined(again)]
-    assert leader.on_report(Report(2, 0, "killed")) == ([], []), "that was its predecessor"
+    assert leader.on_report(Report(2, 0, "killed")) == ([], []), "the report is about the old incarnation"
     leader.ready(leaving=False)
-    assert leader.on_ready(1, Ready(False)) == ([], []), "ready was its predecessor"
+    assert leader.on_ready(1, Ready(False)) == ([], []), "the old incarnation was ready, not the new one"
     assert leader.on_ready(2, Ready(True))[0] == [MemberLeft(again, False, "it left"), Complete(True)]
 
 
-def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
+def test_a_member_that_missed_a_view_sees_one_incarnation_leave_and_the_next_join() -> None:
     one, again = Membership(ONE, None), TWO._replace(incarnation=1)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     effects = seen(one, View(5, (LEADER, ONE, again), (), False, True))
@@ -187,7 +189,7 @@ def test_who_missed_a_view_sees_predecessor_and_successor_change() -> None:
     assert effects[0].member == TWO and effects[1].member == again
 
 
-def test_without_its_leader_the_world_ends() -> None:
+def test_a_world_ends_when_its_leader_is_lost() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     why = "its world ended with its leader, worker0: killed"
@@ -198,19 +200,21 @@ def test_without_its_leader_the_world_ends() -> None:
     assert one.members == {}
 
 
-def test_connections_that_end_at_the_end_are_no_losses() -> None:
+def test_connections_that_end_after_the_world_has_closed_are_no_losses() -> None:
     leader = world(None, ONE)
     leader.ready(leaving=True)
     assert leader.lost(1, "its connection ended") == ([], [])
 
 
-def test_a_view_that_was_overtaken_still_completes_the_world() -> None:
+def test_a_later_view_completes_the_world_if_the_complete_view_was_missed() -> None:
     one = Membership(ONE, 3)
     assert Complete(False) not in seen(one, View(2, (LEADER, ONE), (), False, False))
-    assert Complete(False) in seen(one, View(5, (LEADER, ONE), (), False, True)), "the third came, and left again"
+    assert Complete(False) in seen(one, View(5, (LEADER, ONE), (), False, True)), (
+        "the third member joined, and has left again"
+    )
 
 
-def test_a_leader_that_goes_before_the_world_is_complete_ends_the_wait() -> None:
+def test_a_leader_that_is_lost_before_the_world_is_complete_fails_the_join() -> None:
     one = Membership(ONE, 3)
     (told, over), _ = one.lost(0, "its process ended")
     assert over == Complete(True)

@@ -1,4 +1,4 @@
-"""What only the whole of the machines can do: numbers, last words, messages that are not sent."""
+"""The machines of a node together: sequence numbers, late and early messages, unsent messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RREF, FORK = Id(2, 0), Id(2, 1)
 
 @pytest.fixture
 def node() -> Node:
-    """Worker 1 of four; number 0 from the leader is used."""
+    """Worker 1 of four; number 0 from the leader has arrived."""
     node = Node(MEMBERS[1], None)
     node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     return node
@@ -44,10 +44,10 @@ def lose(node: Node, worker: int, number: int = 1) -> list[object]:
     return node.handle(0, number, view, 0.0)
 
 
-def test_at_the_end_nobody_waits_for_acknowledgements_of_one_that_went_before(node: Node) -> None:
+def test_a_flush_at_the_end_does_not_wait_for_acknowledgements_of_a_departed_member(node: Node) -> None:
     told: list[int] = []
     node.send(2, NOTICE)
-    node.lost(2, 0, "its connection closed")  # it knew sooner that all are done
+    node.lost(2, 0, "its connection closed")  # worker 2 learned sooner that all members are ready
     node.handle(0, 0, m.Seen(1, (), False), 0.0)  # the leader has the report
     node.flush(lambda: told.append(1))
     assert told == []
@@ -57,18 +57,18 @@ def test_at_the_end_nobody_waits_for_acknowledgements_of_one_that_went_before(no
     assert told == [1, 2]
 
 
-def test_numbers_count_up_for_each_receiver(node: Node) -> None:
+def test_sequence_numbers_count_up_for_each_receiver(node: Node) -> None:
     sent = [effect for to in (2, 3, 2) for effect in node.send(to, NOTICE)]
     assert [(send.to, send.seq) for send in sent] == [(2, 0), (3, 0), (2, 1)]
 
 
-def test_a_message_that_comes_twice_is_handled_once(node: Node) -> None:
+def test_a_message_that_arrives_twice_is_handled_once(node: Node) -> None:
     assert node.handle(2, 0, NOTICE, 0.0) == [NoticeReceived(2, NOTICE)]
     assert node.handle(2, 0, NOTICE, 0.0) == []
     assert node.handle(3, 0, NOTICE, 0.0) == [NoticeReceived(3, NOTICE)]
 
 
-def test_only_the_leader_leads(node: Node) -> None:
+def test_a_node_rejects_membership_messages_from_a_member_that_is_not_the_leader(node: Node) -> None:
     view = m.View(9, (), (), True, True)
     messages = [view, m.Refused("no"), m.Join(MEMBERS[2], None), m.Ready(True), m.Report(3, 0, "")]
     for number, message in enumerate(messages):
@@ -77,13 +77,13 @@ def test_only_the_leader_leads(node: Node) -> None:
     assert len(node.members.members) == 4
 
 
-def test_who_is_refused_says_so() -> None:
+def test_a_refused_node_emits_rejected_with_the_reason() -> None:
     node = Node(MEMBERS[1], 3)
     node.start()
     assert node.handle(0, 0, m.Refused("no"), 0.0)[0] == Rejected("no")
 
 
-def test_a_live_pair_outlasts_a_view_in_any_incarnation() -> None:
+def test_a_view_keeps_the_connection_state_of_a_live_member_of_any_incarnation() -> None:
     node = Node(MEMBERS[1], None)
     node.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     lose(node, 2)
@@ -94,7 +94,7 @@ def test_a_live_pair_outlasts_a_view_in_any_incarnation() -> None:
     assert node.delivery.pairs[2].kept == {0: NOTICE} and node.delivery.pairs[2].sends(call.seq)
 
 
-def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
+def test_a_late_message_of_a_lost_member_is_ignored(node: Node) -> None:
     lose(node, 2)
     assert node.handle(2, 0, m.ForkRequest(RREF, FORK), 0.0) == []
     assert not any(node.tables().values())
@@ -102,7 +102,7 @@ def test_last_words_of_a_lost_member_are_not_heard(node: Node) -> None:
 
 @pytest.fixture
 def newcomer() -> Node:
-    """Worker 1, which has asked to be let in; before any View has come, the leader and another have spoken to it."""
+    """Worker 1, which has asked to join; messages of the leader and of worker 2 have arrived before the first View."""
     node = Node(MEMBERS[1], None)
     node.start()
     fork = m.Fork(Id(3, 0), 3, Id(0, 2), 0, "", 0)
@@ -112,26 +112,26 @@ def newcomer() -> Node:
     return node
 
 
-def test_early_words_wait_for_the_view_that_names_their_sender(newcomer: Node) -> None:
+def test_an_early_message_waits_for_the_view_that_names_its_sender(newcomer: Node) -> None:
     newcomer.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     assert [*newcomer.tables()["owned"]] == ["0.0", "2.0"]
 
 
 @pytest.mark.parametrize("leader_first", [False, True])
-def test_a_member_that_is_lost_before_it_is_known_here_leaves_nothing(newcomer: Node, leader_first: bool) -> None:
+def test_a_member_that_is_lost_before_the_first_view_leaves_no_state(newcomer: Node, leader_first: bool) -> None:
     for gone in (0, 2) if leader_first else (2, 0):
         newcomer.lost(gone, 0, "killed")
     assert not any(newcomer.tables().values()) and not newcomer.delivery.left() and not newcomer._early
     assert newcomer.handle(2, 1, m.ForkRequest(RREF, FORK), 0.0) == [] and not newcomer._early
 
 
-def test_where_the_world_ends_before_it_is_known_here_nobody_is_heard_any_more(newcomer: Node) -> None:
+def test_a_node_whose_leader_is_lost_before_the_first_view_ignores_all_messages(newcomer: Node) -> None:
     newcomer.lost(0, 0, "killed")
     assert not any(newcomer.tables().values()) and not newcomer.delivery.pairs and not newcomer._early
     assert newcomer.handle(2, 1, m.ForkRequest(RREF, FORK), 0.0) == []
 
 
-def test_words_of_a_successor_outlast_a_predecessor_that_was_never_known(newcomer: Node) -> None:
+def test_an_early_message_survives_the_loss_of_an_older_incarnation_of_its_sender(newcomer: Node) -> None:
     newcomer.handle(2, FROM_SUCCESSOR, NOTICE, 0.0)
     newcomer.lost(2, 0, "killed")
     successor = MEMBERS[2]._replace(incarnation=1)
@@ -139,22 +139,22 @@ def test_words_of_a_successor_outlast_a_predecessor_that_was_never_known(newcome
     assert NoticeReceived(2, NOTICE) in effects and [*newcomer.tables()["owned"]] == ["0.0"]
 
 
-def test_a_successor_speaks_with_itself_whether_it_is_let_in_or_not() -> None:
+def test_a_node_of_a_later_incarnation_can_send_to_itself_before_it_is_admitted() -> None:
     node = Node(MEMBERS[1]._replace(incarnation=1), None)
     (send,) = [effect for effect in node.send(1, NOTICE) if isinstance(effect, Send)]
     assert node.handle(1, send.seq, NOTICE, 0.0)[0] == NoticeReceived(1, NOTICE)
 
 
-def test_one_that_is_lost_before_it_is_known_here_may_still_be_in_the_view_to_come(newcomer: Node) -> None:
+def test_a_member_lost_before_the_first_view_can_be_in_it_and_leave_in_the_next_one(newcomer: Node) -> None:
     newcomer.lost(2, 0, "killed")
     newcomer.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
-    assert [*newcomer.tables()["owned"]] == ["0.0"], "what it had said is forgotten"
+    assert [*newcomer.tables()["owned"]] == ["0.0"], "its early message is dropped"
     assert [send.to for send in newcomer.send(2, NOTICE) if isinstance(send, Send)] == [2]
     lose(newcomer, 2, 2)
     assert not newcomer.delivery.pair(2, 0)
 
 
-def test_who_asked_to_be_let_in_and_died_is_not_answered() -> None:
+def test_the_leader_ignores_joins_of_incarnations_that_are_already_lost() -> None:
     leader = Node(MEMBERS[0], None)
     leader.start()
     second, third = (MEMBERS[2]._replace(incarnation=life) for life in (1, 2))
@@ -169,7 +169,7 @@ def test_who_asked_to_be_let_in_and_died_is_not_answered() -> None:
 
 
 def succeed(node: Node, number: int) -> None:
-    """Worker 2 has been started again."""
+    """Publish a view with the next incarnation of worker 2."""
     successor = MEMBERS[2]._replace(incarnation=1)
     node.handle(0, number, m.View(6, (*MEMBERS[:2], successor, MEMBERS[3]), (), False, True), 0.0)
 
@@ -177,7 +177,7 @@ def succeed(node: Node, number: int) -> None:
 FROM_SUCCESSOR, TO_SUCCESSOR = 1 << SEQUENCE_COUNT_BITS + LIFE_BITS, 1 << SEQUENCE_COUNT_BITS
 
 
-def test_to_a_successor_numbers_begin_again(node: Node) -> None:
+def test_sequence_numbers_restart_for_a_new_incarnation(node: Node) -> None:
     node.send(2, NOTICE)
     node.handle(2, 0, NOTICE, 0.0)
     lose(node, 2)
@@ -186,7 +186,7 @@ def test_to_a_successor_numbers_begin_again(node: Node) -> None:
     assert node.send(2, NOTICE) == [Send(2, TO_SUCCESSOR, NOTICE)]
 
 
-def test_words_of_a_predecessor_are_not_taken_for_its_successors(node: Node) -> None:
+def test_messages_and_the_loss_of_an_old_incarnation_do_not_affect_the_new_one(node: Node) -> None:
     lose(node, 2)
     succeed(node, 2)
     assert node.handle(2, 0, NOTICE, 0.0) == []
@@ -194,12 +194,12 @@ def test_words_of_a_predecessor_are_not_taken_for_its_successors(node: Node) -> 
     assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == [NoticeReceived(2, NOTICE)]
 
 
-def test_words_meant_for_a_predecessor_are_not_heard(node: Node) -> None:
+def test_a_message_to_another_incarnation_of_the_receiver_is_ignored(node: Node) -> None:
     assert node.handle(3, TO_SUCCESSOR, NOTICE, 0.0) == []
 
 
 @pytest.mark.parametrize("known_loss", [True, False])
-def test_early_words_of_a_successor_wait_for_the_view_that_names_it(node: Node, known_loss: bool) -> None:
+def test_an_early_message_of_a_new_incarnation_waits_for_the_view_that_names_it(node: Node, known_loss: bool) -> None:
     node.handle(2, 0, NOTICE, 0.0)
     if known_loss:
         lose(node, 2)
@@ -210,8 +210,8 @@ def test_early_words_of_a_successor_wait_for_the_view_that_names_it(node: Node, 
     assert node.handle(2, FROM_SUCCESSOR, NOTICE, 0.0) == []
 
 
-# -- what is not sent
-def test_a_request_that_is_not_sent_is_taken_back(node: Node) -> None:
+# -- unsent messages
+def test_an_unsent_call_fails_and_takes_its_forks_back(node: Node) -> None:
     rref, fork = node.rrefs.create_user(2, "")
     shared = node.rrefs.share(rref, fork, "", 3, 0.0)
     call = m.Call(7, "f", None, (shared,), None, m.EMPTY)
@@ -220,7 +220,7 @@ def test_a_request_that_is_not_sent_is_taken_back(node: Node) -> None:
     assert node.rrefs.children == {}
 
 
-def test_an_answer_that_is_not_sent_becomes_a_failure(node: Node) -> None:
+def test_an_unsent_result_is_replaced_by_a_failure_and_then_by_a_cancel(node: Node) -> None:
     (answer,) = node.send(2, m.Result(7, (), None, m.EMPTY))
     filled = node.unsent(answer, TOO_LARGE)
     assert filled == [Send(2, 0, m.Failure(7, "ProtocolError", "too large", m.EMPTY))]
@@ -229,27 +229,27 @@ def test_an_answer_that_is_not_sent_becomes_a_failure(node: Node) -> None:
     assert node.unsent(filled[0], TOO_LARGE) == []
 
 
-def test_a_creation_that_is_not_sent_is_an_error_for_all_that_ask(node: Node) -> None:
+def test_an_unsent_creation_fails_and_its_owner_gets_an_error_as_the_value(node: Node) -> None:
     rref, fork = node.rrefs.create_user(2, "")
     (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, None, m.EMPTY), 0.0, None)
     instead, rejected = node.unsent(create, TOO_LARGE)
     assert instead == Send(2, 0, m.CreateFailed(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
     owner = Node(MEMBERS[2], None)
     owner.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
-    owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has passed it on meanwhile
+    owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has shared it meanwhile
     unmade, accept = owner.handle(1, 0, instead.message, 0.0)
     assert unmade.rref == rref and "too large" in str(unmade.error)
     assert accept.message == m.ForkAccept(rref, fork, first=True)
 
 
-def test_a_control_message_that_is_not_sent_goes_again(node: Node) -> None:
+def test_an_unsent_control_message_is_retransmitted(node: Node) -> None:
     fork = m.Fork(RREF, 2, Id(3, 0), 3, "")
     (request,) = node.handle(3, 0, m.Call(7, "f", None, (fork,), None, m.EMPTY), 0.0)
     assert node.unsent(request, NOT_CONNECTED) == []
     assert request in [effect for _ in range(3) for effect in node.tick()]
 
 
-def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
+def test_a_node_sends_nothing_to_a_lost_member(node: Node) -> None:
     lose(node, 2)
     fork = m.Fork(RREF, 2, Id(3, 0), 3, "")
     call = m.Call(7, "f", None, (fork,), None, m.EMPTY)
@@ -261,7 +261,7 @@ def test_nothing_is_sent_to_one_that_has_gone(node: Node) -> None:
     assert [type(effect) for effect in effects] == [OwnerLost, Reject] and first not in node.rrefs.users
 
 
-def test_a_pass_that_needs_one_that_has_gone_fails(node: Node) -> None:
+def test_a_pass_that_needs_a_lost_worker_fails(node: Node) -> None:
     context, walk = global_id(1, 0), Id(1, 0)
     node.contexts.record_recv(m.Scope(context, 5, None), 2, tensors=True)
     lose(node, 2)
@@ -271,7 +271,7 @@ def test_a_pass_that_needs_one_that_has_gone_fails(node: Node) -> None:
 
 
 # -- calls with RRefs
-def test_an_answer_nobody_waits_for_lets_its_rrefs_go(node: Node) -> None:
+def test_an_unexpected_result_releases_its_rrefs(node: Node) -> None:
     fork = m.Fork(RREF, 2, Id(2, 2), 2, "")
     answer = m.Result(7, (fork,), None, m.EMPTY)
     assert node.handle(2, 0, answer, 0.0) == [Send(2, 0, m.UserDelete(RREF, Id(2, 2)))]
@@ -279,7 +279,7 @@ def test_an_answer_nobody_waits_for_lets_its_rrefs_go(node: Node) -> None:
     assert node.handle(2, 1, answer, 0.0) == [Resolve(7, 2, answer)]
 
 
-def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: Node) -> None:
+def test_a_creation_that_is_cancelled_before_it_runs_has_an_error_as_value(node: Node) -> None:
     argument = m.Fork(Id(3, 0), 3, Id(2, 2), 2, "")
     node.handle(2, 0, m.Create(7, RREF, FORK, "f", None, (argument,), None, None, m.EMPTY), 0.0)
     (unmade,) = [effect for effect in node.handle(2, 1, m.Cancel(7), 0.0) if isinstance(effect, ValueFailed)]
@@ -289,8 +289,10 @@ def test_a_creation_given_up_before_it_ran_is_an_error_for_all_that_ask(node: No
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("how", ["expired", "cancelled", "lost"])
-def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node, how: str, known: bool) -> None:
-    """And is an error for those who know of its value; for the owner, too, if nobody else does."""
+def test_a_creation_dropped_from_the_queue_releases_its_rrefs_and_has_an_error_as_value(
+    node: Node, how: str, known: bool
+) -> None:
+    """The value is an error for its users; for the owner, too, if it has no users."""
     argument = m.Fork(Id(3, 0), 3, Id(3, 2), 3, "")
     create = m.Create(7, RREF, FORK, "f", 1.0, (argument,), None, None, m.EMPTY)
     assert Enqueue(2, 7) in node.handle(2, 0, create, 0.0)
@@ -310,15 +312,15 @@ def test_a_creation_that_is_dropped_from_the_queue_lets_its_rrefs_go(node: Node,
     assert node.begin(2, 7, 0.0) == []
 
 
-def test_a_held_call_is_queued_when_the_owner_it_waits_for_is_lost(node: Node) -> None:
+def test_a_call_is_queued_when_the_owner_that_would_confirm_its_fork_is_lost(node: Node) -> None:
     call = m.Call(7, "f", None, (m.Fork(RREF, 2, Id(3, 0), 3, ""),), None, m.EMPTY)
     node.handle(3, 0, call, 0.0)
     assert Enqueue(3, 7) in lose(node, 2)
     assert node.begin(3, 7, 0.0) == [Run(3, call)]
 
 
-def test_that_the_world_is_complete_is_known_here_after_all_is_sent() -> None:
-    """Who waits for it may end the process at once, and the others would never hear of it."""
+def test_the_complete_effect_follows_the_sends_that_announce_the_complete_world() -> None:
+    """A thread that waits for it may end the process at once, and the other members would never get the view."""
     leader = Node(MEMBERS[0], 2)
     leader.start()
     effects = leader.outcome(leader.members.on_join(1, m.Join(MEMBERS[1], 2)))

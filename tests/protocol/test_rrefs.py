@@ -29,13 +29,13 @@ def user() -> RRefs:
 
 
 # -- users
-def test_a_user_goes_when_it_is_released_and_confirmed(user: RRefs) -> None:
+def test_a_user_is_deleted_when_it_is_released_and_confirmed(user: RRefs) -> None:
     assert user.release(FIRST) == []
     assert user.on_fork_accept(ForkAccept(RREF, FIRST)) == ([], [(OWNER, UserDelete(RREF, FIRST))])
     assert user.users == {}
 
 
-def test_a_parent_waits_until_the_owner_knows_its_child(user: RRefs) -> None:
+def test_a_released_user_is_deleted_only_when_the_owner_knows_its_child(user: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
     child = user.share(RREF, FIRST, "Net", THIRD, now=0)
     assert child == Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
@@ -44,7 +44,7 @@ def test_a_parent_waits_until_the_owner_knows_its_child(user: RRefs) -> None:
     assert user.users == user.children == {}
 
 
-def test_what_was_not_sent_is_taken_back(user: RRefs, owner: RRefs) -> None:
+def test_an_unshared_fork_is_taken_back_by_its_user_and_by_its_owner(user: RRefs, owner: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
     child = user.share(RREF, FIRST, "Net", THIRD, now=0)
     user.release(FIRST)
@@ -54,7 +54,7 @@ def test_what_was_not_sent_is_taken_back(user: RRefs, owner: RRefs) -> None:
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
-def test_a_fork_from_another_user_is_confirmed_by_the_owner() -> None:
+def test_a_fork_from_another_user_is_confirmed_by_the_owner_and_reported_to_its_parent() -> None:
     third = RRefs(THIRD, 0)
     fork = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert third.adopt(fork) == (True, [], [(OWNER, ForkRequest(RREF, fork.fork))])
@@ -69,7 +69,7 @@ def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
     assert third.release(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
 
 
-def test_a_fork_that_is_no_more_cannot_be_shared(user: RRefs) -> None:
+def test_a_fork_of_a_lost_owner_cannot_be_shared(user: RRefs) -> None:
     user.owner_lost(FIRST)
     with pytest.raises(WorkerLostError, match=r"1\.0"):
         user.share(RREF, FIRST, "Net", THIRD, now=0)
@@ -77,7 +77,7 @@ def test_a_fork_that_is_no_more_cannot_be_shared(user: RRefs) -> None:
 
 
 # -- the owner
-def test_the_value_lives_until_its_last_user_is_gone(owner: RRefs) -> None:
+def test_a_value_is_freed_when_its_last_fork_is_dropped(owner: RRefs) -> None:
     assert owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2))) == (
         [],
         [(THIRD, ForkAccept(RREF, Id(USER, 2)))],
@@ -87,7 +87,7 @@ def test_the_value_lives_until_its_last_user_is_gone(owner: RRefs) -> None:
     assert owner.owned == {}
 
 
-def test_forks_may_come_and_go_before_the_creating_call() -> None:
+def test_a_value_outlives_a_fork_that_is_dropped_before_the_creating_call_arrives() -> None:
     owner = RRefs(OWNER, 0)
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.drop_fork(RREF, Id(USER, 2)) == []
@@ -95,28 +95,28 @@ def test_forks_may_come_and_go_before_the_creating_call() -> None:
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
-def test_a_value_shared_before_its_creating_call_came_is_not_ready() -> None:
+def test_a_value_that_is_shared_before_its_creating_call_arrives_is_not_ready() -> None:
     owner = RRefs(OWNER, 0)
-    owner.share(RREF, None, "Net", THIRD, now=0)  # it had come home in a message that was faster
+    owner.share(RREF, None, "Net", THIRD, now=0)  # its fork returned in a message that overtook the call
     owner.on_create(USER, RREF, FIRST, "Net", now=1.0)
     assert not owner.owned[RREF].ready
 
 
-def test_what_comes_home_is_held_until_it_is_opened(owner: RRefs) -> None:
+def test_a_fork_that_returns_to_its_owner_keeps_the_value_until_it_is_dropped(owner: RRefs) -> None:
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert owner.adopt(home) == (False, [], [(USER, ChildAccept(home.fork))])
     assert owner.drop_fork(RREF, FIRST) == []
     assert owner.drop_fork(home.rref, home.fork) == [Free(RREF)]
 
 
-def test_the_owner_shares_with_itself(owner: RRefs) -> None:
+def test_a_fork_that_the_owner_shares_with_itself_keeps_the_value(owner: RRefs) -> None:
     fork = owner.share(RREF, None, "Net", OWNER, now=0)
     assert owner.adopt(fork) == (False, [], [])
     owner.drop_fork(RREF, FIRST)
     assert owner.drop_fork(fork.rref, fork.fork) == [Free(RREF)]
 
 
-def test_an_owner_that_created_by_a_call_shares_before_the_call_comes() -> None:
+def test_an_owner_can_share_a_value_before_its_own_creating_call_arrives() -> None:
     me = RRefs(OWNER, 0)
     rref, first = me.create_user(OWNER, "Net")
     child = me.share(rref, first, "Net", THIRD, now=0)
@@ -128,7 +128,7 @@ def test_an_owner_that_created_by_a_call_shares_before_the_call_comes() -> None:
     assert me.drop_fork(rref, first) == [Free(rref)]
 
 
-def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
+def test_tables_show_the_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
     assert user.tables()["users"]["1.1"]["state"] == "pending"
     user.share(RREF, FIRST, "Net", THIRD, now=0)
     user.on_fork_accept(ForkAccept(RREF, FIRST))
@@ -148,8 +148,8 @@ def test_tables_show_forks_holders_and_states(owner: RRefs, user: RRefs) -> None
 
 # -- losses
 @pytest.mark.parametrize("maker", [OWNER, USER])
-def test_a_fork_that_is_heard_of_when_its_value_has_gone_is_told_so(owner: RRefs, maker: int) -> None:
-    """Somebody who has died had passed it on, and its parent did not wait for him any longer."""
+def test_a_fork_request_for_a_freed_value_gets_an_error_as_value(owner: RRefs, maker: int) -> None:
+    """A member shared the fork and died; the parent of the fork did not wait for that member any longer."""
     rref, fork = RREF, FIRST
     if maker == OWNER:
         rref = owner.new_id()
@@ -161,7 +161,7 @@ def test_a_fork_that_is_heard_of_when_its_value_has_gone_is_told_so(owner: RRefs
     assert owner.drop_fork(rref, late) == [Free(rref)] and rref not in owner.owned
 
 
-def test_what_a_lost_holder_may_have_passed_on_is_remembered_longest(owner: RRefs) -> None:
+def test_an_owner_remembers_freed_values_of_lost_holders_longer_than_others(owner: RRefs) -> None:
     def come_and_go(serial: int, holder: int) -> Id:
         rref, fork = Id(THIRD, serial), Id(THIRD, serial, 1)
         owner.on_create(holder, rref, fork, "Net", now=1.0)
@@ -177,14 +177,14 @@ def test_what_a_lost_holder_may_have_passed_on_is_remembered_longest(owner: RRef
     assert [type(effect) for effect in effects] == [ValueFailed]
 
 
-def test_a_fork_may_be_heard_of_before_the_call_that_makes_its_value(owner: RRefs) -> None:
+def test_a_fork_request_can_arrive_before_the_creating_call(owner: RRefs) -> None:
     rref = Id(USER, 7)
     assert owner.on_fork_request(THIRD, ForkRequest(rref, Id(THIRD, 0)))[0] == []
     owner.on_create(USER, rref, Id(USER, 8), "Net", now=2.0)
     assert len(owner.owned[rref].forks) == 2
 
 
-def test_forks_of_a_lost_holder_go_with_it(owner: RRefs) -> None:
+def test_the_forks_of_a_lost_holder_are_dropped(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.lost(USER, 0) == ([], [], [])
     assert owner.lost(THIRD, 0) == ([Free(RREF)], [], [])
@@ -197,21 +197,21 @@ def test_a_parent_does_not_wait_for_a_lost_child(user: RRefs) -> None:
     assert user.lost(THIRD, 0) == ([], [(OWNER, UserDelete(RREF, FIRST))], [])
 
 
-def test_users_of_a_lost_owner_are_told(user: RRefs) -> None:
+def test_the_users_of_a_lost_owner_are_dropped_and_reported(user: RRefs) -> None:
     child = user.share(RREF, FIRST, "Net", THIRD, now=0)
     assert user.lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
     assert user.users == user.children == {}
     assert user.child_known(child.fork) == ([], [])
 
 
-def test_an_owner_that_cannot_be_reached_frees_the_parent() -> None:
+def test_the_loss_of_an_owner_confirms_the_child_to_its_parent() -> None:
     third = RRefs(THIRD, 0)
     third.adopt(Fork(RREF, OWNER, Id(USER, 2), USER, "Net"))
     assert third.owner_lost(Id(USER, 2)) == ([OwnerLost(RREF)], [(USER, ChildAccept(Id(USER, 2)))])
 
 
 @pytest.mark.parametrize("request_first", [True, False])
-def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_first: bool) -> None:
+def test_a_value_is_an_error_if_its_creator_is_lost_before_the_creating_call_arrives(request_first: bool) -> None:
     owner = RRefs(OWNER, 0)
     steps = [lambda: owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))[0], lambda: owner.lost(USER, 0)[0]]
     effects = [effect for step in (steps if request_first else reversed(steps)) for effect in step()]
@@ -220,7 +220,7 @@ def test_a_value_whose_creator_is_lost_before_its_call_came_is_an_error(request_
     assert owner.drop_fork(RREF, Id(USER, 2)) == [Free(RREF)]
 
 
-def test_a_value_that_its_owner_alone_holds_is_an_error_when_its_creator_is_lost_before_its_call_came() -> None:
+def test_a_value_without_users_fails_and_is_freed_if_its_creator_is_lost_before_its_call() -> None:
     owner = RRefs(OWNER, 0)
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     owner.adopt(home)
@@ -229,11 +229,11 @@ def test_a_value_that_its_owner_alone_holds_is_an_error_when_its_creator_is_lost
     assert not owner.owned
 
 
-def test_a_value_freed_after_a_loss_is_an_error_for_who_comes_too_late(owner: RRefs) -> None:
+def test_a_fork_request_for_a_value_freed_after_a_loss_is_accepted_with_an_error_as_value(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.lost(THIRD, 0)[0] == []
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
-    fork = Id(THIRD, 0)  # which the lost member had passed on just before
+    fork = Id(THIRD, 0)  # which the lost member had shared just before
     effects, outbox = owner.on_fork_request(3, ForkRequest(RREF, fork))
     assert [type(effect) for effect in effects] == [ValueFailed]
     assert outbox == [(3, ForkAccept(RREF, fork))]
@@ -241,7 +241,7 @@ def test_a_value_freed_after_a_loss_is_an_error_for_who_comes_too_late(owner: RR
 
 
 # -- names
-def test_a_call_may_name_a_value_before_its_creating_call_comes(owner: RRefs) -> None:
+def test_a_call_can_name_a_value_before_its_creating_call_arrives(owner: RRefs) -> None:
     late = Id(USER, 5)
     assert owner.named(RREF) and owner.named(late)
     owner.on_create(USER, late, Id(USER, 6), "Net", now=1.0)
@@ -249,7 +249,7 @@ def test_a_call_may_name_a_value_before_its_creating_call_comes(owner: RRefs) ->
     assert owner.drop_fork(late, Id(USER, 6)) == [Free(late)]
 
 
-def test_a_call_that_names_what_has_gone_is_told_so(owner: RRefs) -> None:
+def test_a_call_cannot_name_a_freed_value(owner: RRefs) -> None:
     own = owner.new_id()
     shared = owner.share(own, None, "Net", THIRD, now=0)
     assert owner.named(own) and owner.named(RREF)
@@ -258,7 +258,7 @@ def test_a_call_that_names_what_has_gone_is_told_so(owner: RRefs) -> None:
     assert not owner.named(own) and not owner.named(RREF) and owner.owned == {}
 
 
-def test_a_value_that_was_named_is_an_error_when_its_creator_is_lost(owner: RRefs) -> None:
+def test_a_named_value_is_an_error_if_its_creator_is_lost_before_the_creating_call_arrives(owner: RRefs) -> None:
     late = Id(USER, 5)
     assert owner.named(late)
     effects, _, _ = owner.lost(USER, 0)

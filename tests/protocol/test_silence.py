@@ -1,4 +1,4 @@
-"""Who counts as alive, by what is heard of him: no clock, no socket."""
+"""The failure detector, fed with times and byte counts: no clock, no socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Watch:
         self.told: list[tuple[float, str]] = []
 
     def run(self, seconds: float, heard: int, acknowledged: float | None = None) -> None:
-        """Let time pass while nothing more than `heard` bytes come."""
+        """Let time pass while the count of received bytes stays at `heard`."""
         end = self.now + seconds
         while self.now < end:
             self.tick(heard, acknowledged)
@@ -28,7 +28,7 @@ class Watch:
             self.told.append((self.now - 1000.0, verdict.kind))
 
 
-def test_silence_makes_suspect_then_lost() -> None:
+def test_a_silent_peer_is_reported_as_suspect_and_then_as_lost() -> None:
     watch = Watch()
     watch.run(10, 1)
     (first, suspect), (second, lost) = watch.told[:2]
@@ -36,14 +36,14 @@ def test_silence_makes_suspect_then_lost() -> None:
     assert 3 <= first <= 3.5 + watch.life.period and 5 <= second <= 5.5 + watch.life.period
 
 
-def test_any_bytes_are_life() -> None:
+def test_a_peer_that_sends_any_bytes_is_not_reported() -> None:
     watch = Watch()
     for heard in range(20):
         watch.run(2.5, heard)
     assert watch.told == []
 
 
-def test_a_suspect_that_is_heard_again_has_recovered() -> None:
+def test_a_suspect_peer_that_sends_again_is_reported_as_recovered() -> None:
     watch = Watch()
     watch.run(4, 1)
     watch.run(2, 2)
@@ -51,7 +51,7 @@ def test_a_suspect_that_is_heard_again_has_recovered() -> None:
     assert [kind for _, kind in watch.told] == ["suspect", "recovered", "suspect"]
 
 
-def test_a_process_whose_host_answers_is_suspect_and_not_lost() -> None:
+def test_a_silent_peer_whose_host_acknowledges_is_suspect_and_lost_only_after_60_seconds() -> None:
     watch = Watch()
     watch.run(50, 1, acknowledged=0.2)
     assert [kind for _, kind in watch.told] == ["suspect"]
@@ -59,7 +59,7 @@ def test_a_process_whose_host_answers_is_suspect_and_not_lost() -> None:
     assert [kind for _, kind in watch.told][:2] == ["suspect", "lost"] and watch.told[1][0] >= 60
 
 
-def test_a_host_that_no_longer_answers_is_lost_at_once_if_the_process_was_silent_long_enough() -> None:
+def test_a_silent_peer_is_lost_as_soon_as_its_host_stops_to_acknowledge() -> None:
     watch = Watch()
     watch.run(20, 1, acknowledged=0.2)
     begin = watch.now - 1000
@@ -67,16 +67,16 @@ def test_a_host_that_no_longer_answers_is_lost_at_once_if_the_process_was_silent
     assert watch.told[1][1] == "lost" and watch.told[1][0] <= begin + 2 * watch.life.period
 
 
-def test_who_was_stopped_himself_blames_nobody() -> None:
+def test_a_process_that_was_stopped_itself_reports_no_peer() -> None:
     watch = Watch()
     watch.run(2, 1)
-    watch.now += 30  # SIGSTOP, SIGCONT; what came meanwhile is read only later
+    watch.now += 30  # SIGSTOP, SIGCONT; bytes that arrived meanwhile are read later
     watch.run(2.5, 1)
     watch.run(2, 2)
     assert watch.told == []
 
 
-def test_a_tick_that_is_a_little_late_is_no_excuse() -> None:
+def test_a_peer_is_reported_as_lost_even_if_each_tick_is_slightly_late() -> None:
     watch = Watch()
     for _ in range(6):
         watch.tick(1)
@@ -84,7 +84,7 @@ def test_a_tick_that_is_a_little_late_is_no_excuse() -> None:
     assert [kind for _, kind in watch.told][:2] == ["suspect", "lost"]
 
 
-def test_a_new_connection_to_a_peer_begins_anew() -> None:
+def test_a_new_connection_to_a_peer_resets_its_time_of_silence() -> None:
     watch = Watch()
     watch.run(4, 5)
     watch.life.tick(watch.now, {})

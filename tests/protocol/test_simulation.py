@@ -1,4 +1,4 @@
-"""Whole worlds in thousands of interleavings, and bugs that must be found there."""
+"""Whole worlds in thousands of interleavings, and mutants that the simulation must find."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ seeds = st.integers(0, 1 << 32)
 # -- RRefs and calls
 @given(seeds, st.integers(2, 4), st.integers(1, 60))
 @examples(300)
-def test_rrefs(seed: int, size: int, actions: int) -> None:
+def test_random_sharing_frees_each_value_and_answers_each_call_once(seed: int, size: int, actions: int) -> None:
     Sharing(seed, size).run(actions, deaths=0)
 
 
 @given(seeds, st.integers(2, 4), st.integers(1, 60), st.integers(1, 2))
 @examples(300)
-def test_rrefs_where_members_die(seed: int, size: int, actions: int, deaths: int) -> None:
+def test_random_sharing_holds_when_members_die(seed: int, size: int, actions: int, deaths: int) -> None:
     Sharing(seed, size).run(actions, min(deaths, size - 1))
 
 
 @given(seeds, st.integers(2, 4), st.integers(1, 50), st.integers(0, 3), st.booleans(), st.integers(0, 1))
 @examples(500)
-def test_rrefs_where_messages_are_lost(seed: int, size: int, actions: int, cuts: int, lossy: bool, deaths: int) -> None:
+def test_random_sharing_holds_when_messages_are_lost(
+    seed: int, size: int, actions: int, cuts: int, lossy: bool, deaths: int
+) -> None:
     Sharing(seed, size, lossy).run(actions, min(deaths, size - 1), cuts)
 
 
@@ -44,35 +46,39 @@ def test_rrefs_where_messages_are_lost(seed: int, size: int, actions: int, cuts:
     seeds, st.integers(2, 4), st.integers(1, 50), st.integers(1, 3), st.booleans(), st.integers(0, 2), st.integers(0, 1)
 )
 @examples(500)
-def test_rrefs_where_members_are_started_again(
+def test_random_sharing_holds_when_members_restart(
     seed: int, size: int, actions: int, restarts: int, lossy: bool, cuts: int, deaths: int
 ) -> None:
-    """Also where one dies for good, perhaps the leader: then nobody is started any more."""
+    """A member may also die for good; if it is the leader, no member restarts any more."""
     Sharing(seed, size, lossy).run(actions, deaths, cuts, restarts)
 
 
 # -- contexts
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(1, 3))
 @examples(150)
-def test_passes(seed: int, size: int, messages: int, passes: int) -> None:
+def test_random_passes_give_each_send_all_its_gradients(seed: int, size: int, messages: int, passes: int) -> None:
     Passes(seed, size).run(messages, passes)
 
 
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(1, 3), st.sampled_from(["errors", "death", "release"]))
 @examples(300)
-def test_passes_in_trouble(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
+def test_random_passes_are_correct_or_fail_in_trouble(
+    seed: int, size: int, messages: int, passes: int, trouble: str
+) -> None:
     Passes(seed, size).run_into_trouble(messages, passes, trouble)
 
 
 @given(seeds, st.integers(2, 4), st.integers(1, 30), st.integers(1, 2), st.sampled_from(["loss", "cuts"]))
 @examples(150)
-def test_passes_where_messages_are_lost(seed: int, size: int, messages: int, passes: int, trouble: str) -> None:
+def test_random_passes_are_correct_or_fail_when_messages_are_lost(
+    seed: int, size: int, messages: int, passes: int, trouble: str
+) -> None:
     Passes(seed, size, lossy=trouble == "loss").run_into_trouble(messages, passes, trouble)
 
 
 @given(seeds, st.integers(2, 5), st.integers(1, 12))
 @examples(150)
-def test_fast_passes(seed: int, size: int, messages: int) -> None:
+def test_random_fast_passes_fail_exactly_when_a_send_is_unused(seed: int, size: int, messages: int) -> None:
     Passes(seed, size).run_fast(messages)
 
 
@@ -83,7 +89,7 @@ def noted(member: Member, kind: type[Any]) -> list[Any]:
 
 @given(seeds, st.integers(2, 5), st.data())
 @examples(80)
-def test_members_agree_who_is_there(seed: int, size: int, data: st.DataObject) -> None:
+def test_members_agree_on_the_view_and_close_together_when_some_die(seed: int, size: int, data: st.DataObject) -> None:
     world = World(seed, Member, size)
     dying = data.draw(st.sets(st.integers(1, size - 1), max_size=size - 2))
     with world.telling():
@@ -106,7 +112,7 @@ def test_members_agree_who_is_there(seed: int, size: int, data: st.DataObject) -
 
 @given(seeds, st.integers(3, 5))
 @examples(40)
-def test_a_loss_is_told_to_everyone(seed: int, size: int) -> None:
+def test_a_loss_is_reported_to_all_other_members(seed: int, size: int) -> None:
     world = World(seed, Member, size)
     with world.telling():
         world.kill(size - 1)
@@ -120,7 +126,7 @@ def _ready(member: Member) -> None:
     member.feed(lambda: member.node.outcome(member.node.members.ready(leaving=False)))
 
 
-# -- the simulation bites
+# -- mutants
 def share(seed: int, deaths: int, cuts: int = 0, lossy: bool = False, restarts: int = 0) -> None:
     Sharing(seed, 3, lossy).run(40, deaths, cuts, restarts)
 
@@ -184,7 +190,7 @@ def first_error(run: Callable[[int], None], seeds: range) -> tuple[int, Exceptio
 
 
 @pytest.mark.parametrize(("bug", "run", "symptom"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])
-def test_the_simulation_finds(
+def test_the_simulation_finds_a_bug_in_the_protocol(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[Any], None], run: Callable[[int], None], symptom: str
 ) -> None:
     bug(monkeypatch)
@@ -192,7 +198,7 @@ def test_the_simulation_finds(
     assert re.search(symptom, repr(error)), repr(error)
 
 
-def test_an_error_tells_its_history_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_carries_its_history_and_is_reproduced_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     mutants.parents_do_not_wait_for_children(monkeypatch)
     seed, error = first_error(partial(share, deaths=0), range(200))
     history = error.__notes__[0]

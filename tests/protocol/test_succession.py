@@ -1,4 +1,4 @@
-"""Who leads an open world when its leader goes: in thousands of interleavings, and bugs that must be found there."""
+"""The succession of leaders of an open world in thousands of interleavings, and mutants that must be found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ seeds = st.integers(0, 1 << 32)
 
 
 def run(seed: int, ids: int, actions: int, deaths: int = 0, cuts: int = 0, lossy: bool = False) -> Succession:
-    """Processes come and go at random, some die, some connections break; then it is quiet."""
+    """Processes join and leave at random, some die, some connections break; then all events run out."""
     world = Succession(seed, ids, lossy)
     pick = world.random
     with world.telling():
@@ -48,18 +48,22 @@ def run(seed: int, ids: int, actions: int, deaths: int = 0, cuts: int = 0, lossy
 
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(0, 3), st.booleans())
 @examples(300)
-def test_come_and_go(seed: int, ids: int, actions: int, cuts: int, lossy: bool) -> None:
+def test_an_open_world_survives_random_joins_and_leaves(
+    seed: int, ids: int, actions: int, cuts: int, lossy: bool
+) -> None:
     run(seed, ids, actions, 0, cuts, lossy)
 
 
 @given(seeds, st.integers(2, 5), st.integers(1, 40), st.integers(1, 3), st.integers(0, 3), st.booleans())
 @examples(500)
-def test_come_and_go_where_members_die(seed: int, ids: int, actions: int, deaths: int, cuts: int, lossy: bool) -> None:
+def test_an_open_world_survives_random_joins_leaves_and_deaths(
+    seed: int, ids: int, actions: int, deaths: int, cuts: int, lossy: bool
+) -> None:
     run(seed, ids, actions, deaths, cuts, lossy)
 
 
-def test_leaders_follow_each_other() -> None:
-    """What the tests above rely on does happen: several lead one world, one after the other."""
+def test_worlds_of_the_simulation_are_handed_over_several_times() -> None:
+    """The tests above rely on it: on average, a world has more than one hand-over."""
     worlds = [run(seed, 5, 40) for seed in range(20)]
     handed = sum("the world is found at" in line for world in worlds for line in world.history)
     assert handed > sum(world.founded for world in worlds)
@@ -125,7 +129,9 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_bugs_are_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_bug_in_the_succession(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(simulation, "STEPS", 2_000)
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):

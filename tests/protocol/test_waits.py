@@ -1,4 +1,4 @@
-"""Circles of waiting calls: found wherever they are, and nowhere else."""
+"""Inquiries find each circle of waiting calls, and no others."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ def circle(edges: dict[int, list[int]], *start: int) -> list[int]:
     return [fact.call.number for fact in inquire(graph(edges), list(start))[0].circle()]
 
 
-def test_a_chain_that_ends_is_no_circle() -> None:
+def test_a_chain_of_waits_that_ends_is_no_circle() -> None:
     assert circle({1: [2], 2: [3], 3: []}, 1) == []
-    assert circle({1: [2], 2: [3]}, 1) == [], "the last has ended meanwhile"
-    assert circle({1: [2, 3], 2: [4], 3: [4], 4: []}, 1) == [], "two ways to one call"
+    assert circle({1: [2], 2: [3]}, 1) == [], "the last call has ended meanwhile"
+    assert circle({1: [2, 3], 2: [4], 3: [4], 4: []}, 1) == [], "two paths to one call"
 
 
-def test_circles_begin_with_the_same_call_whoever_asks() -> None:
+def test_a_circle_begins_with_the_same_call_from_each_start() -> None:
     edges = {1: [2], 2: [3], 3: [1]}
-    assert [circle(edges, start) for start in (1, 2, 3)] == [[2, 3, 1]] * 3, "the smallest id: that of caller 0"
+    assert [circle(edges, start) for start in (1, 2, 3)] == [[2, 3, 1]] * 3, (
+        "the call with the smallest id, which caller 0 made, is first"
+    )
     assert circle({7: [7]}, 7) == [7]
 
 
-def test_who_waits_for_a_circle_is_not_in_it() -> None:
+def test_a_call_that_waits_for_a_circle_is_not_part_of_it() -> None:
     assert circle({1: [2], 2: [4], 4: [2]}, 1) == [2, 4]
     assert circle({0: [4], 2: [4], 4: [2]}, 0) == [2, 4]
     assert circle({1: [2, 4], 2: [], 4: [6], 6: [4]}, 1) == [4, 6]
 
 
-def test_each_call_is_asked_about_once_and_only_where_it_is() -> None:
+def test_an_inquiry_asks_about_each_call_once_and_only_its_member() -> None:
     edges = {1: [2, 3, 6], 2: [5], 3: [5], 5: [1], 6: []}
     inquiry, rounds = inquire(graph(edges), [1])
     assert rounds == [
@@ -72,7 +74,7 @@ def reaches(edges: dict[int, list[int]], start: int) -> set[int]:
 
 
 @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 12), max_size=3), max_size=10), st.integers(0, 9))
-def test_a_circle_is_found_where_there_is_one_and_is_one(edges: dict[int, list[int]], start: int) -> None:
+def test_an_inquiry_finds_a_circle_exactly_if_there_is_one(edges: dict[int, list[int]], start: int) -> None:
     found = circle(edges, start)
     there = {start} | reaches(edges, start)
     circular = {number for number in there if number in reaches(edges, number)}

@@ -7,7 +7,7 @@ from rpcbench.protocol.delivery import ReceiveWindow
 
 
 @given(st.lists(st.integers(0, 20), max_size=60))
-def test_each_number_is_new_once(numbers: list[int]) -> None:
+def test_a_window_reports_each_number_as_new_once(numbers: list[int]) -> None:
     window, seen = ReceiveWindow(), set()
     for number in numbers:
         assert window.first_time(number) == (number not in seen)
@@ -15,7 +15,7 @@ def test_each_number_is_new_once(numbers: list[int]) -> None:
 
 
 @given(st.permutations(range(30)))
-def test_only_what_came_early_is_kept(numbers: list[int]) -> None:
+def test_a_window_keeps_only_the_numbers_beyond_the_first_gap(numbers: list[int]) -> None:
     window, seen = ReceiveWindow(), set()
     for number in numbers:
         window.first_time(number)

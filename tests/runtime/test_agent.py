@@ -80,24 +80,24 @@ def fail(kind: str) -> None:
     raise KeyError("k")
 
 
-def test_a_call_runs_there_and_knows_its_caller(agents: list[Agent]) -> None:
+def test_a_call_runs_on_its_worker_and_knows_its_caller(agents: list[Agent]) -> None:
     assert agents[0].call("worker1", who).wait() == ("worker1", 0)
     assert agents[2].call(1, who).wait() == ("worker1", 2)
     assert agents[1].call("worker1", who).wait() == ("worker1", 1)
     assert torch.equal(agents[0].call("worker2", torch.add, (torch.ones(3), 2)).wait(), torch.full((3,), 3.0))
 
 
-def test_a_call_to_oneself_copies_as_any_other(agents: list[Agent]) -> None:
+def test_a_call_of_a_member_to_itself_copies_its_arguments(agents: list[Agent]) -> None:
     mine = torch.zeros(3)
     agents[0].call(0, torch.Tensor.add_, (mine, 1)).wait()
     assert torch.equal(mine, torch.zeros(3))
 
 
-def test_calls_nest_deeper_than_the_pool(agents: list[Agent]) -> None:
+def test_calls_can_nest_deeper_than_the_size_of_the_pool(agents: list[Agent]) -> None:
     assert agents[0].call("worker1", down, (40, "worker1", "worker2"), timeout=30).wait() == 40
 
 
-def test_errors_keep_type_and_text_and_show_the_remote_traceback(agents: list[Agent]) -> None:
+def test_an_error_keeps_its_type_and_text_and_has_the_remote_traceback_as_cause(agents: list[Agent]) -> None:
     with pytest.raises(ValueError, match=r"^not \\x41$") as caught:
         agents[0].call("worker1", fail, ("value",)).wait()
     cause = caught.value.__cause__
@@ -106,9 +106,9 @@ def test_errors_keep_type_and_text_and_show_the_remote_traceback(agents: list[Ag
         agents[0].call("worker1", fail, ("key",)).wait()
 
 
-def test_errors_keep_their_type_whatever_their_init_takes(agents: list[Agent]) -> None:
+def test_an_error_keeps_its_type_if_its_init_takes_other_arguments(agents: list[Agent]) -> None:
     future = agents[0].call("worker1", fail, ("two",))
-    for _ in range(2):  # each wait raises a twin
+    for _ in range(2):  # each wait raises a copy
         with pytest.raises(TwoArguments, match=r"^7: seven$") as caught:
             future.wait()
         assert (caught.value.code, caught.value.reason) == (7, "seven")
@@ -118,7 +118,7 @@ def look_up(rref: RRef[Any]) -> None:
     {}[rref]
 
 
-def test_an_rref_in_an_error_becomes_its_representation(agents: list[Agent]) -> None:
+def test_an_rref_in_an_error_is_replaced_by_its_repr(agents: list[Agent]) -> None:
     rref = remote("worker1", list)
     with pytest.raises(KeyError, match="UserRRef") as caught:
         agents[0].call("worker2", look_up, (rref,)).wait()
@@ -135,13 +135,13 @@ def test_an_error_of_200_mb_is_cut_and_keeps_its_type(agents: list[Agent]) -> No
     assert len(str(caught.value)) < MOST_TEXT + 100 and len(str(caught.value.__cause__)) < MOST_TEXT + 200
 
 
-def test_errors_that_end_a_process_become_readable_ones(agents: list[Agent]) -> None:
+def test_a_system_exit_in_a_call_becomes_an_rpc_error(agents: list[Agent]) -> None:
     with pytest.raises(RpcError, match="SystemExit"):
         agents[0].call("worker1", fail, ("exit",)).wait()
     assert agents[0].call("worker1", add, (1,)).wait() == 2
 
 
-def test_a_deadline_ends_the_wait(agents: list[Agent]) -> None:
+def test_a_call_past_its_deadline_raises_a_timeout(agents: list[Agent]) -> None:
     release = threading.Event()
     _releases.append(release)
     future = agents[0].call("worker1", _hold, (len(_releases) - 1,), timeout=0.2)
@@ -150,10 +150,10 @@ def test_a_deadline_ends_the_wait(agents: list[Agent]) -> None:
     release.set()
 
 
-def test_a_deadline_that_passes_before_the_call_has_begun_ends_it(
+def test_a_call_whose_deadline_passes_before_it_is_sent_raises_a_timeout(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the caller's thread is held up by others."""
+    """As on a busy machine, where the thread of the caller is delayed."""
     caller, feed, release = agents[0], agents[0].machine.feed, threading.Event()
     _releases.append(release)
     first = iter([True])
@@ -171,8 +171,10 @@ def test_a_deadline_that_passes_before_the_call_has_begun_ends_it(
     release.set()
 
 
-def test_who_is_too_busy_to_let_anyone_in_is_waited_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one host silence means nothing, not even to who was never connected."""
+def test_a_call_waits_for_a_peer_that_is_too_busy_to_accept_connections(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one host, silence is no sign of a loss, even before the first connection."""
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.1)
     busy, knocks = threading.Event(), []
     let_in, first_answer = Acceptor._let_in, ConnectionManager._first_answer
@@ -193,7 +195,7 @@ def test_who_is_too_busy_to_let_anyone_in_is_waited_for(agents: list[Agent], mon
     assert len(knocks) > 2
 
 
-def test_cancel_tells_the_waiter(agents: list[Agent]) -> None:
+def test_a_cancelled_call_raises_call_cancelled(agents: list[Agent]) -> None:
     release = threading.Event()
     _releases.append(release)
     future = agents[0].call("worker1", _hold, (len(_releases) - 1,))
@@ -211,7 +213,7 @@ def _hold(index: int) -> None:
     _releases[index].wait(30)
 
 
-def test_unknown_workers_are_named_with_those_there_are(agents: list[Agent]) -> None:
+def test_a_call_to_an_unknown_worker_lists_the_known_ones(agents: list[Agent]) -> None:
     with pytest.raises(UnknownWorkerError, match=r"name worker9: did you mean .* There are notebook, worker1, worker2"):
         agents[0].call("worker9", add, (1,))
     with pytest.raises(
@@ -220,7 +222,7 @@ def test_unknown_workers_are_named_with_those_there_are(agents: list[Agent]) -> 
         agents[0].call(3.2, add, (1,))  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_pickled_fails_here_and_leaks_nothing(agents: list[Agent]) -> None:
+def test_an_unpicklable_argument_fails_at_the_caller_and_leaks_nothing(agents: list[Agent]) -> None:
     held = remote("worker1", add, (1,))
     with pytest.raises(SerializationError, match=r"^args\[1\]: cannot pickle '_thread.lock'"):
         agents[0].call("worker2", add, (held, threading.Lock()))
@@ -232,10 +234,10 @@ def test_what_cannot_be_pickled_fails_here_and_leaks_nothing(agents: list[Agent]
 
 
 # -- RRefs
-def test_the_four_ways_to_share(agents: list[Agent]) -> None:
+def test_an_rref_can_be_shared_with_its_owner_and_between_users(agents: list[Agent]) -> None:
     created = remote("worker1", add, (torch.ones(2), 1))
     assert torch.equal(created.to_here(), torch.full((2,), 2.0))
-    assert torch.equal(rpc_sync("worker1", fetch, (created,)), torch.full((2,), 2.0))  # to its owner
+    assert torch.equal(rpc_sync("worker1", fetch, (created,)), torch.full((2,), 2.0))  # user to owner
     own = RRef({"a": 1})
     assert rpc_sync("worker1", fetch, (own,)) == {"a": 1}  # owner to user
     assert torch.equal(rpc_sync("worker2", fetch, (created,)), torch.full((2,), 2.0))  # user to user
@@ -246,7 +248,7 @@ def test_the_four_ways_to_share(agents: list[Agent]) -> None:
     nothing_left(agents)
 
 
-def test_owner_and_users_know_what_they_are(agents: list[Agent]) -> None:
+def test_an_rref_knows_whether_it_is_the_owner(agents: list[Agent]) -> None:
     rref = remote("worker1", add, (1,))
     assert rref.owner() == agents[0].member("worker1") and not rref.is_owner()
     with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user .*name=notebook.*owner .*name=worker1"):
@@ -261,7 +263,7 @@ def test_owner_and_users_know_what_they_are(agents: list[Agent]) -> None:
     nothing_left(agents)
 
 
-def test_a_failed_creation_fails_where_the_value_is_used(agents: list[Agent]) -> None:
+def test_a_failed_creation_raises_its_error_on_each_use(agents: list[Agent]) -> None:
     rref = remote("worker1", fail, ("value",))
     for _ in range(2):
         with pytest.raises(ValueError, match="not"):
@@ -272,7 +274,7 @@ def test_a_failed_creation_fails_where_the_value_is_used(agents: list[Agent]) ->
     nothing_left(agents)
 
 
-def test_methods_run_on_the_owner(agents: list[Agent]) -> None:
+def test_rref_proxies_run_methods_on_the_owner(agents: list[Agent]) -> None:
     rref = remote("worker1", list, ([3, 1, 2],))
     rref.rpc_sync().sort()
     assert rref.rpc_async().index(3).wait() == 2
@@ -282,7 +284,7 @@ def test_methods_run_on_the_owner(agents: list[Agent]) -> None:
 
 
 # -- death
-def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[Agent]) -> None:
+def test_a_lost_worker_fails_the_calls_to_it_by_name_and_its_forks_are_freed(agents: list[Agent]) -> None:
     release = threading.Event()
     _releases.append(release)
     waiting = agents[0].call("worker1", _hold, (len(_releases) - 1,))
@@ -296,7 +298,7 @@ def test_a_lost_worker_fails_its_calls_by_name_and_frees_its_forks(agents: list[
     with pytest.raises(WorkerLostError, match="worker1 is gone") as gone:
         theirs.to_here()
     assert lost.value.maybe_executed and not gone.value.maybe_executed
-    agents[0].member_table._found = {"worker1": WorkerInfo("worker1", 1)}  # looked up just before
+    agents[0].member_table._found = {"worker1": WorkerInfo("worker1", 1)}  # cached just before
     with pytest.raises(WorkerLostError, match=r"worker1 is gone \(.*; start it again"):
         rpc_sync("worker1", add, (1,))
     release.set()
@@ -315,7 +317,7 @@ def _run(rref: RRef[Any]) -> None:
 
 # -- strangers
 class Canary:
-    """Makes a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -325,7 +327,7 @@ class Canary:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 20, b"\0" * 600, b"\xff" * 600, b"x"])
-def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
+def test_invalid_data_on_the_socket_is_refused_and_never_unpickled(
     agents: list[Agent], tmp_path: Path, data: bytes
 ) -> None:
     canary = tmp_path / "canary"
@@ -339,7 +341,7 @@ def test_nonsense_on_the_socket_is_refused_before_anything_is_unpickled(
     assert agents[0].call("worker1", add, (1,)).wait() == 2
 
 
-def test_a_wrong_secret_does_not_get_in(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_process_with_a_wrong_secret_cannot_join(agents: list[Agent], tmp_path: Path) -> None:
     with pytest.raises(RpcError, match="secret"):
         start_agent(config(tmp_path, 7, secret=b"wrong" * 6), timeout=5)
     assert [info.id for info in agents[0].members()] == [0, 1, 2]
@@ -349,14 +351,14 @@ def test_a_wrong_secret_does_not_get_in(agents: list[Agent], tmp_path: Path) -> 
     ("changes", "reason"),
     [({"name": "worker1"}, "is not unique"), ({"world_size": 4}, "closed")],
 )
-def test_a_member_that_does_not_fit_is_refused(
+def test_a_process_that_does_not_fit_the_world_cannot_join(
     agents: list[Agent], tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RpcError, match=reason):
         start_agent(config(tmp_path, 7, **changes), timeout=10)
 
 
-def test_a_world_that_stays_incomplete_says_who_came(tmp_path: Path) -> None:
+def test_an_incomplete_world_fails_with_the_names_of_present_and_missing_members(tmp_path: Path) -> None:
     with pytest.raises(RpcError, match=r"waited for a world of 2 workers, but only 1 came: notebook; missing: rank 1$"):
         start_agent(config(tmp_path, 0, world_size=2), timeout=0.3)
 
@@ -371,7 +373,7 @@ def test_notices_arrive_in_order(agents: list[Agent]) -> None:
     assert heard == [(0, number) for number in range(200)]
 
 
-def test_changes_on_a_snapshot_give_the_tables(agents: list[Agent]) -> None:
+def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]) -> None:
     from rpcbench.base.ids import apply
 
     agents[1].listen(True)
@@ -388,7 +390,7 @@ def test_changes_on_a_snapshot_give_the_tables(agents: list[Agent]) -> None:
     assert batch.dropped == 0 and tables["owned"] == agents[1].tables()["owned"]
 
 
-def test_nobody_listens_no_events(agents: list[Agent]) -> None:
+def test_an_agent_without_listeners_records_no_changes(agents: list[Agent]) -> None:
     remote("worker1", add, (1,)).to_here()
     assert agents[1].bus.drain(10).rows == {}
 
@@ -402,7 +404,7 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
         assert second.closing.wait(10), "the world ends with member 0"
 
 
-def test_no_thread_is_left(tmp_path: Path) -> None:
+def test_a_stopped_world_leaves_no_threads_and_no_sockets(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with world(tmp_path, 2) as (first, _):
         first.call(1, add, (1,)).wait()
@@ -410,7 +412,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.sock"))
 
 
-def test_a_value_made_by_oneself_may_be_shared_before_it_is_made(agents: list[Agent]) -> None:
+def test_a_value_on_the_own_member_can_be_shared_before_it_is_made(agents: list[Agent]) -> None:
     for _ in range(20):
         rref = remote("notebook", add, (torch.ones(2), 1))
         assert rref.rpc_sync().sum() == 4
@@ -419,7 +421,7 @@ def test_a_value_made_by_oneself_may_be_shared_before_it_is_made(agents: list[Ag
     nothing_left(agents)
 
 
-def test_no_value_is_kept_that_nobody_uses(agents: list[Agent]) -> None:
+def test_an_owner_keeps_no_value_without_users(agents: list[Agent]) -> None:
     release = threading.Event()
     _releases.append(release)
     dropped = remote("worker1", _hold, (len(_releases) - 1,))

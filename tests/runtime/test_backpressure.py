@@ -1,4 +1,4 @@
-"""A worker that reads nothing holds no caller up for longer than its call may take, whichever thread calls."""
+"""A worker that reads nothing blocks no caller for longer than the timeout of its call, on any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(params=["unix", "tcp"])
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Its worker1 is stopped. The notebook takes it for far behind after 256 KiB."""
+    """A cluster whose worker1 is stopped. For the notebook, worker1 is far behind after 256 KiB."""
     monkeypatch.setenv("RPCBENCH_TRANSPORT", request.param)
     monkeypatch.setattr(stream, "_HELD_BACK", 1 << 18)
     with rpcbench.Cluster(1) as made:
@@ -42,7 +42,9 @@ def elsewhere(job: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("on", [here, elsewhere])
-def test_calls_end_in_time_and_one_that_was_not_sent_says_so(cluster: Cluster, on: Callable[..., None]) -> None:
+def test_calls_to_a_stopped_worker_time_out_and_report_when_they_were_not_sent(
+    cluster: Cluster, on: Callable[..., None]
+) -> None:
     def calls() -> None:
         small = [cluster.rpc_async("worker1", len, ((),), timeout=0.2) for _ in range(3000)]
         with pytest.raises(RpcTimeoutError, match="may still be running"):
@@ -57,4 +59,4 @@ def test_calls_end_in_time_and_one_that_was_not_sent_says_so(cluster: Cluster, o
 
     on(calls)
     os.kill(cluster.pid("worker1"), signal.SIGCONT)
-    assert cluster.rpc_sync("worker1", len, ((),), timeout=PATIENCE) == 0  # it waits until there is room again
+    assert cluster.rpc_sync("worker1", len, ((),), timeout=PATIENCE) == 0  # the call waits until there is room again

@@ -1,4 +1,4 @@
-"""What ends a call early: cancel, deadline, Ctrl-C, a caller that is gone; and what the callee makes of it."""
+"""Calls that end early: by cancel, deadline, Ctrl-C or the loss of the caller; and the effect on the callee."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _seen: list[bool] = []
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    """Workers with one thread each: a second call has to queue."""
+    """Workers with one thread each, so a second call has to queue."""
     _gates.clear(), _ran.clear(), _seen.clear()
     with world(tmp_path, 3, threads=1) as made:
         yield made
@@ -53,7 +53,7 @@ def type_of(value: object) -> str:
 
 
 def until_cancelled() -> str:
-    """A call that asks whether anybody still waits for it."""
+    """Run until the call is cancelled."""
     _ran.append("asks")
     while not cancelled():
         _gates[0].wait(0.01)
@@ -70,7 +70,7 @@ def busy(agent: Agent) -> threading.Event:
 
 
 # -- in the queue
-def test_a_call_that_is_cancelled_in_the_queue_never_runs(agents: list[Agent]) -> None:
+def test_a_call_that_is_cancelled_in_the_queue_never_runs_and_releases_its_arguments(agents: list[Agent]) -> None:
     free = busy(agents[0])
     rref = remote("worker2", list)
     queued = agents[0].call("worker1", run, ("queued", torch.ones(1 << 16), rref))
@@ -103,10 +103,10 @@ def test_a_call_whose_deadline_passes_in_the_queue_never_runs(agents: list[Agent
     nothing_left(agents)
 
 
-def test_a_call_that_expires_in_the_queue_needs_no_word_of_its_caller(
+def test_a_call_that_expires_in_the_queue_never_runs_even_without_a_cancel(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the notice that it was given up is late."""
+    """The Cancel message of the caller is late."""
     free = busy(agents[0])
     monkeypatch.setattr(agents[1].machine._node.calls, "cancel_asked", lambda source, call: None)
     with pytest.raises(RpcTimeoutError):
@@ -114,14 +114,14 @@ def test_a_call_that_expires_in_the_queue_needs_no_word_of_its_caller(
     serving = agents[1].machine._node.calls.serving
     until(lambda: len(serving) == 2)
     deadline = min(call.until for call in serving.values() if call.until is not None)
-    until(lambda: agents[1].links.clock() > deadline)  # counted there from when the call came
+    until(lambda: agents[1].links.clock() > deadline)  # which counts from the arrival of the call
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]
     nothing_left(agents)
 
 
-def test_a_call_of_a_caller_that_is_gone_never_runs(agents: list[Agent]) -> None:
+def test_a_queued_call_of_a_lost_caller_never_runs(agents: list[Agent]) -> None:
     free = busy(agents[0])
     agents[2].call("worker1", run, ("of worker2",))
     until(lambda: len(agents[1].machine._node.calls.serving) == 2)
@@ -132,8 +132,8 @@ def test_a_call_of_a_caller_that_is_gone_never_runs(agents: list[Agent]) -> None
     assert _ran == ["hold", "next"]
 
 
-def test_control_messages_pass_while_every_thread_is_blocked(agents: list[Agent], tmp_path: Path) -> None:
-    """Goodbyes of RRefs, confirmations of forks, cancels, members that come and go."""
+def test_control_messages_are_handled_while_all_threads_are_blocked(agents: list[Agent], tmp_path: Path) -> None:
+    """Releases of RRefs, confirmations of forks, cancels, joins and departures of members."""
     kept = remote("worker1", list)
     kept.to_here()
     free = busy(agents[0])
@@ -152,12 +152,12 @@ def test_control_messages_pass_while_every_thread_is_blocked(agents: list[Agent]
 
 # -- running
 @pytest.mark.parametrize("how", ["cancel", "deadline", "loss"])
-def test_a_running_call_learns_that_nobody_waits_for_it(agents: list[Agent], how: str) -> None:
+def test_a_running_call_can_see_that_its_caller_no_longer_waits(agents: list[Agent], how: str) -> None:
     gate()
     caller = agents[2] if how == "loss" else agents[0]
     call = caller.call("worker1", until_cancelled, timeout=0.2 if how == "deadline" else 60)
     until(lambda: "asks" in _ran)
-    assert not _seen, "somebody still waits"
+    assert not _seen, "the caller still waits"
     if how == "cancel":
         assert call.cancel()
     elif how == "loss":
@@ -167,14 +167,14 @@ def test_a_running_call_learns_that_nobody_waits_for_it(agents: list[Agent], how
     nothing_left(agents[:2])
 
 
-def test_outside_a_call_nothing_is_cancelled(agents: list[Agent]) -> None:
+def test_cancelled_is_false_outside_of_a_cancelled_call(agents: list[Agent]) -> None:
     assert cancelled() is False
     assert rpc_sync("worker1", cancelled) is False
 
 
-# -- who gives up
+# -- callers that cancel
 def interrupt(when: Callable[[], bool]) -> None:
-    """Ctrl-C for the main thread, soon."""
+    """Send Ctrl-C to the main thread once `when` holds."""
 
     def send() -> None:
         until(when)
@@ -185,13 +185,13 @@ def interrupt(when: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def handler() -> Iterator[None]:
-    """Python's own: a job in the background begins without it."""
+    """Python's default handler: a background job starts without it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_in_rpc_sync_gives_the_call_up(agents: list[Agent], handler: None) -> None:
+def test_ctrl_c_in_rpc_sync_cancels_the_call(agents: list[Agent], handler: None) -> None:
     gate()
     with pytest.raises(KeyboardInterrupt):
         interrupt(lambda: "asks" in _ran)
@@ -200,7 +200,7 @@ def test_ctrl_c_in_rpc_sync_gives_the_call_up(agents: list[Agent], handler: None
     nothing_left(agents)
 
 
-def test_ctrl_c_in_to_here_gives_up_the_fetch_and_not_the_value(agents: list[Agent], handler: None) -> None:
+def test_ctrl_c_in_to_here_cancels_the_fetch_and_keeps_the_value(agents: list[Agent], handler: None) -> None:
     number = gate()
     rref: RRef[None] = remote("worker1", hold, (number,))
     with pytest.raises(KeyboardInterrupt):
@@ -213,7 +213,7 @@ def test_ctrl_c_in_to_here_gives_up_the_fetch_and_not_the_value(agents: list[Age
     nothing_left(agents)
 
 
-def test_a_task_of_asyncio_that_is_cancelled_gives_its_call_up(agents: list[Agent]) -> None:
+def test_a_cancelled_asyncio_task_cancels_its_call(agents: list[Agent]) -> None:
     async def give_up() -> None:
         call = agents[0].call("worker1", until_cancelled)
         with pytest.raises(asyncio.TimeoutError):
@@ -228,7 +228,7 @@ async def _as_coroutine(call: Any) -> Any:
     return await call
 
 
-def test_calls_gather_in_asyncio(agents: list[Agent]) -> None:
+def test_calls_can_be_gathered_in_asyncio(agents: list[Agent]) -> None:
     async def gather() -> list[str]:
         calls = [agents[0].call(f"worker{1 + i % 2}", run, (f"call {i}",)) for i in range(20)]
         return await asyncio.gather(*(_as_coroutine(call) for call in calls))
@@ -237,8 +237,10 @@ def test_calls_gather_in_asyncio(agents: list[Agent]) -> None:
 
 
 # -- incarnations
-def test_a_function_that_outlives_its_caller_does_not_answer_a_successor(agents: list[Agent], tmp_path: Path) -> None:
-    """Both count their calls from the first one on."""
+def test_a_function_that_outlives_its_caller_does_not_answer_the_next_incarnation(
+    agents: list[Agent], tmp_path: Path
+) -> None:
+    """Both incarnations number their calls from the first one on."""
     number = gate()
     agents[2].call("worker1", hold, (number,))
     until(lambda: "hold" in _ran)

@@ -1,4 +1,4 @@
-"""Parcels: one way, in order, opened when they are needed, recorded; and told of where they do not arrive."""
+"""Parcels: one-way, in order, opened on demand and recorded; a lost parcel is reported to its sender."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Inbox:
-    """Keeps what comes, unopened, and whose thread it came on."""
+    """Keeps the parcels unopened, and the names of the threads on which they arrived."""
 
     def __init__(self) -> None:
         self.here: dict[Place, Opened] = {}
@@ -48,7 +48,7 @@ def inbox(agent: Agent, channel: str = "box") -> Inbox:
     return made
 
 
-def test_values_come_in_order_and_are_made_when_they_are_opened(agents: list[Agent]) -> None:
+def test_parcels_arrive_in_order_and_open_to_their_values(agents: list[Agent]) -> None:
     box = inbox(agents[1])
     for number in range(20):
         agents[0].parcels.post(1, "box", (number,), "word", (torch.full((3,), float(number)), number, None))
@@ -59,7 +59,7 @@ def test_values_come_in_order_and_are_made_when_they_are_opened(agents: list[Age
 
 
 class Opens:
-    """Says when it is made anew."""
+    """Counts how often it is unpickled."""
 
     made = 0
 
@@ -72,7 +72,7 @@ def _open() -> Opens:
     return Opens()
 
 
-def test_nothing_is_opened_that_nobody_needs(agents: list[Agent]) -> None:
+def test_a_parcel_is_unpickled_only_when_it_is_opened(agents: list[Agent]) -> None:
     box = inbox(agents[1])
     before = Opens.made
     agents[0].parcels.post(1, "box", (0,), "word", Opens())
@@ -83,7 +83,7 @@ def test_nothing_is_opened_that_nobody_needs(agents: list[Agent]) -> None:
     assert isinstance(box.here[0,](), Opens) and Opens.made == before + 1
 
 
-def test_who_is_deaf_hears_no_more(agents: list[Agent]) -> None:
+def test_a_listener_that_stops_receives_no_more_parcels(agents: list[Agent]) -> None:
     box, other = inbox(agents[1]), inbox(agents[1], "other")
     agents[1].parcels.stop_listening("box", other)
     assert agents[1].parcels.channels() == ["box", "other"]
@@ -112,7 +112,7 @@ def test_a_parcel_is_a_recorded_send_and_recv_that_cuts_the_graph(agents: list[A
     assert there.contexts() == []
 
 
-def test_whoever_hears_of_the_end_otherwise_is_told_nothing(agents: list[Agent]) -> None:
+def test_a_release_is_not_sent_to_the_members_listed_as_told(agents: list[Agent]) -> None:
     box = inbox(agents[1])
     here = autograd.recorder(agents[0])
     context = here.new_context()
@@ -121,18 +121,18 @@ def test_whoever_hears_of_the_end_otherwise_is_told_nothing(agents: list[Agent])
     until(lambda: bool(box.here))
     box.here[0,]()
     here.release(context, told=[1])
-    assert agents[0].call(1, abs, (-1,)).wait() == 1  # it would have gone out before this
+    assert agents[0].call(1, abs, (-1,)).wait() == 1  # a release would have been sent before this
     assert str(context) in agents[1].tables()["contexts"]
     autograd.recorder(agents[1]).release(context, told=[0])
     assert str(context) not in agents[1].tables()["contexts"]
 
 
-def test_what_cannot_travel_is_refused_with_its_path(agents: list[Agent]) -> None:
+def test_an_unpicklable_parcel_is_refused_with_its_path(agents: list[Agent]) -> None:
     with pytest.raises(SerializationError, match=r"activations\[1\].*lock"):
         agents[0].parcels.post(1, "box", (0,), "activations", (1, threading.Lock()))
 
 
-def test_one_that_is_lost_is_told_of_where_it_was_sent(agents: list[Agent]) -> None:
+def test_a_lost_parcel_is_reported_to_its_sender(agents: list[Agent]) -> None:
     faults = Faults(seed=7, retry_seconds=0.02)
     agents[0].links.use(faults)
     faults.drop(lambda message: getattr(message, "place", None) == (0,))

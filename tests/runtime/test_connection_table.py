@@ -1,4 +1,4 @@
-"""Breaks of connections, step by step: what went into a connection that falls is never lost without a word."""
+"""Broken connections, step by step: messages on a broken connection are never lost without a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = ConnectionEnd("it said so", False)
 
 @dataclass
 class Wire:
-    """A connection as far as the table knows one; `got` are the numbers of messages that went in."""
+    """A connection as the table sees it; `got` lists the numbers of the messages that were written to it."""
 
     ended: bool = False
     got: list[int] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Wire:
 
 
 class Pair:
-    """This process, and the process 1 as it looks from here. Attempts to dial it run `attempts`, one after another."""
+    """This process, and process 1 as seen from here. Each attempt to dial it runs the next one of `attempts`."""
 
     def __init__(self) -> None:
         self.entries = ConnectionTable()
@@ -40,9 +40,9 @@ class Pair:
         self.made: list[ConnectionEntry] = []
         self.on_broken: Callable[[], object] = lambda: None
 
-    # -- what happens to it
+    # -- events
     def connect(self, afresh: bool = False, incarnation: int = 0) -> ConnectionEntry:
-        """The peer comes in; `afresh`: it has lost all connections of before."""
+        """The peer connects; `afresh`: it has lost all earlier connections."""
         self.serials += 1
         base = self.serials if afresh else 0
         peer = Identity("test", 1, "worker1", incarnation, serial=self.serials, base=base)
@@ -54,7 +54,7 @@ class Pair:
         return entry
 
     def write(self) -> None:
-        """A message gets its number, and goes into the connection there is."""
+        """Number a message, and write it to the current connection."""
         self.sent += 1
         wire = self.entries.find(1)
         assert isinstance(wire, Wire)
@@ -67,7 +67,7 @@ class Pair:
     def _dial(self, to: int, ways: Sequence[str], seconds: float) -> None:
         self.attempts.pop(0)()
 
-    # -- what the machine hears
+    # -- reports to the machine
     def ended(self, peer: Identity, reason: str) -> None:
         self.told.append(f"ended {peer.incarnation}")
 
@@ -83,7 +83,7 @@ class Pair:
         return ("here",)
 
     def silently_lost(self) -> list[int]:
-        """Messages in a connection that has fallen, of which the machine believes that they are under way."""
+        """Return the messages on a broken connection that count as in flight for the machine."""
         fallen = [entry.connection for entry in self.made if entry.connection.ended]
         return [number for wire in fallen for number in wire.got if number > self.before]  # type: ignore[attr-defined]
 
@@ -105,7 +105,7 @@ def nobody() -> None:
     raise NotConnectedError("nobody") from ConnectionRefusedError()
 
 
-def test_a_break_and_a_return(pair: Pair) -> None:
+def test_a_broken_connection_is_reported_as_broken_and_then_as_resumed(pair: Pair) -> None:
     first = pair.connect()
     assert pair.told == []
     pair.write()
@@ -114,8 +114,8 @@ def test_a_break_and_a_return(pair: Pair) -> None:
     assert pair.told == ["broken", "resumed"] and not pair.silently_lost()
 
 
-def test_one_that_comes_and_falls_while_the_peer_is_looked_for(pair: Pair) -> None:
-    """The search for it is one of its own: that of before ends, and takes nothing away from it."""
+def test_a_connection_that_arrives_and_breaks_during_a_search_is_reported_separately(pair: Pair) -> None:
+    """The second break has its own search; the earlier search ends without an effect on it."""
     first = pair.connect()
 
     def come_and_fall() -> None:
@@ -130,13 +130,13 @@ def test_one_that_comes_and_falls_while_the_peer_is_looked_for(pair: Pair) -> No
     assert pair.attempts == []
 
 
-def test_one_that_falls_after_an_early_word_of_the_break_before(pair: Pair) -> None:
+def test_a_connection_that_the_peer_replaces_is_reported_as_broken_and_resumed(pair: Pair) -> None:
     first = pair.connect()
 
     def come_twice() -> None:
         pair.connect()
         pair.write()
-        pair.connect(afresh=True)  # the peer has lost the second one, and this side does not know
+        pair.connect(afresh=True)  # the peer has lost the second connection; this side does not know
 
     pair.attempts = [out_of_reach, come_twice]
     pair.fall(first)
@@ -144,7 +144,7 @@ def test_one_that_falls_after_an_early_word_of_the_break_before(pair: Pair) -> N
     assert pair.told == ["broken", "resumed"] * 2 and not pair.silently_lost()
 
 
-def test_what_an_earlier_search_finds_says_nothing_of_a_later_one(pair: Pair) -> None:
+def test_the_result_of_an_earlier_search_does_not_decide_a_later_one(pair: Pair) -> None:
     first, searching, found = pair.connect(), threading.Event(), threading.Event()
 
     def find_later() -> None:
@@ -162,13 +162,13 @@ def test_what_an_earlier_search_finds_says_nothing_of_a_later_one(pair: Pair) ->
     later: list[threading.Thread] = []
     pair.attempts = [fall_again, find_later]
     pair.fall(first)
-    assert pair.told == ["broken", "resumed"], "what the second break means is not clear yet"
+    assert pair.told == ["broken", "resumed"], "the second break is not decided yet"
     found.set()
     later[0].join(20)
     assert pair.told == ["broken", "resumed"] * 2
 
 
-def test_one_of_two_falls_and_the_other_is_replaced_meanwhile(pair: Pair) -> None:
+def test_one_of_two_connections_can_break_while_the_other_is_replaced(pair: Pair) -> None:
     first, _ = pair.connect(), pair.connect()
     pair.write()
     first.connection.cut()
@@ -180,7 +180,7 @@ def test_one_of_two_falls_and_the_other_is_replaced_meanwhile(pair: Pair) -> Non
     assert "broken" in pair.told and pair.told[-1] == "resumed" and not pair.silently_lost()
 
 
-def test_one_of_two_falls_for_itself(pair: Pair) -> None:
+def test_one_of_two_connections_can_break_and_the_other_stays_in_use(pair: Pair) -> None:
     first, second = pair.connect(), pair.connect()
     pair.write()
     pair.fall(first)
@@ -188,8 +188,8 @@ def test_one_of_two_falls_for_itself(pair: Pair) -> None:
     assert pair.entries.find(1) is second.connection
 
 
-def test_that_it_is_together_again_is_not_heard_before_the_break(pair: Pair) -> None:
-    """The peer comes in while the machine is being told, and the messages of then go into the new connection."""
+def test_a_resumption_is_never_reported_before_its_break(pair: Pair) -> None:
+    """The peer connects during the report of the break, and messages go to the new connection."""
     first = pair.connect()
     pair.on_broken = lambda: (pair.connect(), setattr(pair, "on_broken", lambda: None))
     pair.attempts = [out_of_reach]
@@ -197,7 +197,7 @@ def test_that_it_is_together_again_is_not_heard_before_the_break(pair: Pair) -> 
     assert pair.told == ["broken", "resumed"] and not pair.silently_lost()
 
 
-def test_a_process_that_has_ended(pair: Pair) -> None:
+def test_a_process_that_has_ended_is_reported_once_and_barred(pair: Pair) -> None:
     first, second = pair.connect(), pair.connect()
     second.connection.cut()
     pair.attempts = [hung_up, nobody]
@@ -205,17 +205,17 @@ def test_a_process_that_has_ended(pair: Pair) -> None:
     falling.start()
     pair.fall(first)
     falling.join(20)
-    assert pair.told == ["ended 0"], "and no word of a break"
+    assert pair.told == ["ended 0"], "and no break"
     assert pair.entries.barred(first.peer)
-    assert not pair.entries.add(first), "not even one whose handshake had begun before"
+    assert not pair.entries.add(first), "even a connection whose handshake began earlier is barred"
 
 
-def test_one_that_its_peer_ends_on_purpose(pair: Pair) -> None:
+def test_a_connection_that_its_peer_ends_on_purpose_is_reported_as_ended(pair: Pair) -> None:
     pair.fall(pair.connect(), ENDED)
     assert pair.told == ["ended 0"]
 
 
-def test_a_refusal_counts_for_nothing_where_the_peer_has_come_meanwhile(pair: Pair) -> None:
+def test_a_refusal_is_ignored_if_the_peer_has_connected_meanwhile(pair: Pair) -> None:
     first = pair.connect()
 
     def come_and_refuse() -> None:
@@ -227,14 +227,14 @@ def test_a_refusal_counts_for_nothing_where_the_peer_has_come_meanwhile(pair: Pa
     assert pair.told == ["broken", "resumed"] and pair.entries.barred(first.peer) is None
 
 
-def test_a_successor_comes_while_its_predecessor_is_looked_for(pair: Pair) -> None:
+def test_a_new_incarnation_ends_the_search_for_the_old_one(pair: Pair) -> None:
     first = pair.connect()
     pair.attempts = [lambda: pair.connect(incarnation=1)]
     pair.fall(first)
     assert pair.told == ["ended 0"]
 
 
-def test_a_peer_that_is_given_up_is_not_looked_for(pair: Pair) -> None:
+def test_a_peer_that_was_given_up_is_not_searched_for_and_cannot_return(pair: Pair) -> None:
     first = pair.connect()
 
     def given_up() -> None:
@@ -247,7 +247,7 @@ def test_a_peer_that_is_given_up_is_not_looked_for(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-def test_who_has_something_to_send_waits_for_those_who_look_for_the_peer(pair: Pair, noticed: bool) -> None:
+def test_a_sender_waits_for_the_search_for_its_peer_and_does_not_dial(pair: Pair, noticed: bool) -> None:
     first, found = pair.connect(), []
     first.connection.cut()
     sender = threading.Thread(target=lambda: found.append(pair.entries.find_or_dial(1)))
@@ -263,10 +263,10 @@ def test_who_has_something_to_send_waits_for_those_who_look_for_the_peer(pair: P
         begin_to_send()
     pair.reunion.over(first, CUT)
     sender.join(20)
-    assert found == [pair.made[1].connection], "and has not dialled"
+    assert found == [pair.made[1].connection], "the sender has not dialled"
 
 
-def test_of_two_senders_one_dials(pair: Pair) -> None:
+def test_one_of_two_senders_dials_and_the_other_waits_for_the_connection(pair: Pair) -> None:
     assert pair.entries.find_or_dial(1) is None
     found: list[object] = []
     other = threading.Thread(target=lambda: found.append(pair.entries.find_or_dial(1)))
@@ -277,7 +277,7 @@ def test_of_two_senders_one_dials(pair: Pair) -> None:
     assert found == [entry.connection]
 
 
-def test_nobody_waits_once_all_is_closed(pair: Pair) -> None:
+def test_no_sender_waits_and_no_break_is_reported_after_the_table_is_closed(pair: Pair) -> None:
     first = pair.connect()
     first.connection.cut()
     pair.entries.close()

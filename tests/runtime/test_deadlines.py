@@ -1,4 +1,4 @@
-"""Deadlines: never found due early, found within a twentieth of a second, and gone without trace once cleared."""
+"""Deadlines: never found early, found within a twentieth of a second, and removed completely when cleared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcbench.runtime.timers import Deadlines
 TICK = 0.05
 
 
-def test_due_ones_are_found_once_and_the_next_look_is_said() -> None:
+def test_due_deadlines_are_found_once_and_the_time_of_the_next_look_is_returned() -> None:
     deadlines = Deadlines()
     for call, at in [(1, 10.0), (2, 10.0), (3, 20.0)]:
         deadlines.set(call, at)
@@ -25,29 +25,31 @@ def test_due_ones_are_found_once_and_the_next_look_is_said() -> None:
     assert deadlines.pop_due(40.0) == ([], None)
 
 
-def test_who_sleeps_must_wake_only_for_an_earlier_one() -> None:
+def test_a_new_deadline_asks_for_a_wake_up_only_if_it_is_earlier() -> None:
     deadlines = Deadlines()
     assert deadlines.set(1, 10.0)
-    assert not deadlines.set(2, 10.001), "found at the same look"
+    assert not deadlines.set(2, 10.001), "the same look finds it"
     assert not deadlines.set(3, 11.0)
     assert deadlines.set(4, 9.0)
     deadlines.pop_due(9.5)
-    assert not deadlines.set(5, 10.5) and deadlines.set(6, 9.9), "so after a look"
+    assert not deadlines.set(5, 10.5) and deadlines.set(6, 9.9), "this also holds after a look"
 
 
-def test_what_was_cleared_is_never_due() -> None:
+def test_a_cleared_deadline_is_never_due() -> None:
     deadlines = Deadlines()
     deadlines.set(1, 10.0)
     deadlines.set(2, 11.0)
     deadlines.clear(1)
     deadlines.clear(1)
     deadlines.clear(99)
-    assert deadlines.pop_due(5.0) == ([], pytest.approx(6.0 + TICK, abs=TICK)), "the empty one is no reason to wake"
-    assert deadlines.set(1, 10.0), "and the number can be used again"
+    assert deadlines.pop_due(5.0) == ([], pytest.approx(6.0 + TICK, abs=TICK)), (
+        "a slot without deadlines is no reason to wake"
+    )
+    assert deadlines.set(1, 10.0), "the number can be used again"
     assert sorted(deadlines.pop_due(12.0)[0]) == [1, 2]
 
 
-def test_calls_that_end_in_time_leave_nothing() -> None:
+def test_cleared_deadlines_leave_nothing() -> None:
     deadlines = Deadlines()
     for call in range(1000):
         deadlines.set(call, 60 + call * 0.01)
@@ -56,8 +58,8 @@ def test_calls_that_end_in_time_leave_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.booleans()), max_size=30))
-def test_each_is_found_exactly_once_in_time(plan: list[tuple[float, float, bool]]) -> None:
-    """Looking whenever it says, and whenever a deadline is set that asks for it."""
+def test_each_deadline_is_found_exactly_once_and_in_time(plan: list[tuple[float, float, bool]]) -> None:
+    """Looks happen at the returned times, and when a new deadline asks for one."""
     deadlines, found, now = Deadlines(), {}, 0.0
     wanted: dict[int, float] = {}
     look = float("inf")
@@ -79,8 +81,8 @@ def test_each_is_found_exactly_once_in_time(plan: list[tuple[float, float, bool]
     assert all(wanted[call] <= at <= wanted[call] + 1.01 * TICK for call, at in found.items())
 
 
-def test_the_garbage_collector_may_run_whatever_code_while_it_looks() -> None:
-    """A finalizer that ends a call or makes one, or a turn for another thread."""
+def test_a_garbage_collection_during_a_look_can_set_deadlines() -> None:
+    """Such as a finalizer that ends or makes a call; another thread may run, too."""
     deadlines = Deadlines()
     for call in range(100):
         deadlines.set(call, 1.0)

@@ -1,4 +1,4 @@
-"""Who waits for whom is told, and waits that go round in a circle are ended."""
+"""Waits between members are explained, and waits in a circle are ended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hold(name: str) -> None:
 
 # -- circles
 def give(rref: RRef[Any]) -> None:
-    """Each worker uses a handle of its own, as if it were in a process of its own."""
+    """Each worker uses its own handle, as in separate processes."""
     name = current.current().name
     _shared[f"{name}'s"] = rref
     event(name).set()
@@ -65,8 +65,8 @@ def wait_for_what_is_given() -> Any:
 
 
 @pytest.mark.parametrize("where", ["worker1", "notebook"])
-def test_a_value_that_waits_for_itself(agents: list[Agent], where: str) -> None:
-    """Row 20 of the faults."""
+def test_a_value_that_waits_for_itself_raises_deadlock_error(agents: list[Agent], where: str) -> None:
+    """Row 20 of the fault table."""
     rref = remote(where, wait_for_what_is_given)
     rpc_sync(where, give, (rref,))
     circle = f"in a circle: wait_for_what_is_given on {where} → wait_for_what_is_given on {where}$"
@@ -78,7 +78,7 @@ def test_a_value_that_waits_for_itself(agents: list[Agent], where: str) -> None:
     nothing_left(agents)
 
 
-def test_two_values_on_two_workers_that_wait_for_each_other(agents: list[Agent]) -> None:
+def test_two_values_that_wait_for_each_other_raise_deadlock_error(agents: list[Agent]) -> None:
     one, two = remote("worker1", wait_for_what_is_given), remote("worker2", wait_for_what_is_given)
     rpc_sync("worker1", give, (two,))
     rpc_sync("worker2", give, (one,))
@@ -103,11 +103,11 @@ def call_home() -> Any:
 
 
 def wait_for_shared_call() -> Any:
-    """As one of several, and by way of a continuation."""
+    """Wait for the shared call through a continuation, together with another call."""
     return wait_all([rpc_async("worker2", max, (1, 2)), _shared["call"].then(lambda done: done.value())])
 
 
-def test_calls_back_and_forth_of_which_the_last_waits_for_the_second(agents: list[Agent]) -> None:
+def test_a_call_that_waits_for_a_call_further_up_its_chain_raises_deadlock_error(agents: list[Agent]) -> None:
     circle = r"call_home on worker2 → wait_for_shared_call on worker1 → call_home on worker2"
     with pytest.raises(DeadlockError, match=circle):
         rpc_sync("worker1", call_back_and_wait)
@@ -115,7 +115,7 @@ def test_calls_back_and_forth_of_which_the_last_waits_for_the_second(agents: lis
     nothing_left(agents)
 
 
-def test_only_the_wait_ends_and_what_it_waited_for_goes_on(agents: list[Agent]) -> None:
+def test_a_broken_wait_ends_only_its_thread_and_the_future_stays_open(agents: list[Agent]) -> None:
     future: Future[int] = Future()
     raised: list[BaseException] = []
 
@@ -146,7 +146,7 @@ def deep(levels: int, here: str, there: str) -> int:
     return 1 + rpc_sync(there, deep, (levels - 1, there, here))
 
 
-def test_a_long_chain_is_no_circle(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_chain_of_calls_is_not_taken_for_a_circle(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[bool] = []
     dog = agents[0].part(Watchdog)
     monkeypatch.setattr(dog, "_tell", lambda waits, inquiry: probed.append(bool(inquiry.facts)))
@@ -159,7 +159,7 @@ def test_a_long_chain_is_no_circle(agents: list[Agent], monkeypatch: pytest.Monk
     waiter.join(20)
 
 
-def test_who_does_not_wait_long_asks_nobody(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_waits_cause_no_inquiries(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures, "_LONG", 20.0)
     asked: list[Any] = []
     for agent in agents:
@@ -178,7 +178,7 @@ def outer() -> None:
     rpc_sync("worker2", hold, ("inner",))
 
 
-def test_everybody_says_what_they_do_and_what_they_wait_for(agents: list[Agent]) -> None:
+def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent]) -> None:
     call = rpc_async("worker1", outer)
     assert event("inner runs").wait(20)
     waiter = threading.Thread(target=call.wait, name="waiter")
@@ -195,14 +195,14 @@ def test_everybody_says_what_they_do_and_what_they_wait_for(agents: list[Agent])
         "      for hold on worker2, which has run less than 1 s",
     ]
     assert "  outer, a call of notebook, which has run less than 1 s and waits" in lines
-    assert text.count("in outer: rpc_sync(") == 2, "with the place"
+    assert text.count("in outer: rpc_sync(") == 2, "with the source line"
     assert repr(text) == str(text)
     assert str(rpcbench.explain()).splitlines() == [
         f"{agent.name}: nothing to do, and no thread waits" for agent in agents
     ]
 
 
-def test_calls_that_have_not_begun_say_why(agents: list[Agent]) -> None:
+def test_explain_shows_why_a_call_has_not_begun(agents: list[Agent]) -> None:
     agents[1]._pool.limit = 1
     first = rpc_async("worker1", hold, ("first",))
     assert event("first runs").wait(20)
@@ -218,12 +218,12 @@ def test_calls_that_have_not_begun_say_why(agents: list[Agent]) -> None:
     assert (first.wait(), second.wait(), fetch.wait()) == (None, 2, None)
 
 
-def test_who_gives_no_answer_is_named(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_a_member_that_does_not_respond(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     agents[2].on_notice(ASK, lambda source, data: None)
     assert "worker2 does not respond: it is stopped" in rpcbench.explain()
 
 
-def test_a_long_wait_is_told_of_once(agents: list[Agent], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_once(agents: list[Agent], caplog: pytest.LogCaptureFixture) -> None:
     agents[0].part(Watchdog).patience = 0.2
     call = rpc_async("worker1", hold, ("long",))
     with caplog.at_level(logging.WARNING, "rpcbench"):
@@ -241,7 +241,7 @@ def test_a_long_wait_is_told_of_once(agents: list[Agent], caplog: pytest.LogCapt
     assert "for hold on worker1, which has run" in record.getMessage()
 
 
-def test_nobody_explains_without_a_world() -> None:
+def test_explain_fails_without_a_world() -> None:
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpcbench.explain()
     assert current.find() is None
@@ -268,6 +268,6 @@ assert gc.isenabled()
 """
 
 
-def test_who_looks_at_the_stacks_is_not_stopped_by_garbage() -> None:
-    """Python lists threads under a lock, under which a collection would let others run; they may want that lock."""
+def test_a_look_at_the_stacks_of_threads_is_not_blocked_by_a_garbage_collection() -> None:
+    """Python lists threads under a lock; a collection under it lets other threads run, which may need that lock."""
     subprocess.run([sys.executable, "-c", _COLLECTING], timeout=60, check=True)

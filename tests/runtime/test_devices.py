@@ -1,4 +1,4 @@
-"""Device maps. The fake accelerator stays for good, so the cases that need it run in a process of their own."""
+"""Device maps. The fake accelerator cannot be removed again, so its cases run in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = Path(__file__).with_name("device_cases.py")
 ROOT = CASES.parent.parent.parent
 
 
-def test_on_a_fake_accelerator() -> None:
+def test_device_maps_work_on_a_fake_accelerator() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
@@ -70,19 +70,21 @@ BASE = "Node worker0 has"
         ({"worker1": {"cuda:0": "cuda:0"}}, (), ("cuda:1",), f"{BASE} unexpected target devices in its device map for"),
     ],
 )
-def test_the_rules(maps: Any, used: tuple[str, ...], other: tuple[str, ...], said: str | None) -> None:
+def test_invalid_device_maps_are_refused_with_a_reason(
+    maps: Any, used: tuple[str, ...], other: tuple[str, ...], said: str | None
+) -> None:
     found = values.problem([member(0, 2, maps, used), member(1, 2, used=other)], closed=True)
     assert found == said or (said is not None and found is not None and found.startswith(said))
 
 
-def test_in_an_open_world_names_may_be_unknown_yet() -> None:
+def test_a_map_in_an_open_world_can_name_unknown_workers() -> None:
     maps = {"worker7": {"cuda:0": "cuda:1"}}
     assert values.problem([member(0, 2, maps)], closed=False) is None
     assert values.problem([member(0, 0, maps)], closed=False) is not None
 
 
 class LateView(Link):
-    """The news that the world is complete is slow on its way to the last member."""
+    """The view of the complete world is delayed on its way to the last member."""
 
     def __init__(self, sender: list[threading.Thread]) -> None:
         super().__init__()
@@ -91,11 +93,11 @@ class LateView(Link):
     def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         slow = to == 2 and isinstance(message, View) and message.complete
         if slow and self._sender[0] is not threading.current_thread():
-            self._sender[0].join(0.5)  # time enough to leave, for one that does not wait for others
+            self._sender[0].join(0.5)  # time to leave, for a member that does not wait for the others
         super().outgoing(to, seq, message, may_wait)
 
 
-def test_every_member_of_a_closed_world_hears_the_same_verdict(tmp_path: Path) -> None:
+def test_all_members_of_a_closed_world_get_the_same_error_about_a_map(tmp_path: Path) -> None:
     heard: dict[int, str] = {}
     threads: list[threading.Thread] = []
 

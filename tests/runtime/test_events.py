@@ -1,4 +1,4 @@
-"""The rows that have changed: none while nobody listens, each once, the newest when there are too many."""
+"""The log of changed rows: none without listeners, each row once, and the newest if there are too many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drained(bus: EventLog, most: int = 10) -> list[str]:
     return [key for rows in bus.drain(most).rows.values() for key in rows]
 
 
-def test_nothing_is_kept_while_nobody_listens(bus: EventLog) -> None:
+def test_a_log_keeps_no_changes_while_it_is_not_listening(bus: EventLog) -> None:
     bus.listening = False
     note(bus, 1, 2)
     assert bus.drain(10) == ChangedRows(0, {}, 0) and not bus.filled.is_set()
@@ -36,17 +36,17 @@ def test_nothing_is_kept_while_nobody_listens(bus: EventLog) -> None:
     assert bus.drain(10) == ChangedRows(1, {"table": {"3": {"value": 3}}}, 0)
 
 
-def test_rows_come_out_in_order_in_batches(bus: EventLog) -> None:
+def test_changed_rows_are_drained_in_order_and_in_batches(bus: EventLog) -> None:
     note(bus, 1, 2, 3)
     assert bus.drain(2) == ChangedRows(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
-    assert bus.filled.is_set(), "there is more"
+    assert bus.filled.is_set(), "there are more rows"
     assert bus.drain(2) == ChangedRows(2, {"table": {"3": {"value": 3}}}, 0)
-    assert not bus.filled.is_set() and bus.drain(2) == ChangedRows(2, {}, 0), "what is empty has no number"
+    assert not bus.filled.is_set() and bus.drain(2) == ChangedRows(2, {}, 0), "an empty batch has no number"
     note(bus, 4)
     assert bus.filled.is_set()
 
 
-def test_a_row_that_changes_often_is_made_once_as_it_is_by_then(bus: EventLog) -> None:
+def test_a_row_that_changes_often_is_built_once_with_its_latest_value(bus: EventLog) -> None:
     state, made = {"value": 0}, []
 
     def row() -> dict[str, int] | None:
@@ -63,16 +63,18 @@ def test_a_row_that_changes_often_is_made_once_as_it_is_by_then(bus: EventLog) -
     assert bus.drain(10).rows == {"table": {"a": None}}
 
 
-def test_the_oldest_are_dropped_and_counted(bus: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_changes_beyond_the_capacity_are_dropped_and_counted(
+    bus: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
     note(bus, *range(1, 6), 5)
     batch = bus.drain(10)
     assert ([*batch.rows["table"]], batch.dropped) == (["3", "4", "5"], 2)
     note(bus, 6)
-    assert [bus.drain(10).dropped, bus.drain(10).dropped] == [0, 0], "each is counted once"
+    assert [bus.drain(10).dropped, bus.drain(10).dropped] == [0, 0], "each dropped change is counted once"
 
 
-def test_after_a_restart_only_what_is_newer_comes(bus: EventLog) -> None:
+def test_only_later_changes_are_drained_after_a_restart(bus: EventLog) -> None:
     note(bus, 1, 2)
     assert drained(bus) == ["1", "2"]
     note(bus, 3)
@@ -82,7 +84,7 @@ def test_after_a_restart_only_what_is_newer_comes(bus: EventLog) -> None:
     assert bus.drain(10) == ChangedRows(2, {"table": {"4": {"value": 4}}}, 0)
 
 
-def test_no_change_is_missed_whoever_tells_of_it(bus: EventLog) -> None:
+def test_no_change_from_several_threads_is_missed(bus: EventLog) -> None:
     threads = [threading.Thread(target=note, args=(bus, *range(n * 500, n * 500 + 500))) for n in range(4)]
     for thread in threads:
         thread.start()
@@ -93,7 +95,7 @@ def test_no_change_is_missed_whoever_tells_of_it(bus: EventLog) -> None:
     assert sorted(map(int, seen)) == list(range(2000))
 
 
-def test_tables_of_features_are_asked_when_wanted(bus: EventLog) -> None:
+def test_the_tables_of_features_are_built_on_request(bus: EventLog) -> None:
     rows = {"a": {"value": 1}}
     bus.register("ops", lambda: dict(rows))
     rows["b"] = {"value": 2}

@@ -1,4 +1,4 @@
-"""Device maps on real devices: what the fake one cannot show, such as streams, sparse tensors and graphics memory."""
+"""Device maps on real devices: streams, sparse tensors and device memory, which the fake device lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def travelled(sent: Any, here: torch.device = ZERO, there: torch.device = ZERO) 
     ids=["0-d", "empty", "strided", "half", "float8", "conj", "coo", "csr", "bsr", "quantized"],
 )
 @pytest.mark.parametrize("there", [ZERO, CPU], ids=str)
-def test_every_kind_goes_to_its_device(make: Any, there: torch.device) -> None:
+def test_a_tensor_of_each_kind_arrives_on_the_mapped_device(make: Any, there: torch.device) -> None:
     sent = make().to(ZERO)
     arrived = travelled([sent], there=there)[0]
     assert (arrived.device, arrived.layout, arrived.dtype, arrived.shape) == (
@@ -63,7 +63,7 @@ def test_every_kind_goes_to_its_device(make: Any, there: torch.device) -> None:
     assert plain[0].cpu().tolist() == plain[1].cpu().tolist()
 
 
-def test_views_share_memory_on_the_device() -> None:
+def test_views_share_memory_on_the_mapped_device() -> None:
     base = torch.arange(10**5, device=ZERO)
     whole, part = travelled([base, base[10:20]])
     whole.zero_()
@@ -71,13 +71,13 @@ def test_views_share_memory_on_the_device() -> None:
 
 
 def slow(stream: torch.cuda.Stream) -> torch.Tensor:
-    """What is not computed yet when this returns."""
+    """Return a tensor whose computation has not finished."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)  # a tenth of a second or so
         return torch.ones(10**6, device=ZERO) * 3
 
 
-def test_what_a_stream_still_computes_is_sent_when_it_is_there() -> None:
+def test_a_tensor_that_a_stream_still_computes_is_sent_when_it_is_complete() -> None:
     stream = torch.cuda.Stream(ZERO)
     sent = slow(stream)
     with torch.cuda.stream(stream):
@@ -102,7 +102,7 @@ def test_calls_and_gradients_follow_the_map(tmp_path: Path, there: str) -> None:
         assert gradient.device == ZERO and gradient.tolist() == [0, 8, 16]
 
 
-def test_a_missing_map_is_the_callers_error(tmp_path: Path) -> None:
+def test_a_missing_map_is_an_error_of_the_caller(tmp_path: Path) -> None:
     with mapped(tmp_path, {}, {}) as (me, _):
         with pytest.raises(RuntimeError, match=r"only supports CPU tensors by default.*Request device mapping"):
             me.call("worker1", doubled, (torch.ones(1, device=ZERO), "cuda:0"))
@@ -111,7 +111,7 @@ def test_a_missing_map_is_the_callers_error(tmp_path: Path) -> None:
 
 
 @two_devices
-def test_two_devices_change_places(tmp_path: Path) -> None:
+def test_a_map_can_swap_two_devices(tmp_path: Path) -> None:
     with mapped(tmp_path, {"worker1": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}, {}) as (me, _):
         answer = me.call("worker1", doubled, (torch.ones(2, device=ZERO), "cuda:1")).wait()
         assert answer.device == ZERO and answer.tolist() == [2, 2]

@@ -1,4 +1,4 @@
-"""The seam between machines and wire: messages held, repeated and dropped there."""
+"""Interceptors between the node and the wire: messages held, repeated and dropped there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rpcbench.wire.messages import Call, Message
 
 
 class Holding(Link):
-    """Keeps calls back until told."""
+    """Holds calls while `hold` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def two(directory: Path, first: Link, second: Link) -> Any:
     return start_agent(config(directory, 0), first), start_agent(config(directory, 1), second)
 
 
-def test_a_link_may_hold_calls_and_let_them_go_in_another_order(tmp_path: Path) -> None:
+def test_a_link_can_hold_calls_and_send_them_in_another_order(tmp_path: Path) -> None:
     link = Holding()
     here, there = two(tmp_path, link, Link())
     try:
@@ -67,7 +67,7 @@ def test_a_link_may_hold_calls_and_let_them_go_in_another_order(tmp_path: Path) 
         here.stop()
 
 
-def test_what_comes_twice_happens_once(tmp_path: Path) -> None:
+def test_a_message_that_arrives_twice_is_handled_once(tmp_path: Path) -> None:
     _runs.clear()
     here, there = two(tmp_path, Repeating(), Repeating())
     try:
@@ -84,7 +84,7 @@ def test_what_comes_twice_happens_once(tmp_path: Path) -> None:
 
 
 class Noting(Link):
-    """Writes down what passes; keeps one that is to go later."""
+    """Notes the messages that pass."""
 
     def __init__(self, name: str, notes: list[str], lossy: bool = False) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Noting(Link):
         super().incoming(source, seq, message)
 
 
-def test_links_come_and_go_in_order() -> None:
+def test_links_are_passed_in_order_and_a_removed_link_is_bypassed() -> None:
     notes: list[str] = []
     first, second = Noting("first", notes), Noting("second", notes, lossy=True)
     links = Interceptors(
@@ -114,7 +114,7 @@ def test_links_come_and_go_in_order() -> None:
     notes.clear()
     links.remove(first)
     links.remove(first)
-    first.outgoing(1, 7, None, False)  # what it had goes its way without the others
+    first.outgoing(1, 7, None, False)  # its messages pass without the other links
     first.incoming(1, 8, None)
     links.near.outgoing(1, 9, None, False)
     assert notes == ["first out 7", "sent 7", "first in 8", "had 8", "second out 9", "sent 9"]

@@ -1,4 +1,4 @@
-"""What Ctrl-C may not cut in two: it is raised after the block, once, by the handler that was there."""
+"""Blocks that Ctrl-C does not interrupt: it is raised after the block, once, by the handler of the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpcbench.runtime.locked_node import LockedNode, uninterrupted
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[list[int]]:
-    """Numbers that a handler of the user's was called with; it raises, as Python's own does."""
+    """The signals that a handler of the user was called with; it raises, as the default one does."""
     called: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -29,34 +29,36 @@ def handler() -> Iterator[list[int]]:
 
     before = signal.signal(signal.SIGINT, handle)
     yield called
-    assert signal.signal(signal.SIGINT, before) is handle, "the user's handler was put back"
+    assert signal.signal(signal.SIGINT, before) is handle, "the handler of the user is restored"
 
 
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_it_is_raised_when_all_is_done(handler: list[int]) -> None:
+def test_an_interrupt_in_a_block_is_raised_once_after_the_block(handler: list[int]) -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), uninterrupted:
         interrupt()
         with uninterrupted:
             interrupt()
         done.append(True)
-    assert done and handler == [signal.SIGINT], "once, however often it came"
+    assert done and handler == [signal.SIGINT], "the handler runs once for several interrupts"
     with uninterrupted:
         pass
-    assert handler == [signal.SIGINT], "and not again"
+    assert handler == [signal.SIGINT], "the handler does not run again"
 
 
-def test_it_comes_on_top_of_what_the_block_raised(handler: list[int]) -> None:
+def test_an_interrupt_has_the_error_of_the_block_as_context(handler: list[int]) -> None:
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted:
         interrupt()
         raise ValueError
     assert isinstance(caught.value.__context__, ValueError)
 
 
-def test_who_insists_gets_out(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
+def test_a_second_interrupt_after_the_patience_ends_the_block(
+    monkeypatch: pytest.MonkeyPatch, handler: list[int]
+) -> None:
     monkeypatch.setattr(locked_node, "_PATIENCE", 0.0)
     with pytest.raises(KeyboardInterrupt) as caught, uninterrupted:
         interrupt()
@@ -65,7 +67,7 @@ def test_who_insists_gets_out(monkeypatch: pytest.MonkeyPatch, handler: list[int
     assert caught.value.__context__ is None
 
 
-def test_who_ignores_interrupts_goes_on_ignoring_them(handler: list[int]) -> None:
+def test_a_process_that_ignores_interrupts_still_ignores_them_in_a_block(handler: list[int]) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with uninterrupted:
@@ -76,7 +78,7 @@ def test_who_ignores_interrupts_goes_on_ignoring_them(handler: list[int]) -> Non
     assert handler == []
 
 
-def test_on_other_threads_it_changes_nothing(handler: list[int]) -> None:
+def test_a_block_on_another_thread_delays_no_interrupt(handler: list[int]) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -92,10 +94,10 @@ def test_on_other_threads_it_changes_nothing(handler: list[int]) -> None:
     with uninterrupted:
         leave.set()
         thread.join()
-        assert signal.getsignal(signal.SIGINT) == uninterrupted._run, "its end does not end ours"
+        assert signal.getsignal(signal.SIGINT) == uninterrupted._run, "the end of that block does not end this one"
 
 
-def test_the_default_action_is_taken_afterwards() -> None:
+def test_the_default_action_of_a_signal_is_taken_after_the_block() -> None:
     script = """
 import signal
 from rpcbench.runtime.locked_node import uninterrupted
@@ -109,11 +111,11 @@ print("not reached")
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "held\n")
 
 
-def test_one_that_comes_as_the_block_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
+def test_an_interrupt_at_the_start_of_a_block_is_not_lost(monkeypatch: pytest.MonkeyPatch, handler: list[int]) -> None:
     set_signal = locked_node._signal_
 
     def quick(number: int, handle: Any) -> None:
-        """Interrupts as soon as anything would hear of it."""
+        """Interrupt as soon as the handler of the block is set."""
         set_signal(number, handle)
         if handle == uninterrupted._run:
             interrupt()
@@ -125,7 +127,7 @@ def test_one_that_comes_as_the_block_begins_is_not_lost(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_event_of_the_machine_is_whole(inside: bool, handler: list[int]) -> None:
+def test_an_interrupt_does_not_split_an_event_of_the_node_from_its_effects(inside: bool, handler: list[int]) -> None:
     done: list[str] = []
 
     def event(node: Node) -> Effects:

@@ -1,5 +1,5 @@
-"""Who leads: a closed world begins when all know that all are there. The lead of an open one passes on: newcomers find
-somebody at every moment, and who dies is seen to by all."""
+"""Leadership: a closed world begins when all members know that it is complete. In an open world it passes on: newcomers
+find a leader at each moment, and all members notice its death."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpcbench.wire.messages import View
 
 
 class LateNews(Link):
-    """The news that the world is complete does not leave until `go`."""
+    """Views are not sent until `go`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class LateNews(Link):
         super().outgoing(to, seq, message, True)
 
 
-def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> None:
+def test_the_leader_of_a_closed_world_is_ready_only_when_all_members_know_it_is_complete(tmp_path: Path) -> None:
     made: list[Agent] = []
     link = LateNews()
 
@@ -50,7 +50,7 @@ def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> 
         until(lambda: bool(made))
         following.start()
         assert made[0]._bootstrap.complete.wait(20)
-        leading.join(0.5)  # time enough to return, for one that does not wait for others
+        leading.join(0.5)  # time to return, for a member that does not wait for the others
         assert leading.is_alive()
         link.go.set()
         leading.join(20)
@@ -63,7 +63,7 @@ def test_who_leads_a_closed_world_may_go_as_soon_as_it_is_in(tmp_path: Path) -> 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    """Three members of an open world; the first leads."""
+    """Three members of an open world; the first one leads it."""
     made = [start_agent(config(tmp_path, number, launched=False)) for number in range(3)]
     until(lambda: all(len(agent.members()) == 3 for agent in made))
     yield made
@@ -71,7 +71,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
         agent.stop()
 
 
-def test_newcomers_find_the_heir_before_it_has_done_anything(
+def test_newcomers_find_the_heir_before_it_begins_to_lead(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, heir, _ = agents
@@ -80,13 +80,13 @@ def test_newcomers_find_the_heir_before_it_has_done_anything(
     assert Rendezvous(tmp_path).find() == address_of(heir)
 
 
-def test_who_asks_the_one_that_led_is_turned_away(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_join_at_the_former_leader_is_turned_away(agents: list[Agent], tmp_path: Path) -> None:
     agents[0].shutdown()
     with pytest.raises(TurnedAwayError, match="has lost the leader of its world"):
         start_agent(config(tmp_path, 3, launched=False, led_by=0))
 
 
-def test_the_heir_is_seen_to_die_by_those_who_had_no_connection_to_it(agents: list[Agent]) -> None:
+def test_the_death_of_the_heir_ends_the_world_of_the_remaining_member(agents: list[Agent]) -> None:
     first, heir, third = agents
     first.shutdown()
     until(lambda: all(agent._peers.find(other) is not None for agent, other in ((heir, 2), (third, 1))))

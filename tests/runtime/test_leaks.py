@@ -1,4 +1,4 @@
-"""What is still alive, whose it is, and where in the program it was made."""
+"""The report of leaks: the RRefs that are still alive, their owners, and the lines that made them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def make_there() -> RRef[int]:
 
 
 def line() -> int:
-    """Of the caller."""
+    """Return the line number of the caller."""
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     return frame.f_back.f_lineno
 
 
-def test_nothing_is_alive_at_first(agents: list[Agent]) -> None:
+def test_a_value_that_was_never_shared_is_no_leak(agents: list[Agent]) -> None:
     own = RRef([1])
-    assert [leaks(agent) for agent in agents] == [[], [], []], "a value that was never shared is nobody else's"
+    assert [leaks(agent) for agent in agents] == [[], [], []], "a value that was never shared is no leak"
     del own
 
 
@@ -61,13 +61,13 @@ def test_what_is_held_here_names_owner_type_and_line(agents: list[Agent]) -> Non
     until(lambda: leaks(agents[0]) == [])
 
 
-def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
+def test_a_released_reference_is_not_held_even_before_the_owner_knows(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = remote("worker1", list, ((1, 2),))
     held.to_here()
     with monkeypatch.context() as patched:
-        patched.setattr(agents[0], "released", SimpleQueue())  # the keeper does not hear of it for now
+        patched.setattr(agents[0], "released", SimpleQueue())  # the maintenance thread does not get the release yet
         held.release()
         assert leaks(agents[0]) == []
         assert [leak.forks for leak in leaks(agents[1])] == [(held._fork,)]
@@ -75,7 +75,7 @@ def test_a_reference_that_was_let_go_of_is_not_held_even_before_the_owner_knows(
     until(lambda: leaks(agents[1]) == [])
 
 
-def test_the_owner_names_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
+def test_a_leak_at_the_owner_names_the_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
     own, made = RRef({"a": 1}), line()
     for name in ("worker1", "worker2", "worker1"):
         rpc_sync(name, keep, (own,))
@@ -85,21 +85,21 @@ def test_the_owner_names_users_and_the_line_that_made_the_value(agents: list[Age
     assert leak.site.startswith(f"{__file__}:{made} in ")
     assert "owned by notebook, used by worker1, worker2, made at" in str(leak)
     (theirs,) = leaks(agents[2])
-    assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it came as an argument"
+    assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it arrived as an argument"
     _kept.clear()
     until(lambda: leaks(agents[0]) == [])
     assert agents[0].values.site(own._rref) is None
     del own
 
 
-def test_an_rref_that_was_returned_was_made_where_the_result_was_taken(agents: list[Agent]) -> None:
+def test_a_returned_rref_has_the_line_of_the_call_as_its_site(agents: list[Agent]) -> None:
     returned, made = rpc_sync("worker1", make_there), line()
     (leak,) = leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del returned
 
 
-def test_a_result_that_comes_before_the_caller_waits_was_made_where_that_is(
+def test_an_rref_in_an_early_result_has_the_current_line_of_the_caller_as_its_site(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = agents[0].requests.send
@@ -112,19 +112,19 @@ def test_a_result_that_comes_before_the_caller_waits_was_made_where_that_is(
     returned = rpc_sync("worker1", make_there)
     monkeypatch.undo()
     (leak,) = leaks(agents[0])
-    assert leak.site != "", "it names the place of the caller at that moment: in `send`, or in the wait after it"
+    assert leak.site != "", "it names the line of the caller at that moment: in `send`, or in the wait after it"
     del returned
 
 
-def test_whichever_thread_opens_the_answer(agents: list[Agent]) -> None:
+def test_an_rref_in_a_result_that_the_pool_opens_has_the_line_of_the_call_as_its_site(agents: list[Agent]) -> None:
     future, made = rpc_async("worker1", make_there), line()
-    until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened it: nobody waits
+    until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened it, as no thread waits
     (leak,) = leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del future
 
 
-def test_one_that_a_call_made_is_named_after_the_line_in_that_call(agents: list[Agent]) -> None:
+def test_an_rref_that_a_remote_function_made_has_the_line_in_that_function_as_its_site(agents: list[Agent]) -> None:
     rpc_sync("worker1", keep_one_there)
     (leak,) = leaks(agents[1])
     assert " in keep_one_there: keep(remote(" in leak.site
@@ -141,7 +141,7 @@ def test_a_site_keeps_no_variables_alive() -> None:
     assert str(site).endswith("site = handles.creation_site()")
 
 
-def test_in_ipython_a_site_is_a_cell() -> None:
+def test_a_site_in_ipython_names_the_cell() -> None:
     script = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()

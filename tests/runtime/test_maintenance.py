@@ -1,4 +1,4 @@
-"""The keeper's own clock: what is held goes soon, and idle memory in a while, whatever the link's clock does."""
+"""The maintenance thread: it flushes held messages soon and tidies idle memory later, for any clock of the link."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def kept(peers: Peers) -> Iterator[MaintenanceThread]:
     made.stop()
 
 
-def test_what_is_held_is_flushed_each_time_though_the_clock_stands_still(peers: Peers, kept: MaintenanceThread) -> None:
+def test_held_messages_are_flushed_each_time_even_if_the_clock_stands_still(
+    peers: Peers, kept: MaintenanceThread
+) -> None:
     for _ in range(2):
         kept.flush_soon()
         assert peers.flushed.acquire(timeout=PATIENCE)
@@ -50,9 +52,7 @@ def test_what_is_held_is_flushed_each_time_though_the_clock_stands_still(peers: 
     assert not peers.flushed.acquire(blocking=False)
 
 
-def test_memory_is_looked_after_again_and_again_though_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch, peers: Peers
-) -> None:
+def test_idle_memory_is_tidied_repeatedly_without_other_events(monkeypatch: pytest.MonkeyPatch, peers: Peers) -> None:
     monkeypatch.setattr(timers, "TIDY_SECONDS", 0.01)
     made = MaintenanceThread("test", MACHINE, Deadlines(), lambda: 0.0, peers)
     made.start()
@@ -61,7 +61,7 @@ def test_memory_is_looked_after_again_and_again_though_nothing_happens(
 
 
 class Released:
-    """A machine that hears of what is released, and counts how often it is asked."""
+    """A machine that collects the released forks, and counts how often it is fed."""
 
     def __init__(self) -> None:
         self.forks: list[Any] = []
@@ -80,27 +80,27 @@ class Thing:
 
 
 def _let_go(kept: MaintenanceThread, fork: Any) -> None:
-    """As a handle does when its last reference goes."""
+    """Release a fork, as a handle does when its last reference is dropped."""
     thing: Any = Thing()
     hold = ReleaseToken(thing, kept.released.put)
     hold.fork = fork
     kept.holds.add(hold)
 
 
-def test_what_is_let_go_of_in_a_loop_does_not_wake_it_each_time(peers: Peers) -> None:
-    """It would take Python's lock from the loop, and a `remote` would take twice as long."""
+def test_releases_in_a_loop_do_not_wake_the_maintenance_thread_each_time(peers: Peers) -> None:
+    """Each wake-up would take the GIL from the loop, and a `remote` would take twice as long."""
     heard: Any = Released()
     kept = MaintenanceThread("test", heard, Deadlines(), lambda: 0.0, peers)
     kept.start()
     for fork in range(100):
         _let_go(kept, fork)
-        time.sleep(0.0001)  # let it, if it wants
+        time.sleep(0.0001)  # a chance for the maintenance thread to wake
     until(lambda: len(heard.forks) == 100, "all are released")
     kept.stop()
     assert heard.forks == list(range(100)) and not kept.holds and heard.asked < 50
 
 
-def test_while_the_clock_stands_just_before_a_deadline_it_sleeps(peers: Peers) -> None:
+def test_the_maintenance_thread_sleeps_while_the_clock_stands_before_a_deadline(peers: Peers) -> None:
     at, looks = [0.9999], threading.Semaphore(0)
 
     def clock() -> float:
@@ -117,7 +117,7 @@ def test_while_the_clock_stands_just_before_a_deadline_it_sleeps(peers: Peers) -
         assert looks.acquire(timeout=PATIENCE) and looks.acquire(timeout=PATIENCE)
         assert not looks.acquire(timeout=0.3) and not expired.acquire(blocking=False)
         at[0] = 1.1
-        kept.released.put(None)  # as who lets the clock go on does
+        kept.released.put(None)  # as the stepper does when it lets the clock go on
         assert expired.acquire(timeout=PATIENCE)
     finally:
         kept.stop()

@@ -1,4 +1,4 @@
-"""How members meet and part: what may arrive before they know each other, and what they leave to those who follow."""
+"""Joins and departures: messages that arrive before members know each other, and cleanup for the next world."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 class Late(Link):
-    """Keeps views back until `go`."""
+    """Holds views until `go`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.go = threading.Event()
-        self.other = threading.Event()  # something else has come meanwhile
+        self.other = threading.Event()  # another message has arrived meanwhile
 
     def incoming(self, source: int, seq: int, message: Message) -> None:
         if isinstance(message, View):
@@ -51,7 +51,7 @@ def members() -> list[str]:
     return [info.name for info in current.current().members()]
 
 
-def test_a_call_that_comes_before_the_view_of_the_world_waits_for_it(tmp_path: Path) -> None:
+def test_a_call_that_arrives_before_the_first_view_waits_for_it(tmp_path: Path) -> None:
     with world(tmp_path, 1) as (first,):
         link = Late()
         joining = threading.Thread(target=lambda: start_agent(config(tmp_path, 1), link))
@@ -78,10 +78,10 @@ def make_at_home() -> RRefHandle:
     return current.current().create(0, int, ("7",))
 
 
-def test_a_value_that_came_home_unmade_is_an_error_when_its_maker_is_lost(tmp_path: Path) -> None:
-    """Nobody else uses it by then, so only the lost one's call tells of it."""
+def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lost(tmp_path: Path) -> None:
+    """The value has no other users by then, so only the call of the lost member refers to it."""
     with world(tmp_path, 2, threads=1) as (first, second):
-        second.call(0, until_over)  # nothing else runs there meanwhile
+        second.call(0, until_over)  # no other call runs there meanwhile
         until(lambda: first._pool.busy == 1)
         home = first.call(1, make_at_home).wait()
         second.stop()
@@ -92,14 +92,14 @@ def test_a_value_that_came_home_unmade_is_an_error_when_its_maker_is_lost(tmp_pa
             home._value.value()
 
 
-def test_a_value_that_is_kept_at_home_is_there_for_who_asks_late(agents: list[Agent]) -> None:
+def test_a_value_that_exists_is_not_replaced_by_a_late_error(agents: list[Agent]) -> None:
     first, _ = agents
     home = first.values.keep("still here")
     first.values.unmade(home._rref, WorkerLostError("who had it made is gone"))
     assert home._value is not None and home._value.wait() == "still here"
 
 
-def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_0_founds_its_world_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(config(tmp_path, 0), RRefHandle)
     seen: list[list[WorkerInfo]] = []
     monkeypatch.setattr(agent._peers, "listen", lambda: seen.append(agent.members()))
@@ -108,8 +108,8 @@ def test_member_0_lets_nobody_in_before_there_is_a_world(tmp_path: Path, monkeyp
     assert seen == [[WorkerInfo("notebook", 0)]]
 
 
-def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None:
-    """Member 0 stops listening when its world closes; the next may meet at the address before it has stopped."""
+def test_a_world_that_stops_does_not_remove_the_socket_of_the_next_world(agents: list[Agent]) -> None:
+    """Member 0 stops listening when its world closes; the next world may use the address before it has stopped."""
     path = meeting_file(agents[0])
     agents[0]._peers.acceptor.close()
     assert not path.exists()
@@ -122,11 +122,11 @@ def test_the_socket_of_the_next_world_is_left_alone(agents: list[Agent]) -> None
 
 
 def meeting_file(agent: Agent) -> Path:
-    """Where the others look for the one who leads."""
+    """The file where the other members look for the leader."""
     return Rendezvous(Path(agent.config.directory)).path
 
 
-def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path: Path) -> None:
+def test_a_closed_world_releases_its_address_before_its_members_leave(tmp_path: Path) -> None:
     made: list[Agent] = []
     joining = threading.Thread(target=lambda: made.append(start_agent(config(tmp_path, 1, world_size=2))))
     joining.start()
@@ -152,7 +152,7 @@ def test_a_closed_world_gives_up_its_address_before_its_members_may_go(tmp_path:
     assert there[0] is False
 
 
-def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
+def test_an_error_in_the_handling_of_a_message_is_reported_and_ends_its_connection(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[BaseException | None] = []
@@ -172,14 +172,14 @@ def test_a_message_that_cannot_be_handled_ends_its_connection_loudly(
     until(lambda: [type(error) for error in told] == [KeyError], "the thread to end by it")
 
 
-def test_a_stranger_at_the_address_of_a_member_is_not_taken_for_it(agents: list[Agent], tmp_path: Path) -> None:
+def test_another_member_at_the_address_of_a_member_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     wrong = address_of(agents[1])
     with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
         agents[0]._peers.connect(7, [wrong])
 
 
 # -- waiting for others
-def test_who_waits_for_members_learns_who_is_missing(tmp_path: Path) -> None:
+def test_a_wait_for_members_names_the_missing_ones_and_ends_when_they_join(tmp_path: Path) -> None:
     with world(tmp_path, 2) as (first, _):
         first.wait_for(2, 0)
         first.member_table.expected = lambda: ["worker1", "worker2", "worker3"]
@@ -195,15 +195,15 @@ def test_who_waits_for_members_learns_who_is_missing(tmp_path: Path) -> None:
         made[0].stop()
 
 
-def test_nobody_waits_for_members_of_a_world_that_has_ended(tmp_path: Path) -> None:
+def test_a_wait_for_members_of_an_ended_world_fails_at_once(tmp_path: Path) -> None:
     with world(tmp_path, 2) as (first, second):
         first.stop()
         with pytest.raises(RpcError, match="not even member 0"):
             second.wait_for(3, 600)
 
 
-def test_members_come_and_go_while_others_call(tmp_path: Path) -> None:
-    """Row 29: each that comes again under its name is another one."""
+def test_members_can_join_and_leave_while_others_call(tmp_path: Path) -> None:
+    """Row 29 of the fault table: each process that returns under its name is another incarnation."""
     told: list[tuple[str, str]] = []
     with world(tmp_path, 2) as (first, _):
         first.on_member(lambda kind, who, reason: told.append((kind, who.name)))
@@ -226,12 +226,12 @@ def test_members_come_and_go_while_others_call(tmp_path: Path) -> None:
         over.set()
         calling.join(20)
         until(lambda: len(told) == 6)
-        # Whether its own word or the end of its connection comes first, is chance.
+        # Its announcement and the end of its connection may come in either order.
         assert sorted(kind == "joined" for kind, name in told if name == "worker2") == [False] * 3 + [True] * 3
         assert {"notebook", "worker1"} <= set(answers[-1]) and len(answers) > 3
 
 
-def test_several_worlds_one_after_the_other_and_two_at_once(tmp_path: Path) -> None:
+def test_a_process_can_have_several_worlds_in_turn_and_two_at_once(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         with world(tmp_path / str(number), 2) as (first, _):

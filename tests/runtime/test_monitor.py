@@ -1,4 +1,4 @@
-"""A read lock that a call leaves free for long goes to another thread, whatever else goes on."""
+"""The monitor gives a read lock that is free for long to another thread, under any load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcbench.runtime.pool import LONG, Monitor
 
 
 class Lock:
-    """Given away only where it is still free, as the receiver's is."""
+    """A read lock as in the receiver: it is given away only if it is still free."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
@@ -27,7 +27,7 @@ class Lock:
             self.monitor.released(self.release_to_pool)
 
     def acquire(self) -> bool:
-        with self.lock:  # until the monitor knows: the next release comes after that
+        with self.lock:  # held until the monitor knows, before the next release
             free, self.free = self.free, False
             if free:
                 self.monitor.acquired(self.release_to_pool)
@@ -55,14 +55,14 @@ def monitor() -> Iterator[Monitor]:
     assert len(threads) == 1
 
 
-def test_a_lock_that_is_free_for_long_is_given_away_once(monitor: Monitor) -> None:
+def test_a_read_lock_that_is_free_for_long_is_given_to_the_pool_once(monitor: Monitor) -> None:
     lock = Lock(monitor)
     for turn in range(3):
         lock.release()
         until(lambda turn=turn: lock.given == turn + 1)  # type: ignore[misc]
 
 
-def test_one_that_is_acquired_in_time_is_not(monitor: Monitor) -> None:
+def test_a_read_lock_that_is_acquired_in_time_is_not_given_to_the_pool(monitor: Monitor) -> None:
     quick, slow = Lock(monitor), Lock(monitor)
     quick.release()
     assert quick.acquire()
@@ -71,7 +71,7 @@ def test_one_that_is_acquired_in_time_is_not(monitor: Monitor) -> None:
     assert quick.given == 0
 
 
-def test_its_thread_sleeps_once_no_calls_come_and_looks_again_at_the_next_one(monitor: Monitor) -> None:
+def test_the_monitor_sleeps_without_free_locks_and_looks_again_at_the_next_release(monitor: Monitor) -> None:
     for turn in range(3):
         lock = Lock(monitor)
         lock.release()
@@ -80,8 +80,8 @@ def test_its_thread_sleeps_once_no_calls_come_and_looks_again_at_the_next_one(mo
         until(lambda: not monitor._looks, f"sleep after call {turn}")
 
 
-def test_one_beside_others_that_come_and_go_is_given_away(monitor: Monitor) -> None:
-    """Whether it is left free before them or after them."""
+def test_a_free_read_lock_is_given_to_the_pool_while_others_are_acquired_and_released(monitor: Monitor) -> None:
+    """It may be released before them or after them."""
     busy, waits = Lock(monitor), Lock(monitor)
     for first, second in ((busy, waits), (waits, busy)):
         before, deadline = waits.given, time.monotonic() + PATIENCE
@@ -94,7 +94,7 @@ def test_one_beside_others_that_come_and_go_is_given_away(monitor: Monitor) -> N
         busy.acquire()
 
 
-def test_from_many_threads_none_is_forgotten(monitor: Monitor) -> None:
+def test_no_free_read_lock_of_many_threads_is_forgotten(monitor: Monitor) -> None:
     locks = [Lock(monitor) for _ in range(8)]
     wrong: list[str] = []
 
@@ -119,9 +119,7 @@ def test_from_many_threads_none_is_forgotten(monitor: Monitor) -> None:
     assert wrong == []
 
 
-def test_one_that_cannot_be_given_away_does_not_end_the_watch(
-    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_monitor_goes_on_after_an_error_of_a_read_lock(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
 
@@ -137,7 +135,7 @@ def test_one_that_cannot_be_given_away_does_not_end_the_watch(
     until(lambda: lock.given == 1)
 
 
-def test_where_no_thread_can_be_started_the_next_one_tries_again() -> None:
+def test_a_monitor_whose_thread_could_not_start_can_be_started_again() -> None:
     jobs: list[Callable[[], object]] = []
 
     def none(job: Callable[[], object]) -> None:
@@ -151,7 +149,7 @@ def test_where_no_thread_can_be_started_the_next_one_tries_again() -> None:
         assert len(jobs) == turn + 1
 
 
-def test_once_closed_it_begins_nothing() -> None:
+def test_a_closed_monitor_starts_no_thread() -> None:
     jobs: list[Callable[[], object]] = []
     made = Monitor(jobs.append)
     made.close()

@@ -1,4 +1,4 @@
-"""What the codec promises, through whole calls: script functions as targets, skeletons, and who is to blame."""
+"""The codec in whole calls: script functions as targets, meta models, and the path of an unpicklable part."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def raising() -> None:
     raise Odd
 
 
-def test_functions_are_labelled_by_the_names_that_users_write() -> None:
+def test_the_label_of_a_function_is_the_name_that_users_write() -> None:
     labels = [label_of(one) for one in (torch.add, torch.ones, torch.relu, abs, len, raising, torch.Tensor.add)]
     assert labels == ["torch.add", "torch.ones", "torch.relu", "abs", "len", "raising", "TensorBase.add"]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.[a-z_]*` is deprecated")
-def test_script_functions_and_modules_are_called_like_others(tmp_path: Path) -> None:
+def test_script_functions_and_modules_can_be_called_remotely(tmp_path: Path) -> None:
     function = torch.jit.trace(lambda x: x * 3, torch.ones(1))
     module = torch.jit.script(torch.nn.Linear(2, 2))
     assert label_of(module) == "Linear" and label_of(torch.jit.script(made_for_script)) == "made_for_script"
@@ -59,7 +59,7 @@ def made_for_script(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_a_model_without_data_is_given_some_on_the_worker(tmp_path: Path) -> None:
+def test_a_meta_model_can_be_given_memory_on_the_worker(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = torch.nn.Linear(3, 2)
     with world(tmp_path, 2) as (me, _):
@@ -67,7 +67,7 @@ def test_a_model_without_data_is_given_some_on_the_worker(tmp_path: Path) -> Non
         assert not there.weight.is_meta and model.weight.is_meta
 
 
-def test_what_cannot_come_back_is_named_by_its_path(tmp_path: Path) -> None:
+def test_an_unpicklable_result_is_named_with_its_path(tmp_path: Path) -> None:
     path = r"result\['list'\]\[0\]\.held: cannot pickle '_thread.lock' object"
     with world(tmp_path, 2) as agents:
         me = agents[0]
@@ -80,7 +80,7 @@ def test_what_cannot_come_back_is_named_by_its_path(tmp_path: Path) -> None:
             me.call("worker1", made, (), {"x": made()})
         with pytest.raises(Odd, match="odd") as caught:
             me.call("worker1", raising).wait()
-        assert "lock" in caught.value.lock  # it cannot travel; what it looks like does
+        assert "lock" in caught.value.lock  # the repr is sent in place of the lock
         assert "raise Odd" in str(caught.value.__cause__)
         del rref
         nothing_left(agents)

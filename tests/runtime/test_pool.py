@@ -1,4 +1,4 @@
-"""Threads for users' functions: how many run, who makes room, who is used again, and how it all ends."""
+"""The thread pool for functions of users: its limit, waits that make room, reuse of threads, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool(no_leaks: None) -> Iterator[Pool]:
 
 
 class Gate:
-    """A job that tells when it runs, and runs until it is let go."""
+    """A job that sets `running` when it runs, and runs until `go` is set."""
 
     def __init__(self, pool: Pool | None = None, waits: bool = False) -> None:
         self.running, self.over = threading.Event(), threading.Event()
@@ -58,7 +58,7 @@ def figures(pool: Pool) -> dict[str, int]:
         }  # fmt: skip
 
 
-def test_no_more_functions_than_the_limit_run_and_the_others_follow_in_order(pool: Pool) -> None:
+def test_a_pool_runs_no_more_functions_than_its_limit_and_the_others_in_order(pool: Pool) -> None:
     first, second, third, fourth = (Gate(pool) for _ in range(4))
     assert first.runs() and second.runs()
     assert figures(pool) == {"threads": 2, "idle": 0, "running": 2, "queued": 2}
@@ -77,7 +77,7 @@ def test_jobs_of_the_runtime_do_not_queue_behind_functions(pool: Pool) -> None:
     assert all(gate.ends() for gate in gates)
 
 
-def test_a_function_that_waits_makes_room_for_another(pool: Pool) -> None:
+def test_a_waiting_function_makes_room_for_another(pool: Pool) -> None:
     waiting = [Gate(pool, waits=True) for _ in range(2)]
     more = [Gate(pool, waits=True) for _ in range(5)]
     assert all(gate.runs() for gate in waiting + more)
@@ -86,12 +86,12 @@ def test_a_function_that_waits_makes_room_for_another(pool: Pool) -> None:
     assert busy[0].runs() and busy[1].runs()
     assert figures(pool)["queued"] == 1
     assert all(gate.ends() for gate in waiting + more)
-    assert not busy[2].running.is_set(), "those that have waited count again"
+    assert not busy[2].running.is_set(), "functions that have waited count again"
     assert all(gate.ends() for gate in busy)
     until(lambda: figures(pool)["running"] == 0)
 
 
-def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
+def test_a_waiting_job_of_the_runtime_makes_no_room(pool: Pool) -> None:
     patient = Gate(waits=True)
     pool.spawn(patient)
     assert patient.runs()
@@ -101,7 +101,7 @@ def test_a_job_of_the_runtime_that_waits_makes_no_room(pool: Pool) -> None:
     assert patient.ends() and all(gate.ends() for gate in gates)
 
 
-def test_one_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) -> None:
+def test_a_function_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) -> None:
     begun, first, again, second = (threading.Event() for _ in range(4))
 
     def waits_twice() -> None:
@@ -124,7 +124,7 @@ def test_one_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) -> None
     assert all(gate.ends() for gate in gates)
 
 
-def test_one_that_its_pool_knows_to_wait_takes_no_room_and_may_wait_as_it_is(pool: Pool) -> None:
+def test_a_function_in_a_reported_wait_takes_no_room_and_can_wait_in_place(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
@@ -139,7 +139,7 @@ def test_one_that_its_pool_knows_to_wait_takes_no_room_and_may_wait_as_it_is(poo
     assert found.get(timeout=PATIENCE)
 
 
-def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_others(pool: Pool) -> None:
+def test_a_function_can_wait_in_place_only_while_there_is_room_for_another(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
@@ -150,11 +150,11 @@ def test_a_function_may_wait_for_a_moment_as_it_is_while_there_is_room_for_other
     other = Gate(pool)
     assert other.running.wait(PATIENCE)
     pool.submit(asks)
-    assert not found.get(timeout=PATIENCE), "two run, which is all that may"
+    assert not found.get(timeout=PATIENCE), "two functions run, which is the limit"
     other.go.set()
 
 
-def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
+def test_a_thread_that_receives_cannot_wait_in_place(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
@@ -167,8 +167,8 @@ def test_a_thread_that_reads_does_not_wait_as_it_is(pool: Pool) -> None:
     assert not found.get(timeout=PATIENCE)
 
 
-def test_a_busy_thread_gives_way_soon(pool: Pool) -> None:
-    """The interval may be shorter already, but no pool makes it longer."""
+def test_a_pool_shortens_the_switch_interval_and_never_lengthens_it(pool: Pool) -> None:
+    """The interval may be shorter already, and no pool makes it longer."""
     assert sys.getswitchinterval() <= 0.00011
     before = sys.getswitchinterval()
     try:
@@ -198,8 +198,8 @@ def test_idle_threads_end_after_a_while(pool: Pool, monkeypatch: pytest.MonkeyPa
     until(lambda: figures(pool)["threads"] == 0)
 
 
-def test_a_job_given_at_the_last_moment_is_done(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that has waited long enough finds itself taken: its job is on its way, however long that takes."""
+def test_a_job_that_is_given_to_a_thread_at_its_timeout_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that wants to end may be taken already: then it waits for its job, for as long as that takes."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
     pool.spawn(lambda: None)
     until(lambda: figures(pool)["idle"] == 1)
@@ -216,7 +216,7 @@ def test_a_job_given_at_the_last_moment_is_done(pool: Pool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("error", [ValueError("oops"), SystemExit(3), KeyboardInterrupt()])
-def test_a_job_that_fails_is_told_and_the_next_ones_run(
+def test_an_error_in_a_job_is_reported_and_the_next_jobs_run(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     told: list[BaseException | None] = []
@@ -234,7 +234,7 @@ def test_a_job_that_fails_is_told_and_the_next_ones_run(
     until(lambda: told == [error] * 6 and figures(pool)["running"] == 0)
 
 
-def test_every_thread_is_prepared_once() -> None:
+def test_each_thread_is_prepared_once() -> None:
     prepared: list[str] = []
     pool = Pool("test", 2, lambda: prepared.append(threading.current_thread().name))
     for _ in range(5):
@@ -244,7 +244,7 @@ def test_every_thread_is_prepared_once() -> None:
     assert prepared == ["test-1"]
 
 
-def test_closing_ends_idle_threads_and_drops_what_comes_later(pool: Pool) -> None:
+def test_a_closed_pool_ends_its_idle_threads_and_drops_later_jobs(pool: Pool) -> None:
     gate = Gate(pool)
     assert gate.runs() and gate.ends()
     pool.close(PATIENCE)
@@ -252,18 +252,18 @@ def test_closing_ends_idle_threads_and_drops_what_comes_later(pool: Pool) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
 
 
-def test_closing_waits_for_busy_threads_together_and_not_for_ever(pool: Pool) -> None:
+def test_a_closing_pool_waits_for_all_busy_threads_together_up_to_its_patience(pool: Pool) -> None:
     gates = [Gate() for _ in range(20)]
     for gate in gates:
         pool.spawn(gate)
     assert all(gate.runs() for gate in gates)
     begin = time.monotonic()
     pool.close(patience=0.3)
-    assert 0.3 <= time.monotonic() - begin < 4, "20 threads, one after the other, would be 6 s"
+    assert 0.3 <= time.monotonic() - begin < 4, "20 threads one after the other would take 6 s"
     assert all(gate.ends() for gate in gates)
 
 
-def test_a_pool_may_close_while_jobs_come_in() -> None:
+def test_a_pool_can_close_while_jobs_arrive() -> None:
     for _ in range(50):
         pool = Pool("test", 2, lambda: None)
         begun = threading.Event()
@@ -281,7 +281,7 @@ def test_a_pool_may_close_while_jobs_come_in() -> None:
     until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("test-")])
 
 
-def test_where_no_thread_can_be_started_a_function_runs_on_the_next_one_that_is_free(
+def test_a_function_runs_on_the_next_free_thread_if_no_thread_can_start(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""What a watcher is told: all tables, then every change; and that nothing is made or sent where nobody watches."""
+"""Watchers get all tables, then each change; without watchers, no changes are recorded or sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
 
 
 class Watcher:
-    """What one agent hears of worker1."""
+    """An agent that watches worker1."""
 
     def __init__(self, agent: Agent) -> None:
         self.heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -39,7 +39,7 @@ class Watcher:
         self._agent.notify(1, WATCH, on)
 
     def follow(self) -> None:
-        """Take what has come next; there may be no gap."""
+        """Apply the next notice; there must be no gap."""
         data = self.heard.get(timeout=PATIENCE)
         if "snapshot" in data:
             self.snapshots += 1
@@ -64,13 +64,13 @@ def publishing() -> int:
     return sum(thread.name == "rpcbench-publish" for thread in threading.enumerate())
 
 
-def test_nobody_watches(agents: list[Agent]) -> None:
+def test_an_agent_without_watchers_records_and_publishes_nothing(agents: list[Agent]) -> None:
     make(3)[0].to_here()
     assert not any(agent.bus.listening for agent in agents) and publishing() == 0
     assert agents[1].bus.drain(10).rows == {}
 
 
-def test_a_watcher_gets_the_tables_and_then_every_change(agents: list[Agent]) -> None:
+def test_a_watcher_gets_the_tables_and_then_all_changes(agents: list[Agent]) -> None:
     before = make(2)
     until(lambda: len(agents[1].tables()["owned"]) == 2)
     watcher = Watcher(agents[0])
@@ -86,7 +86,7 @@ def test_a_watcher_gets_the_tables_and_then_every_change(agents: list[Agent]) ->
     assert watcher.snapshots == 1
 
 
-def test_after_the_last_watcher_no_events_are_made(agents: list[Agent]) -> None:
+def test_an_agent_records_no_changes_after_its_last_watcher_leaves(agents: list[Agent]) -> None:
     first, second = Watcher(agents[0]), Watcher(agents[2])
     for watcher in (first, second):
         watcher.follow()
@@ -104,7 +104,7 @@ def test_after_the_last_watcher_no_events_are_made(agents: list[Agent]) -> None:
     until(lambda: publishing() == 1)
 
 
-def test_a_second_watcher_costs_the_first_nothing(agents: list[Agent]) -> None:
+def test_a_second_watcher_does_not_disturb_the_first(agents: list[Agent]) -> None:
     first = Watcher(agents[0])
     first.follow()
     rrefs = make(5)
@@ -116,14 +116,14 @@ def test_a_second_watcher_costs_the_first_nothing(agents: list[Agent]) -> None:
         watcher.follow_until(owned=10)
 
 
-def test_a_watcher_that_is_lost_is_not_written_to_any_more(agents: list[Agent]) -> None:
+def test_an_agent_stops_publishing_when_its_watcher_is_lost(agents: list[Agent]) -> None:
     watcher = Watcher(agents[2])
     watcher.follow()
     agents[2].stop()
     until(lambda: publishing() == 0 and not agents[1].bus.listening)
 
 
-def test_a_worker_that_stops_takes_its_publisher_along(agents: list[Agent]) -> None:
+def test_the_publisher_of_a_worker_ends_with_the_worker(agents: list[Agent]) -> None:
     Watcher(agents[0]).follow()
     agents[1].stop()
     until(lambda: publishing() == 0)

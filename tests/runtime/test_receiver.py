@@ -1,5 +1,5 @@
-"""The receive loop runs short calls itself, and a thread that waits for a reply receives that itself: neither keeps
-anything else waiting, and no message is lost between them."""
+"""The receive loop runs short calls itself, and a thread that waits for a reply receives it itself: neither delays
+other messages, and no message is lost between them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def runs_on_the_loop() -> bool:
 
 
 def hold() -> bool:
-    """Blocks in a way that the runtime knows nothing of."""
+    """Block without the knowledge of the runtime."""
     _held.append(threading.current_thread().name)
     return _gate.wait(PATIENCE)
 
 
 def spin() -> bool:
-    """The same for a function that computes."""
+    """Compute until the gate opens."""
     _held.append(threading.current_thread().name)
     while not _gate.is_set():
         pass
@@ -69,28 +69,28 @@ def open_gate() -> None:
 
 
 def descend(depth: int) -> int:
-    """A call that calls back, and so on."""
+    """Call back the caller, recursively."""
     here = current.current().id
     return 1 + rpc_sync(1 - here, descend, (depth - 1,)) if depth else 0
 
 
 def pass_on(large: Any, left: int) -> int:
-    """Round a ring of three."""
+    """Pass a value round three members."""
     here = current.current().id
     return rpc_sync((here + 1) % 3, pass_on, (large, left - 1)) if left else len(large)
 
 
-def test_a_short_call_runs_on_the_thread_that_has_read_it(agents: list[Agent]) -> None:
+def test_a_short_call_runs_on_the_thread_that_has_received_it(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", runs_on_the_loop)
     assert remote("worker1", runs_on_the_loop).to_here()
 
 
 @pytest.mark.parametrize("function", [hold, spin])
-def test_a_call_that_takes_long_keeps_nothing_else_waiting(agents: list[Agent], function: Any) -> None:
-    """Neither calls over the same connection, nor acknowledgements; the call that ends it comes that way, too."""
+def test_a_long_call_delays_no_other_messages(agents: list[Agent], function: Any) -> None:
+    """Calls over the same connection and acknowledgements go on; the call that ends it takes that connection, too."""
     long = [rpc_async("worker1", function) for _ in range(2)]
     until(lambda: len(_held) == 2)
-    assert len(set(_held)) == 2, "the second did not wait for the first"
+    assert len(set(_held)) == 2, "the second call runs on another thread"
     assert rpc_sync("worker1", echo, (7,)) == 7
     until(lambda: not agents[0].machine._node.delivery.pairs[1].missing(), "the acknowledgement")
     assert not any(future.done() for future in long)
@@ -98,27 +98,27 @@ def test_a_call_that_takes_long_keeps_nothing_else_waiting(agents: list[Agent], 
     assert [future.wait() for future in long] == [True, True]
 
 
-def test_a_call_may_wait_for_one_that_lies_behind_it_in_the_same_read(agents: list[Agent]) -> None:
-    """Both messages are there before the first one runs."""
+def test_a_call_can_wait_for_a_later_call_of_the_same_read(agents: list[Agent]) -> None:
+    """Both messages have arrived before the first call runs."""
     taken = _stall(agents[1], agents[0])
     first, second = rpc_async("worker1", hold), rpc_async("worker1", open_gate)
     taken.set()
     assert first.wait() and second.wait() is None
 
 
-def test_calls_nest_far_deeper_than_there_are_threads(agents: list[Agent]) -> None:
+def test_calls_can_nest_far_deeper_than_the_number_of_threads(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", descend, (60,)) == 60
 
 
-def test_sixty_four_calls_may_call_back_at_once(agents: list[Agent]) -> None:
+def test_sixty_four_calls_can_call_back_at_once(agents: list[Agent]) -> None:
     futures = [rpc_async("worker1", descend, (2,)) for _ in range(64)]
     assert [future.wait() for future in futures] == [2] * 64
 
 
 @pytest.mark.parametrize("large", [torch.ones(1 << 20), bytes(4 << 20)], ids=["tensor", "bytes"])
-def test_answers_larger_than_a_socket_do_not_stop_the_reading(agents: list[Agent], large: Any) -> None:
-    """Echoes of 4 MB in both directions and round a ring, none awaited before all are under way. Bytes go through the
-    socket, where tensors may find another way."""
+def test_results_larger_than_a_socket_buffer_do_not_stop_the_receive_loop(agents: list[Agent], large: Any) -> None:
+    """Echoes of 4 MB in both directions and round three members, none awaited before all are in flight. Bytes go
+    through the socket, and tensors may go through shared memory."""
     there = [rpc_async("worker1", echo, (large,)) for _ in range(8)]
     with current.using(agents[1]):
         back = [rpc_async(0, echo, (large,)) for _ in range(8)]
@@ -127,7 +127,7 @@ def test_answers_larger_than_a_socket_do_not_stop_the_reading(agents: list[Agent
     assert [future.wait() for future in ring] == [len(large)] * 3
 
 
-def test_who_does_not_read_its_answers_holds_up_nobody_else(agents: list[Agent]) -> None:
+def test_a_member_that_does_not_read_its_results_delays_no_other_member(agents: list[Agent]) -> None:
     large = bytes(4 << 20)
     taken = _stall(agents[0], agents[1])
     unread = [rpc_async("worker1", echo, (large,)) for _ in range(8)]
@@ -139,8 +139,8 @@ def test_who_does_not_read_its_answers_holds_up_nobody_else(agents: list[Agent])
     assert all(future.wait() == large for future in unread)
 
 
-def test_two_never_read_and_every_message_is_taken_in_order() -> None:
-    """Releases at all moments: before a call has begun, while it runs, as it ends, and long after."""
+def test_one_thread_at_a_time_receives_and_messages_are_taken_in_order() -> None:
+    """The read lock is released at all moments: before a call begins, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
     receiver = Receiver(pool, source, source.receive(pool), source.over)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_two_never_read_and_every_message_is_taken_in_order() -> None:
 
 
 class _Source:
-    """A connection whose messages are numbers; it notes every two threads that are in it at once."""
+    """A connection whose messages are numbers; it notes when two threads are in it at once."""
 
     watch = None
 
@@ -178,7 +178,7 @@ class _Source:
 
     def read(self) -> list[Frame] | ConnectionEnd:
         if self._alone():
-            time.sleep(self._draw.random() * 0.0002)  # a moment in which others may do wrong
+            time.sleep(self._draw.random() * 0.0002)  # time for another thread to enter
             self._inside.release()
         frames = [Frame(str(number).encode(), Body(b"", b"", [])) for number in itertools.islice(self._left, 3)]
         return frames or ConnectionEnd("all read", False)
@@ -216,7 +216,7 @@ def two(spinning: None, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
 
 
 class _Noted(Link):
-    """Which threads have received messages."""
+    """Notes the threads that receive messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class _Noted(Link):
 
 
 def _receiver(agent: Agent) -> Receiver:
-    """For the connection to the other one of two. One that has just come up has none for a moment."""
+    """Return the receiver of the connection to the other agent; a new connection has none for a moment."""
 
     def found() -> Any:
         return getattr(_connection(agent, 1 - agent.id).receive_until, "__self__", None)
@@ -239,14 +239,14 @@ def _receiver(agent: Agent) -> Receiver:
 
 
 def _idle(agent: Agent) -> Receiver:
-    """The receiver, once its loop is idle."""
+    """Return the receiver when its loop is idle."""
     receiver = _receiver(agent)
     until(lambda: receiver._idle, "an idle loop")
     return receiver
 
 
 def back_and_forth(turns: int) -> int:
-    """Calls its caller, which waits for this very call."""
+    """Call the caller, which waits for this call."""
     for number in range(turns):
         assert rpc_sync(0, echo, (number,)) == number
     return turns
@@ -257,25 +257,25 @@ def test_a_caller_receives_its_own_replies(two: list[Agent]) -> None:
     two[0].links.use(noted)
 
     def receives_all() -> bool:
-        """Unless the loop was woken between, by an acknowledgement or because this thread came late."""
+        """Return whether this thread received all; an acknowledgement or a late thread may have woken the loop."""
         noted.receivers.clear()
         assert [rpc_sync("worker1", echo, (number,)) for number in range(10)] == list(range(10))
         return noted.receivers == [threading.main_thread()] * 10
 
     until(receives_all, "ten replies that their caller has received")
-    assert receiver._idle and not two[0]._pool.monitor._since, "nothing for the monitor to watch"
+    assert receiver._idle and not two[0]._pool.monitor._since, "the monitor has nothing to watch"
 
 
 def ask_on(turns: int) -> int:
-    """On worker 1, of worker 2; the thread that asks."""
+    """Call worker 2 from worker 1; return the id of the calling thread."""
     assert [rpc_sync("worker2", echo, (number,)) for number in range(turns)] == list(range(turns))
     return threading.get_ident()
 
 
-def test_a_call_that_calls_on_receives_its_own_replies(
+def test_a_call_that_calls_another_worker_receives_its_own_replies(
     spinning: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits in place: no other thread is asked to do anything meanwhile."""
+    """It waits in place, without the help of another thread."""
     with world(tmp_path, 3) as made:
         noted, pool, asides = _Noted(), made[1]._pool, list[int]()
         made[1].links.use(noted)
@@ -292,18 +292,18 @@ def test_a_call_that_calls_on_receives_its_own_replies(
 
 
 def nest(depth: int, names: list[str]) -> int:
-    """Each calls the next one, round and round: over another connection than the call has come by."""
+    """Call the next member, round and round: over another connection than the one of this call."""
     return 1 + rpc_sync(names[depth % len(names)], nest, (depth - 1, names)) if depth else 0
 
 
-def test_calls_nest_deeper_than_there_is_room_where_all_wait_in_place(spinning: None, tmp_path: Path) -> None:
+def test_calls_that_wait_in_place_can_nest_deeper_than_the_pool_has_room(spinning: None, tmp_path: Path) -> None:
     names = ["worker1", "worker2", "notebook"]
     with world(tmp_path, 3, threads=2):
         for _ in range(5):
             assert rpc_sync("worker1", nest, (24, names)) == 24
 
 
-def test_the_loop_receives_what_comes_unasked(two: list[Agent]) -> None:
+def test_the_receive_loop_receives_calls_of_the_peer(two: list[Agent]) -> None:
     _idle(two[0])
     noted = _Noted()
     two[0].links.use(noted)
@@ -317,8 +317,10 @@ def test_a_caller_answers_calls_back_while_it_receives(two: list[Agent]) -> None
     assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(8)] == list(range(8))
 
 
-def test_where_no_loop_can_be_idle_it_alone_receives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems without epoll."""
+def test_the_receive_loop_receives_all_messages_if_it_cannot_be_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This is the case on systems without epoll."""
     monkeypatch.delattr(select, "epoll")
     noted = _Noted()
     with world(tmp_path, 2) as made:
@@ -327,7 +329,7 @@ def test_where_no_loop_can_be_idle_it_alone_receives(tmp_path: Path, monkeypatch
         assert threading.main_thread() not in noted.receivers
 
 
-def test_many_threads_call_both_ways_at_once(two: list[Agent]) -> None:
+def test_many_threads_can_call_in_both_directions_at_once(two: list[Agent]) -> None:
     failed: list[BaseException] = []
 
     def calls(agent: Agent, other: int, turns: int) -> None:
@@ -362,7 +364,7 @@ def test_a_backward_pass_receives_its_own_gradients(two: list[Agent]) -> None:
     until(receives_gradients, "gradients that were received by the thread that waits for them")
 
 
-def test_the_end_of_a_connection_is_seen_to_where_a_caller_meets_it(two: list[Agent]) -> None:
+def test_the_end_of_a_connection_is_handled_if_a_waiting_caller_receives_it(two: list[Agent]) -> None:
     receiver = _idle(two[0])
     two[1].stop()
     with pytest.raises(RpcError):
@@ -372,7 +374,7 @@ def test_the_end_of_a_connection_is_seen_to_where_a_caller_meets_it(two: list[Ag
         rpc_sync("worker1", echo, (1,))
 
 
-def test_a_message_that_cannot_be_handled_ends_the_connection_whichever_thread_receives_it(
+def test_an_error_in_the_handling_of_a_message_ends_the_connection_on_any_thread(
     two: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Breaks(Link):
@@ -388,14 +390,14 @@ def test_a_message_that_cannot_be_handled_ends_the_connection_whichever_thread_r
     monkeypatch.setattr(threading, "excepthook", told.append)
     receiver = _idle(two[0])
     two[0].links.use(Breaks())
-    with pytest.raises((WorkerLostError, ConnectionLostError)):  # the peer may dial again before we have parted
+    with pytest.raises((WorkerLostError, ConnectionLostError)):  # the peer may dial again before it is lost
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
     assert told[0].exc_type is ArithmeticError
     until(lambda: receiver._lent_watch.closed, "the end of the loop")
 
 
-def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_one_that_is_idle(two: list[Agent]) -> None:
+def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_idle_thread(two: list[Agent]) -> None:
     _gate.clear(), _held.clear()
     long = rpc_async("worker1", hold)
     until(lambda: bool(_held), "the call")
@@ -409,7 +411,7 @@ def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_one_that_is_idle(tw
 
 
 class _Quiet:
-    """A connection of which the test says when something comes: each byte is so many messages."""
+    """A connection on which the test sends bytes; each byte is `frames` messages."""
 
     def __init__(self, frames: int = 1) -> None:
         self.here, self.there = socket.socketpair()
@@ -417,10 +419,10 @@ class _Quiet:
         self.ended = threading.Event()
         self._frames = frames
         self.pool = Pool("test", 4, lambda: None)
-        self.pool.due = lambda: True  # replies are, so the loop does not spin
+        self.pool.due = lambda: True  # replies are due, so the loop does not spin
         self.came: list[threading.Thread] = []
         self.fails = False
-        self.vain = 0  # reads of nothing
+        self.vain = 0  # reads without data
 
     def read(self) -> list[Frame] | ConnectionEnd:
         try:
@@ -461,7 +463,7 @@ class _Quiet:
         self.here.close()
 
 
-def test_a_thread_that_waits_receives_and_the_loop_is_not_woken() -> None:
+def test_a_waiting_thread_receives_its_message_without_a_wake_up_of_the_loop() -> None:
     source = _Quiet()
     receiver = source.begins()
     sent = iter([None])
@@ -469,7 +471,7 @@ def test_a_thread_that_waits_receives_and_the_loop_is_not_woken() -> None:
     def waiting() -> bool:
         if next(sent, 1) is None:
             source.there.send(b".")
-        assert source.watch is not None and source.watch._armed.poll(0) == [], "it wakes the loop"
+        assert source.watch is not None and source.watch._armed.poll(0) == [], "the message would wake the loop"
         return not source.came
 
     receiver.receive_until(waiting, PATIENCE)
@@ -477,7 +479,7 @@ def test_a_thread_that_waits_receives_and_the_loop_is_not_woken() -> None:
     source.ends()
 
 
-def test_what_comes_for_a_thread_that_has_waited_in_vain_is_received_by_the_loop() -> None:
+def test_the_loop_receives_a_message_that_arrives_after_the_end_of_a_wait() -> None:
     source = _Quiet()
     source.begins().receive_until(lambda: True, 0.0)
     source.there.send(b".")
@@ -487,8 +489,8 @@ def test_what_comes_for_a_thread_that_has_waited_in_vain_is_received_by_the_loop
 
 
 @pytest.mark.parametrize("turn", range(50))
-def test_what_comes_as_a_waiting_thread_leaves_wakes_the_loop(turn: int) -> None:
-    """The end of the connection, just between the last look and the release of the read lock."""
+def test_the_loop_wakes_for_an_end_that_arrives_as_a_waiting_thread_leaves(turn: int) -> None:
+    """The connection ends between the last look and the release of the read lock."""
     source = _Quiet()
     receiver = source.begins()
 
@@ -501,8 +503,8 @@ def test_what_comes_as_a_waiting_thread_leaves_wakes_the_loop(turn: int) -> None
     source.closes()
 
 
-def test_the_loop_may_be_through_with_a_connection_before_it_is_watched_again() -> None:
-    """An end wakes the loop whether the watch is armed or not."""
+def test_the_loop_can_end_a_connection_before_a_waiting_thread_arms_the_watch() -> None:
+    """An end wakes the loop even if the watch is not armed."""
     source = _Quiet()
     receiver = source.begins()
     watch = source.watch
@@ -517,7 +519,7 @@ def test_the_loop_may_be_through_with_a_connection_before_it_is_watched_again() 
     receiver.receive_until(lambda: False)
 
 
-def test_the_loop_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_ends_a_connection_after_an_error_on_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
     source = _Quiet()
     receiver = source.begins()
@@ -534,8 +536,8 @@ def test_the_loop_sees_to_an_end_of_which_the_peer_knows_nothing(monkeypatch: py
     source.closes()
 
 
-def test_what_a_thread_that_runs_a_call_has_left_does_not_wait_for_one_that_waits() -> None:
-    """Two messages at once; the first is a call that runs until the second has been handled."""
+def test_a_waiting_thread_first_handles_the_messages_that_are_already_read() -> None:
+    """Two messages arrive at once; the first is a call that runs until the second is handled."""
     source = _Quiet(frames=2)
     running, handled = threading.Event(), threading.Event()
 
@@ -556,11 +558,11 @@ def test_what_a_thread_that_runs_a_call_has_left_does_not_wait_for_one_that_wait
     source.there.send(b".")
     assert running.wait(PATIENCE)
     receiver.receive_until(waiting)
-    assert handled.wait(PATIENCE), "no thread sees to the second message"
+    assert handled.wait(PATIENCE), "no thread has handled the second message"
     source.ends()
 
 
-def test_a_wake_for_what_another_thread_has_received_leaves_the_loop_idle() -> None:
+def test_a_wake_up_for_a_message_that_another_thread_received_leaves_the_loop_idle() -> None:
     """The read lock stays free for the next thread that waits."""
     source = _Quiet()
     watch, woken, go = source.watch, threading.Event(), threading.Event()
@@ -582,11 +584,11 @@ def test_a_wake_for_what_another_thread_has_received_leaves_the_loop_idle() -> N
     go.set()
     source.there.send(b".")
     until(lambda: len(source.came) == 2, "a message that the loop has received")
-    assert source.vain == vain, "it would have waited in there, with the read lock"
+    assert source.vain == vain, "the loop would have blocked in the read with the read lock"
     source.ends()
 
 
-def test_calls_of_a_message_that_cannot_be_handled_to_its_end_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_whose_handling_fails_no_longer_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     source = _Quiet()
@@ -604,8 +606,8 @@ def test_calls_of_a_message_that_cannot_be_handled_to_its_end_count_no_more(monk
     source.closes()
 
 
-def test_a_thread_that_waits_begins_a_loop_where_the_call_has_ended_meanwhile() -> None:
-    """The thread that ran the call finds the read lock taken, and goes."""
+def test_a_waiting_thread_starts_a_loop_if_the_running_call_has_ended_meanwhile() -> None:
+    """The thread that ran the call finds the read lock taken and leaves."""
     source = _Quiet()
     running, go = threading.Event(), threading.Event()
     receiver = source.begins(lambda frame: source.pool.submit(lambda: (running.set(), go.wait(PATIENCE))), False)
@@ -623,8 +625,8 @@ def test_a_thread_that_waits_begins_a_loop_where_the_call_has_ended_meanwhile() 
     source.ends()
 
 
-def test_what_ends_a_wait_from_outside_is_no_fault_of_the_connection() -> None:
-    """Such as a second Ctrl-C, or a full memory."""
+def test_an_error_that_ends_a_wait_does_not_end_the_connection() -> None:
+    """Such as a second Ctrl-C, or a MemoryError."""
     source = _Quiet()
     receiver = source.begins()
 
@@ -638,7 +640,7 @@ def test_what_ends_a_wait_from_outside_is_no_fault_of_the_connection() -> None:
     source.ends()
 
 
-def test_where_no_thread_can_be_started_the_read_lock_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_read_lock_is_not_lost_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     source = _Quiet()
     running, go = threading.Event(), threading.Event()
     receiver = source.begins(lambda frame: source.pool.submit(lambda: (running.set(), go.wait(PATIENCE))), False)
@@ -666,7 +668,7 @@ def _connection(of: Agent, to: int) -> StreamConnection:
 
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:
-    """`agent` reads nothing more from `peer` until the event is set."""
+    """Make `agent` read nothing from `peer` until the event is set."""
     stalled, go = threading.Event(), threading.Event()
     stream = _connection(agent, peer.id)._stream
     read_into = stream.read_into
@@ -677,6 +679,6 @@ def _stall(agent: Agent, peer: Agent) -> threading.Event:
         return read_into(target)
 
     stream.read_into = patient  # type: ignore[method-assign]
-    peer.call(agent.id, echo, (0,))  # in case that the reader is still in the read of before
+    peer.call(agent.id, echo, (0,))  # the reader may still be in an earlier read
     assert stalled.wait(PATIENCE)
     return go

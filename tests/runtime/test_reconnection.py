@@ -1,4 +1,4 @@
-"""What the end of a connection means: a pair that finds together again, and one that does not."""
+"""The end of a connection: pairs of members that reconnect, and pairs that do not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def agents(request: pytest.FixtureRequest, tmp_path: Path, no_leaks: None) -> It
 
 
 def cut(agents: list[Agent]) -> None:
-    """Break all connections between the first two agents, at both ends at once or nearly so."""
+    """Break all connections between the first two agents, at both ends and almost at once."""
     for entry in entries(agents[0], agents[1]) + entries(agents[1], agents[0]):
         entry.cut()
 
@@ -59,7 +59,7 @@ def take_resumed(agents: list[Agent]) -> bool:
 
 
 def returned(ask: Callable[[], T]) -> T:
-    """What a call after a break returns. One more may be lost for each side that has yet to notice; none is silent."""
+    """Return the result of a call after a break. One call may be lost for each side that has not noticed it yet."""
     for _ in range(4):
         with contextlib.suppress(ConnectionLostError):
             return ask()
@@ -72,11 +72,11 @@ def sum_of(here: Agent, there: Agent) -> int:
 
 @pytest.fixture
 def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is lost with a connection is seen to by the next one, or never."""
+    """Without ticks, lost messages are retransmitted only by the next connection."""
     monkeypatch.setattr(Link, "retry_seconds", 1000.0)
 
 
-def test_a_pair_that_finds_together_sees_to_what_was_lost_at_once(
+def test_a_reconnected_pair_is_reported_as_resumed_on_both_sides(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumed: list[str] = []
@@ -88,7 +88,9 @@ def test_a_pair_that_finds_together_sees_to_what_was_lost_at_once(
 
 @pytest.mark.usefixtures("no_ticks")
 @pytest.mark.parametrize("caller", [0, 1])
-def test_a_pair_whose_connection_breaks_finds_together_again(agents: list[Agent], caller: int) -> None:
+def test_a_pair_whose_connection_breaks_reconnects_and_only_calls_in_flight_fail(
+    agents: list[Agent], caller: int
+) -> None:
     here, there = agents[caller], agents[1 - caller]
     rref = remote("worker1", add, (40, 2))
     assert rref.to_here() == 42
@@ -100,7 +102,7 @@ def test_a_pair_whose_connection_breaks_finds_together_again(agents: list[Agent]
             lost.wait()
         assert caught.value.maybe_executed
         assert sum_of(here, there) == sum_of(there, here) == 3
-    assert returned(rref.to_here) == 42, "the same incarnation: what it holds is there"
+    assert returned(rref.to_here) == 42, "the same incarnation still has its values"
     GO.set()
     assert bystander.wait() == "done"
     assert len(here.members()) == 3
@@ -108,20 +110,20 @@ def test_a_pair_whose_connection_breaks_finds_together_again(agents: list[Agent]
     nothing_left(agents)
 
 
-def test_an_rref_whose_connection_breaks_while_its_value_is_made(agents: list[Agent]) -> None:
+def test_an_rref_survives_a_broken_connection_while_its_value_is_made(agents: list[Agent]) -> None:
     rref = remote("worker1", wait_here)
     until(lambda: agents[1]._pool.busy == 1, "the function to run")
     cut(agents)
     with pytest.raises(ConnectionLostError, match="wait_here"):
         rref._get_future().wait()
     GO.set()
-    assert returned(rref.to_here) == "done", "the owner knows"
+    assert returned(rref.to_here) == "done", "the owner has the value"
     del rref
     nothing_left(agents)
 
 
 @pytest.mark.usefixtures("no_ticks")
-def test_calls_in_a_storm_of_breaks_are_answered_or_known_to_be_lost(agents: list[Agent]) -> None:
+def test_calls_during_repeated_breaks_are_answered_or_reported_as_lost(agents: list[Agent]) -> None:
     over = threading.Event()
     outcomes: dict[str, int] = collections.Counter()
 
@@ -153,16 +155,16 @@ def test_calls_in_a_storm_of_breaks_are_answered_or_known_to_be_lost(agents: lis
 
 
 @pytest.mark.usefixtures("no_ticks")
-def test_an_rref_that_is_dropped_while_the_pair_is_apart_is_freed(agents: list[Agent]) -> None:
+def test_an_rref_that_is_dropped_without_a_connection_is_freed_after_reconnection(agents: list[Agent]) -> None:
     rref = remote("worker1", add, (40, 2))
     rref.to_here()
-    agents[1]._peers.acceptor.close()  # so that the pair stays apart until there is a way in again
+    agents[1]._peers.acceptor.close()  # so the pair stays separated until a listener is back
     cut(agents)
     del rref
     nothing_left(agents)
 
 
-def test_a_message_whose_connection_ends_before_it_is_written_takes_the_next_one(
+def test_a_message_whose_connection_ends_before_it_is_written_goes_to_the_next_one(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers, was_cut = agents[0]._peers, threading.Event()
@@ -177,12 +179,12 @@ def test_a_message_whose_connection_ends_before_it_is_written_takes_the_next_one
 
     monkeypatch.setattr(peers, "connect", cut_once)
     monkeypatch.setattr(peers, "find", lambda to: find(to) if was_cut.is_set() else None)
-    with contextlib.suppress(ConnectionLostError):  # but not as if the peer were gone
+    with contextlib.suppress(ConnectionLostError):  # but no WorkerLostError
         assert agents[0].call(1, add, (1, 2)).wait() == 3
     assert was_cut.is_set()
 
 
-def test_calls_wait_for_a_peer_that_is_out_of_reach_for_a_while(
+def test_calls_wait_for_a_peer_that_is_unreachable_for_a_while(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
@@ -201,11 +203,11 @@ def test_calls_wait_for_a_peer_that_is_out_of_reach_for_a_while(
     assert [call.wait() for call in calls] == [1, 2, 3]
 
 
-def test_a_peer_that_has_really_gone_is_told_at_once(agents: list[Agent]) -> None:
-    """As a killed process: connections break, and nobody listens any more."""
+def test_a_peer_without_a_listener_is_reported_as_lost_at_once(agents: list[Agent]) -> None:
+    """As for a killed process: connections break, and no process listens at the address."""
     lost = agents[0].call("worker1", wait_here)
     agents[1]._peers.acceptor.close()
-    agents[1]._peer_events.ways = lambda peer: ()  # the dead do not dial
+    agents[1]._peer_events.ways = lambda peer: ()  # a dead process does not dial
     cut(agents)
     with pytest.raises(WorkerLostError, match="worker1"):
         lost.wait()
@@ -213,12 +215,12 @@ def test_a_peer_that_has_really_gone_is_told_at_once(agents: list[Agent]) -> Non
     GO.set()
 
 
-def test_who_was_given_up_does_not_get_in_again_and_ends(agents: list[Agent]) -> None:
+def test_a_member_that_was_given_up_cannot_reconnect_and_ends(agents: list[Agent]) -> None:
     told: list[tuple[str, str]] = []
     agents[2].on_member(lambda kind, who, reason: told.append((kind, who.name)))
     agents[0]._peers.give_up(1, "nothing was received from it")
     until(lambda: len(agents[0].members()) == 2 and len(agents[2].members()) == 2)
-    assert agents[1].closing.wait(20), "a member without member 0 ends itself"
+    assert agents[1].closing.wait(20), "a member that has lost member 0 ends itself"
     until(lambda: ("lost", "worker1") in told)
     with pytest.raises(RefusedError, match="nothing was received from it"):
         Opener(agents[0].config.secret).dial(_way(agents[0], agents[1]), agents[1]._peers.me)
@@ -230,7 +232,7 @@ def _way(to: Agent, source: Agent) -> str:
     return member.ways(source._peers.me.host)[0]
 
 
-def test_a_pair_that_does_not_find_together_in_time_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_does_not_reconnect_in_time_is_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, 3, grace_seconds=0.3) as agents:
         for agent in agents[:2]:
             monkeypatch.setattr(agent._peers._opener, "dial", _unreachable)
@@ -251,12 +253,12 @@ def _unreachable(*_: object) -> None:
 
 # -- silence
 def mute(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing this agent sends arrives, and its host acknowledges nothing."""
+    """Drop all data that this agent sends; its host acknowledges nothing."""
     for entry in agent._peers._table.all():
         entry.connection._stream.write = lambda views, may_wait: views.clear()
 
 
-def test_a_member_on_another_host_that_falls_silent_is_suspect_and_then_lost(
+def test_a_silent_member_on_another_host_is_reported_as_suspect_and_then_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     with far_world(tmp_path, 3, suspect_seconds=0.5, lost_seconds=1.0, stuck_seconds=1.0) as agents:
@@ -269,12 +271,12 @@ def test_a_member_on_another_host_that_falls_silent_is_suspect_and_then_lost(
         assert caught.value.maybe_executed
         assert told[0] == ("suspect", WorkerInfo("worker1", 1))
         until(lambda: ("lost", WorkerInfo("worker1", 1)) in told)
-        assert agents[1].closing.wait(20), "it hears that it was given up"
+        assert agents[1].closing.wait(20), "it learns that it was given up"
         assert agents[0].call(2, add, (2, 2)).wait() == 4
         GO.set()
 
 
-def test_a_worker_that_does_not_hear_member_0_ends_itself(
+def test_a_worker_that_receives_nothing_from_member_0_ends_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     with far_world(tmp_path, 2, suspect_seconds=0.5, lost_seconds=1.0, stuck_seconds=1.0) as agents:
@@ -284,7 +286,7 @@ def test_a_worker_that_does_not_hear_member_0_ends_itself(
         assert agents[1].members() == []
 
 
-def test_a_silent_world_on_one_host_stays_whole(tmp_path: Path) -> None:
+def test_silence_on_one_host_is_no_sign_of_a_loss(tmp_path: Path) -> None:
     with world(tmp_path, 2, suspect_seconds=0.05, lost_seconds=0.1, stuck_seconds=0.1) as agents:
         assert not [t for t in threading.enumerate() if t.name.endswith("heartbeat")]
         assert not agents[0].closing.wait(0.5)
@@ -292,7 +294,7 @@ def test_a_silent_world_on_one_host_stays_whole(tmp_path: Path) -> None:
         assert address_of(agents[0])
 
 
-def test_heartbeats_keep_an_idle_world_on_two_hosts_together(tmp_path: Path, no_leaks: None) -> None:
+def test_heartbeats_keep_the_members_of_an_idle_world_on_two_hosts_alive(tmp_path: Path, no_leaks: None) -> None:
     with far_world(tmp_path, 2, suspect_seconds=0.5, lost_seconds=1.0, stuck_seconds=1.0) as agents:
         told: list[str] = []
         agents[0].on_member(lambda kind, who, reason: told.append(kind))

@@ -1,4 +1,4 @@
-"""Calls whose caller does nothing but wait: errors, Ctrl-C, an agent that stops meanwhile, many threads."""
+"""Calls with a waiting caller: errors, Ctrl-C, an agent that stops meanwhile, many threads."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def fail(text: str) -> None:
 
 
 def interrupt() -> int:
-    """Ctrl-C for the thread that waits for this."""
+    """Send Ctrl-C to the thread that waits for this call."""
     os.kill(os.getpid(), signal.SIGINT)
     return 1
 
 
-def test_nothing_is_left_of_calls_that_were_waited_for(agents: list[Agent]) -> None:
+def test_calls_that_were_waited_for_leave_nothing(agents: list[Agent]) -> None:
     value = remote("worker1", abs, (-3,))
     assert rpc_sync("worker1", abs, (-2,)) == 2 and value.to_here() == 3
     del value
     nothing_left(agents)
 
 
-def test_an_error_is_raised_as_it_came(agents: list[Agent]) -> None:
+def test_an_error_is_raised_with_its_cause_and_without_internal_frames(agents: list[Agent]) -> None:
     with pytest.raises(ValueError, match="no such thing") as caught:
         rpc_sync("worker1", fail, ("no such thing",))
     assert isinstance(caught.value.__cause__, RemoteError) and "in fail" in str(caught.value.__cause__)
     assert not any(frame.name == "reraise" for frame in traceback.extract_tb(caught.value.__traceback__))
 
 
-def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent]) -> None:
+def test_ctrl_c_during_the_arrival_of_a_result_is_not_lost(agents: list[Agent]) -> None:
     def interrupted() -> None:
         with pytest.raises(KeyboardInterrupt):
             rpc_sync("worker1", interrupt)
-            time.sleep(1)  # where it came after the answer
+            time.sleep(1)  # if it arrives after the result
         nothing_left(agents)
         assert not agents[0].pending.due()
 
@@ -67,7 +67,7 @@ def test_ctrl_c_while_the_answer_comes_is_not_lost(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", abs, (-2,)) == 2
 
 
-def test_an_agent_that_stops_as_a_call_begins_ends_it(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_fails_if_its_agent_stops_as_it_begins(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     promise = PendingCalls.promise
 
     def late(self: PendingCalls, *call: Any) -> Future[Any]:
@@ -89,10 +89,10 @@ def test_an_agent_that_stops_as_a_call_begins_ends_it(agents: list[Agent], monke
     assert raised == [RuntimeError]
 
 
-def test_where_ctrl_c_could_come_between_two_steps_the_general_path_is_taken(
+def test_the_fast_path_is_not_taken_where_ctrl_c_could_interrupt_it(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the main thread, which delivers what a debugger has held, and answers what a callback has waited for."""
+    """This concerns the main thread, which delivers messages that a stepper held and sends late results."""
     steps: list[str] = []
     for step in ("fast_resolve", "fast_answer"):
         monkeypatch.setattr(Node, step, lambda *_, step=step: steps.append(step))
@@ -105,7 +105,7 @@ def test_where_ctrl_c_could_come_between_two_steps_the_general_path_is_taken(
     assert steps == ["fast_resolve", "fast_answer"]
 
 
-def test_many_threads_call_at_once(agents: list[Agent]) -> None:
+def test_many_threads_can_call_at_once(agents: list[Agent]) -> None:
     wrong: list[int] = []
 
     def calls(number: int) -> None:

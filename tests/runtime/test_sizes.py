@@ -1,4 +1,4 @@
-"""How much memory a value keeps alive: known without running code of the value's class, and told by its owner."""
+"""The memory that a value keeps alive: computed without code of its class, and reported by its owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tied():
     ("value", "size"),
     [
         (torch.zeros(10), 40),
-        (torch.zeros(10)[2:4], 40),  # a view keeps all of it
+        (torch.zeros(10)[2:4], 40),  # a view keeps the whole storage
         (torch.nn.Parameter(torch.zeros(3)), 12),
         (torch.nn.Linear(3, 5), 80),
         (torch.nn.BatchNorm1d(2), 4 * 8 + 8),
@@ -54,7 +54,7 @@ def tied():
         (3, None),
     ],
 )
-def test_size(value, size):
+def test_size_of_counts_the_memory_of_tensors_and_modules(value, size):
     assert size_of(value) == size
 
 
@@ -62,7 +62,7 @@ def held(rref):
     return rref.local_value().numel()
 
 
-def test_the_owner_tells_it_of_what_it_made_and_of_what_it_had(tmp_path: Path, no_leaks: None) -> None:
+def test_owners_report_the_sizes_of_created_and_of_local_values(tmp_path: Path, no_leaks: None) -> None:
     with world(tmp_path, 2) as agents:
         there = remote("worker1", torch.zeros, (25,))
         plain = remote("worker1", dict, ())

@@ -1,4 +1,4 @@
-"""Whatever strangers send, and members that have gone mad: nothing crashes, nothing grows, nothing is unpickled."""
+"""Any data from strangers and from faulty members: no crash, no growth, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Canary:
 
 
 class Door:
-    """An agent, and a way to its door for those who have no key."""
+    """An agent, and connections to it without the secret."""
 
     def __init__(self, agent: Agent, address: str, directory: Path) -> None:
         self.agent = agent
@@ -61,7 +61,7 @@ class Door:
         return Opener(b"").connect(self.address, time.monotonic() + 5)
 
     def throw(self, data: bytes) -> None:
-        """All of it, hang up, and wait until the door is shut again."""
+        """Send all of the data, hang up, and wait until it is refused."""
         before = self.refused
         stream = self.knock()
         with contextlib.suppress(OSError):
@@ -108,11 +108,11 @@ THROWN = st.one_of(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(thrown=THROWN)
-def test_whatever_a_stranger_sends_he_is_refused(door: Door, thrown: bytes) -> None:
+def test_a_stranger_is_refused_for_any_data(door: Door, thrown: bytes) -> None:
     door.throw(thrown + door.sings)
 
 
-def test_what_strangers_send_leaves_nothing_behind(door: Door) -> None:
+def test_refused_strangers_leave_no_descriptors_and_no_memory(door: Door) -> None:
     def measured() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), psutil.Process().memory_info().rss >> 20
 
@@ -125,8 +125,8 @@ def test_what_strangers_send_leaves_nothing_behind(door: Door) -> None:
     assert after <= files + 2 and grown <= size + 32
 
 
-def test_strangers_who_say_nothing_do_not_keep_others_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than are looked at at once, each holding his connection open as long as he may."""
+def test_silent_strangers_do_not_block_a_member(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more of them than the agent handles at once, and each keeps its connection open as long as it can."""
     monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
     silent = [door.knock() for _ in range(100)]
     try:
@@ -139,7 +139,7 @@ def test_strangers_who_say_nothing_do_not_keep_others_out(door: Door, monkeypatc
             stream.release()
 
 
-def test_a_handshake_that_was_overheard_is_worth_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_handshake_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
     agent = start_agent(config(tmp_path, 0))
     said: list[bytes] = []
@@ -161,7 +161,7 @@ def test_a_handshake_that_was_overheard_is_worth_nothing_again(tmp_path: Path, m
         agent.stop()
 
 
-# -- members that have gone mad
+# -- faulty members
 VALID = b"".join(
     bytes(part)
     for control, body in ((b"\x92\x01\x02", Body(b"p" * 40, b"t" * 8, [b"b" * 300])), (b"\x93", Body(b"q", b"", [])))
@@ -176,7 +176,7 @@ VALID = b"".join(
 
 
 def decode(data: bytes, limits: Limits, pieces: int) -> int:
-    """Feed bytes to a decoder; how many it keeps. ProtocolError where it has had enough."""
+    """Feed bytes to a decoder; return how many it keeps, or raise its ProtocolError."""
     decoder, kept = Decoder(limits), 0
     while data:
         target = decoder.target()
@@ -190,7 +190,7 @@ def decode(data: bytes, limits: Limits, pieces: int) -> int:
 
 @settings(max_examples=300, derandomize=True)
 @given(bits=st.lists(st.integers(0, 8 * 600), max_size=3), end=st.integers(0, 2000), size=st.sampled_from([1, 7, 4096]))
-def test_frames_with_changed_bits_are_frames_or_an_error(bits: list[int], end: int, size: int) -> None:
+def test_frames_with_changed_bits_are_decoded_or_refused(bits: list[int], end: int, size: int) -> None:
     data = VALID[:end]
     for bit in bits:
         data = flipped(data, bit) if data else data
@@ -200,7 +200,7 @@ def test_frames_with_changed_bits_are_frames_or_an_error(bits: list[int], end: i
 
 @settings(max_examples=300, derandomize=True)
 @given(data=st.binary(max_size=300))
-def test_random_bytes_are_no_reason_to_fail_otherwise(data: bytes) -> None:
+def test_random_bytes_cause_only_protocol_errors(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode(data, SMALL, 64)
 
@@ -211,16 +211,18 @@ def test_random_bytes_are_no_reason_to_fail_otherwise(data: bytes) -> None:
     [random.Random(0).randbytes(4096), b"\xff" * 4096, b"\x01" + b"\xff" * 200, VALID[40:200]],
     ids=["random", "ones", "a huge size", "the middle of a frame"],
 )
-def test_a_member_that_sends_nonsense_is_parted_from(make: Any, data: bytes, tmp_path: Path) -> None:
+def test_a_member_that_sends_invalid_data_is_removed(make: Any, data: bytes, tmp_path: Path) -> None:
     with make(tmp_path, 3) as agents:
         (mad,) = entries(agents[1], agents[0])
-        mad._stream.write([memoryview(data)], True)  # and no end of it: who dials again before it is read is heard anew
+        mad._stream.write(
+            [memoryview(data)], True
+        )  # without hanging up: a new connection would be accepted before this one is read
         until(lambda: len(agents[0].members()) == 2)
         assert agents[0].call(2, max, (1, 2)).wait() == 2
 
 
-def test_who_is_parted_from_is_the_last_to_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or it would dial again, and be heard anew, before it is known that it was lost."""
+def test_a_member_that_is_removed_sees_its_connection_end_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it could dial again and be accepted before its loss is known."""
     with world(tmp_path, 3) as agents:
         (mad,), reunion = entries(agents[1], agents[0]), agents[0]._peers._reconnector
         ended: list[bool] = []
@@ -251,7 +253,7 @@ def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_p
         assert len(agents[0].members()) == 2
 
 
-def test_a_member_whose_message_is_over_the_limit_is_parted_from(tmp_path: Path) -> None:
+def test_a_connection_with_a_message_over_the_limit_is_ended(tmp_path: Path) -> None:
     with world(tmp_path, 3) as agents:
         agents[0]._peers._limits = SMALL
         stream, _ = Opener(SECRET).dial(address_of(agents[0]), _as(agents[1]))
@@ -271,7 +273,9 @@ def _as(agent: Agent) -> Identity:
     return agent._peers.me
 
 
-def test_who_stops_in_the_middle_of_a_handshake_is_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_disconnected(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.5)
     stream = door.knock()
     stream.limit(10.0)
@@ -286,7 +290,7 @@ def test_who_stops_in_the_middle_of_a_handshake_is_hung_up_on(door: Door, monkey
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])
-def test_a_thousand_half_open_connections_delay_nobody_for_long_and_are_told_of(
+def test_a_thousand_half_open_connections_are_logged_and_do_not_block_a_join(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")

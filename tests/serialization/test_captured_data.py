@@ -1,4 +1,4 @@
-"""Large data that functions take along: named once, with its size, at the line of the one who sends."""
+"""Large data that functions take along: one warning with its size, at the line of the sender."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = torch.zeros(3 * MB, dtype=torch.uint8)
 
 
 def by_value(text: str, **names: Any) -> Any:
-    """The function `f` of a cell of its own."""
+    """Return the function `f` of a new cell."""
     cell = {"__name__": "__main__", **names}
     exec(compile(text, "<cell>", "exec"), cell)
     return cell["f"]
@@ -51,7 +51,7 @@ def warned(codec: Codec, *functions: Any) -> list[str]:
     ],
     ids=["global", "in a comprehension", "default", "closure", "array", "model", "bytes", "function"],
 )
-def test_what_is_large_is_named_with_its_size(make: Callable[[], Any], said: str) -> None:
+def test_a_function_with_large_data_causes_a_warning_with_its_name_and_size(make: Callable[[], Any], said: str) -> None:
     (message,) = [text for text in warned(Codec(), make()) if said in text]
     assert "Make that once on the worker" in message
 
@@ -61,11 +61,11 @@ def closure(held: Any) -> Any:
 
 
 def elsewhere() -> torch.Tensor:
-    """Goes by name, and leaves its globals where they are."""
+    """This function is sent by name, without its globals."""
     return LARGE
 
 
-def test_what_is_small_or_goes_by_name_is_not() -> None:
+def test_small_data_and_code_by_name_cause_no_warning() -> None:
     model = torch.zeros(10**4, 10**4, device="meta")
     importable = functools.partial(weight, LARGE)
     assert warned(Codec(), closure(SMALL), closure(model), closure(types), elsewhere, importable) == []
@@ -73,7 +73,7 @@ def test_what_is_small_or_goes_by_name_is_not() -> None:
     assert warned(Codec(), by_value("def f(): return data.sum()", data=SMALL)) == []
 
 
-def test_each_version_of_a_function_is_told_of_once() -> None:
+def test_each_version_of_a_function_causes_one_warning() -> None:
     codec = Codec()
     first, same, changed = (
         by_value(text, data=LARGE)
@@ -83,7 +83,7 @@ def test_each_version_of_a_function_is_told_of_once() -> None:
     assert len(warned(codec, changed)) == 1
 
 
-def test_looking_is_bounded_and_ends_in_circles() -> None:
+def test_the_weight_of_a_value_is_bounded_in_effort_and_ends_in_cycles() -> None:
     around: list[Any] = [LARGE]
     around.append(around)
     assert weight(around) == weight([LARGE, LARGE]) == LARGE.nbytes

@@ -1,4 +1,4 @@
-"""Code by value: which object a function or class of `__main__` becomes in another process, and back."""
+"""Code by value: the object that a function or class of `__main__` becomes in another process, and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rpcbench.wire.messages import Body
 
 
 class Process:
-    """A codec and a `__main__` of its own."""
+    """A codec and its own `__main__`."""
 
     def __init__(self, source: str = "") -> None:
         self.main = types.ModuleType("__main__")
@@ -36,7 +36,7 @@ class Process:
         self.run(source)
 
     def run(self, source: str) -> None:
-        """As a notebook runs a cell."""
+        """Run a cell, as a notebook does."""
         with self.inside():
             exec(compile(textwrap.dedent(source), "cell", "exec", dont_inherit=True), vars(self.main))
 
@@ -47,19 +47,19 @@ class Process:
             yield self.main
 
     def send(self, name: str) -> Body:
-        """The value of an expression."""
+        """Encode the value of an expression."""
         with self.inside():
             return self.codec.encode(eval(name, vars(self.main)))[0]
 
     def take(self, body: Body, name: str = "_") -> Any:
-        """The value of a body, bound to a name here."""
+        """Decode a body and bind the value to a name here."""
         with self.inside():
             value = self.codec.decode(body)
         setattr(self.main, name, value)
         return value
 
 
-def test_functions_travel_with_what_they_need() -> None:
+def test_a_function_is_sent_with_its_globals_and_closure() -> None:
     here = Process(
         """
         import math
@@ -85,7 +85,7 @@ def test_functions_travel_with_what_they_need() -> None:
     assert (add(1), add(1), here.main.add(5)) == (11, 22, 15)
 
 
-def test_a_changed_global_or_function_is_seen_by_the_next_call() -> None:
+def test_a_function_that_is_sent_again_has_its_new_globals_and_code() -> None:
     here, there = Process("k = 1\ndef f(): return k"), Process()
     assert there.take(here.send("f"))() == 1
     here.run("k = 2")
@@ -94,7 +94,7 @@ def test_a_changed_global_or_function_is_seen_by_the_next_call() -> None:
     assert there.take(here.send("f"))() == -2
 
 
-def test_the_receivers_own_function_is_used_if_it_says_the_same() -> None:
+def test_the_receiver_uses_its_own_function_if_the_code_is_equal() -> None:
     source = "def f(): return where"
     here, there = Process(f"where = 'here'\n{source}"), Process(f"where = 'there'\n\n\n{source}")
     assert there.take(here.send("f")) is there.main.f
@@ -104,7 +104,7 @@ def test_the_receivers_own_function_is_used_if_it_says_the_same() -> None:
     assert there.main.where == "there"
 
 
-def test_decorated_functions_are_told_apart_by_what_they_wrap() -> None:
+def test_decorated_functions_are_distinguished_by_the_wrapped_function() -> None:
     deco = """
         import functools
         def twice(f):
@@ -120,7 +120,7 @@ def test_decorated_functions_are_told_apart_by_what_they_wrap() -> None:
     assert other.main._(0) == 2
 
 
-def test_functions_return_to_their_own_process_as_themselves() -> None:
+def test_a_function_that_returns_to_its_process_is_the_original() -> None:
     here, there = Process("def f(): return 1"), Process()
     there.take(here.send("f"), "g")
     assert here.take(there.send("g")) is here.main.f
@@ -288,7 +288,7 @@ INSTANCES = {
 
 
 @pytest.mark.parametrize(("kind", "made"), INSTANCES.items(), ids=list(INSTANCES))
-def test_a_class_is_one_class_over_all_messages_and_back(kind: str, made: str) -> None:
+def test_a_class_arrives_as_one_copy_and_returns_as_the_original(kind: str, made: str) -> None:
     here, there = Process(CLASSES), Process()
     first = there.take(here.send(made), "first")
     assert type(first) is not getattr(here.main, kind)
@@ -301,7 +301,7 @@ def test_a_class_is_one_class_over_all_messages_and_back(kind: str, made: str) -
 
 
 @pytest.mark.parametrize("kind", INSTANCES)
-def test_a_class_that_both_have_is_the_receivers_own(kind: str) -> None:
+def test_the_receiver_uses_its_own_class_if_the_code_is_equal(kind: str) -> None:
     here, there = Process(CLASSES), Process("# the same, further down\n" + CLASSES)
     before = dict(vars(getattr(there.main, kind)))
     assert type(there.take(here.send(INSTANCES[kind]))) is getattr(there.main, kind)
@@ -310,7 +310,7 @@ def test_a_class_that_both_have_is_the_receivers_own(kind: str) -> None:
     assert dict(vars(getattr(there.main, kind))) == before
 
 
-def test_copies_of_classes_work() -> None:
+def test_copies_of_classes_behave_as_their_originals() -> None:
     here, there = Process(CLASSES), Process()
     child = there.take(here.send("Child(2)"))
     assert child.mine() and child.again().mine() and child.of(3).x == 3 and child.plus(1, 2) == 3 and child.twice == 4
@@ -326,7 +326,7 @@ def test_copies_of_classes_work() -> None:
     assert x.grad == 12
 
 
-def test_copies_of_what_typing_and_functools_make_work() -> None:
+def test_copies_of_typing_and_functools_objects_behave_as_their_originals() -> None:
     here, there = Process(CLASSES), Process()
     point = there.take(here.send("Point(1)"))
     assert point == (1, 2) and point.sum() == 3 and point._replace(x=5).sum() == 7 and point._fields == ("x", "y")
@@ -344,14 +344,14 @@ def test_copies_of_what_typing_and_functools_make_work() -> None:
     assert there.take(here.send("Table"))(a=1) == {"a": 1} and there.take(here.send("Proto")).__name__ == "Proto"
 
 
-def test_a_third_process_sees_the_same_class() -> None:
+def test_a_third_process_gets_one_class_directly_and_indirectly() -> None:
     here, one, two = Process(CLASSES), Process(), Process()
     one.take(here.send("Plain(1)"), "x")
     direct, through = two.take(here.send("Plain(2)")), two.take(one.send("x"))
     assert type(direct) is type(through)
 
 
-def test_a_changed_class_is_another_and_its_old_instances_stay() -> None:
+def test_a_changed_class_is_a_new_class_and_old_instances_keep_theirs() -> None:
     here, there = Process("class A:\n    def f(self): return 1"), Process()
     old = there.take(here.send("A()"), "old")
     here.run("keep = A\nclass A:\n    def f(self): return 2")
@@ -361,7 +361,7 @@ def test_a_changed_class_is_another_and_its_old_instances_stay() -> None:
     assert type(here.take(there.send("_"))) is here.main.A
 
 
-def test_the_same_cell_run_again_is_the_same_class() -> None:
+def test_a_cell_that_runs_again_keeps_the_copy_of_its_class() -> None:
     source = "class A:\n    n = 1"
     here, there = Process(source), Process()
     old = there.take(here.send("A()"), "old")
@@ -370,7 +370,7 @@ def test_the_same_cell_run_again_is_the_same_class() -> None:
     assert type(here.take(there.send("old"))) is here.main.A
 
 
-def test_copies_follow_their_original_which_is_never_written_to() -> None:
+def test_a_copy_of_a_class_is_updated_and_its_original_is_never_written() -> None:
     here, there = Process(CLASSES), Process()
     copy = type(there.take(here.send("Plain(1)"), "first"))
     here.run("Plain.count = 5\nPlain.again = lambda self: 'patched'")
@@ -382,7 +382,7 @@ def test_copies_follow_their_original_which_is_never_written_to() -> None:
     assert here.main.Plain.count == 5 and here.main.Plain.again is again
 
 
-def test_classes_in_functions_are_told_apart_by_their_identity() -> None:
+def test_local_classes_are_distinguished_by_identity() -> None:
     here = Process(
         """
         import torch
@@ -400,7 +400,7 @@ def test_classes_in_functions_are_told_apart_by_their_identity() -> None:
     assert type(here.take(there.send("_"))) is here.main.One
 
 
-def test_a_class_that_is_known_is_not_made_again() -> None:
+def test_a_known_class_is_not_created_again() -> None:
     here = Process(
         """
         class Base:
@@ -414,7 +414,7 @@ def test_a_class_that_is_known_is_not_made_again() -> None:
     assert there.take(here.send("Child()")).made == ["Child"]
 
 
-def test_two_codecs_of_one_process_leave_the_original_alone() -> None:
+def test_a_second_codec_of_a_process_does_not_change_the_original_class() -> None:
     class Local:
         def get(self) -> int:
             return 1
@@ -426,7 +426,7 @@ def test_two_codecs_of_one_process_leave_the_original_alone() -> None:
     assert Local.get is method
 
 
-def test_classes_nobody_uses_are_let_go() -> None:
+def test_unused_classes_are_released() -> None:
     codec = Codec()
 
     class Local:
@@ -440,14 +440,14 @@ def test_classes_nobody_uses_are_let_go() -> None:
     assert copy() is None and original() is None
 
 
-def test_tensors_in_closures_go_through_the_table() -> None:
+def test_tensors_in_closures_are_sent_in_the_table() -> None:
     weight = torch.ones(3)
     encoded = Codec().encode(lambda x: x * weight)
     assert [id(t) for t in encoded[1]] == [id(weight)]
     assert Codec().decode(encoded[0])(2).tolist() == [2, 2, 2]
 
 
-def test_a_cached_function_goes_by_value_or_name() -> None:
+def test_a_cached_function_is_sent_by_value_or_by_name() -> None:
     here = Process(
         """
         import functools
@@ -465,14 +465,14 @@ def importable_and_cached() -> None:
     pass
 
 
-def test_importable_code_goes_by_name() -> None:
+def test_importable_code_is_sent_by_name() -> None:
     for value in (fingerprint, Codec, Codec.encode, errors.RpcError, torch.nn.Linear, collections.deque, abc.ABC):
         body = Codec().encode(value)[0]
         assert Codec().decode(body) is value
         assert len(body.payload) < 150
 
 
-def test_the_original_of_a_wrapped_function_goes_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_its_module_has_replaced_is_sent_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("wrapped")
     exec("def f(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "wrapped", module)
@@ -497,11 +497,11 @@ BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
         ("import functools\n" + BASE + "\nf = functools.wraps(f)(lambda *a: 1)", False),
     ],
 )
-def test_fingerprints_of_functions(other: str, same: bool) -> None:
+def test_fingerprints_of_functions_are_equal_exactly_for_equal_code(other: str, same: bool) -> None:
     assert (fingerprint(Process(BASE).main.f) == fingerprint(Process(other).main.f)) is same
 
 
-def test_fingerprints_tell_closures_apart() -> None:
+def test_fingerprints_distinguish_closures() -> None:
     def make(n: int) -> Any:
         return lambda: n
 
@@ -530,12 +530,12 @@ class A(list):
         (CLASS + "\n    more = 1", False),
     ],
 )
-def test_fingerprints_of_classes(other: str, same: bool) -> None:
+def test_fingerprints_of_classes_are_equal_exactly_for_equal_code(other: str, same: bool) -> None:
     assert (fingerprint(Process(CLASS).main.A) == fingerprint(Process(other).main.A)) is same
 
 
 def run(script: Path, *arguments: str, **environment: str) -> str:
-    """What a program prints, in a process and directory of its own."""
+    """Run a program in its own process and directory, and return its output."""
     done = subprocess.run(
         [sys.executable, script.name, *arguments],
         cwd=script.parent,
@@ -548,7 +548,7 @@ def run(script: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
+def test_fingerprints_are_equal_in_all_processes(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     show = "from rpcbench.serialization.importable import fingerprint\nprint(fingerprint(f), fingerprint(A))"
     script.write_text("\n".join([BASE, CLASS, show]))
@@ -578,8 +578,8 @@ print(*function(*args), type(args[0]) is globals().get("Job"))
 
 
 @pytest.mark.parametrize("has_it", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_between_real_programs(tmp_path: Path, has_it: bool) -> None:
-    """The receiver has no such class, or has all of it in its own `__main__`."""
+def test_code_of_main_is_sent_between_two_programs(tmp_path: Path, has_it: bool) -> None:
+    """The receiver has no such class, or has the same code in its own `__main__`."""
     (tmp_path / "sender.py").write_text(SENDER.format(factor=10))
     own = SENDER.format(factor=10).partition("if __name__")[0] if has_it else ""
     (tmp_path / "receiver.py").write_text(own + RECEIVER)
@@ -587,7 +587,7 @@ def test_between_real_programs(tmp_path: Path, has_it: bool) -> None:
     assert run(tmp_path / "receiver.py", "body") == f"40 True __main__ {has_it}\n"
 
 
-def test_what_code_mentions_and_cannot_travel_is_named() -> None:
+def test_a_global_that_cannot_be_pickled_is_named_with_its_function() -> None:
     here = Process("stream = (x for x in [])\ndef f(): return g()\ndef g(): return stream")
     with pytest.raises(SerializationError, match=r"^value \(its global 'g'\) \(its global 'stream'\): cannot pickle"):
         here.send("f")
@@ -603,7 +603,7 @@ def get():
 """
 
 
-def test_a_lock_of_main_stays_there_and_the_receivers_is_used() -> None:
+def test_a_lock_of_main_is_not_sent_and_the_receiver_uses_its_own() -> None:
     here, there, elsewhere = Process(GUARDED), Process(GUARDED), Process("import threading\nlock = threading.RLock()")
     got = there.take(here.send("get"))
     assert got is there.main.get and got() == (there.main.lock, there.main.made)

@@ -1,4 +1,4 @@
-"""Damaged and hostile bodies: refused before memory is taken, and what is not the pickle is never unpickled."""
+"""Damaged and hostile bodies: refused before memory is allocated, and nothing but the payload is unpickled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGE = 1 << 33
 
 
 class Canary:
-    """Whoever unpickles this leaves a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Canary:
 
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
-    """A gigabyte more than is mapped now: who reserves for what a peer announces fails at once."""
+    """Limit memory to one more gigabyte: an allocation of the size that a peer announces fails at once."""
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), hard))
@@ -52,7 +52,7 @@ def little_memory() -> Iterator[None]:
 
 
 def sample() -> Body:
-    """A body with all that bodies have: tensors in the table and beside it, parts, a large array, an exception."""
+    """A body with every kind of content: tensors in the table and in buffers, parts, a large array, an exception."""
     base = torch.arange(float(INLINE))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -66,14 +66,14 @@ SAMPLE = sample()
 
 
 def opened(body: Body) -> None:
-    """Decoding ends in a value, or in one of our own refusals."""
+    """Decode a body; only a ProtocolError or a SerializationError is allowed."""
     with contextlib.suppress(ProtocolError, SerializationError):
         Codec().decode(body)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE.tensors) - 1), st.integers(1, 255)), min_size=1, max_size=4))
 @settings(max_examples=300)
-def test_a_damaged_table_does_no_harm_to_the_body(flips: list[tuple[int, int]]) -> None:
+def test_a_body_with_a_damaged_table_is_decoded_or_refused(flips: list[tuple[int, int]]) -> None:
     table = bytearray(SAMPLE.tensors)
     for place, value in flips:
         table[place] ^= value
@@ -81,7 +81,7 @@ def test_a_damaged_table_does_no_harm_to_the_body(flips: list[tuple[int, int]]) 
 
 
 @pytest.mark.parametrize("cut", [lambda a, b: [], lambda a, b: [a], lambda a, b: [b, a], lambda a, b: [a[:-1], b]])
-def test_buffers_of_other_sizes_and_numbers_are_refused(cut: Any) -> None:
+def test_buffers_of_a_wrong_size_or_number_are_refused(cut: Any) -> None:
     with pytest.raises(ProtocolError):
         Codec().decode(SAMPLE._replace(buffers=cut(*SAMPLE.buffers)))
 
@@ -107,7 +107,7 @@ def test_a_cut_payload_is_refused(length: int) -> None:
         (list(range(1000)), ["uint8", [4], 0]),
     ],
 )
-def test_what_is_announced_but_not_there_takes_no_memory(storages: Any, entry: Any) -> None:
+def test_a_table_that_announces_missing_data_is_refused_without_allocation(storages: Any, entry: Any) -> None:
     table = msgpack.packb([storages, [entry]])
     with little_memory(), pytest.raises(ProtocolError):
         tensors.decode(table, [])
@@ -122,13 +122,13 @@ def test_what_is_announced_but_not_there_takes_no_memory(storages: Any, entry: A
     ],
     ids=["repeated", "quantized", "meta"],
 )
-def test_large_shapes_over_little_memory_take_little(entry: Any) -> None:
+def test_a_large_shape_over_a_small_storage_takes_little_memory(entry: Any) -> None:
     with little_memory():
         (tensor,), _ = tensors.decode(msgpack.packb([[b"1234"], [entry]]), [])
     assert tensor.numel() >= LARGE
 
 
-def test_only_the_payload_is_ever_unpickled(tmp_path: Path) -> None:
+def test_a_codec_unpickles_only_the_payload(tmp_path: Path) -> None:
     path = tmp_path / "canary"
     canary = pickle.dumps(Canary(path))
     ext = msgpack.ExtType(1, canary)
@@ -145,4 +145,4 @@ def test_only_the_payload_is_ever_unpickled(tmp_path: Path) -> None:
     seq, call = unpack(pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
     assert seq == 1 and call.body.payload == canary and not path.exists()
     Codec().decode(Body(canary, b"", []))
-    assert path.exists(), "the canary itself is dead"
+    assert path.exists(), "the canary does not create its file"

@@ -1,4 +1,4 @@
-"""The quick way for plain calls and values: it says the same as the general one, and leaves to that what it must."""
+"""The fast path for plain calls and values: equal results, and all other values are left to the general path."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ GENERAL: dict[str, Any] = {
 
 
 def sent(value: Any) -> Body:
-    """A value, which is a call if it looks like one, as `ObjectStore` sends it."""
+    """Encode a value as `ObjectStore` does; a tuple that begins with a callable is a call."""
     codec = Codec()
     if type(value) is tuple and callable(value[0]):
         quick = None if value[2] else codec.plain_call(value[0], value[1], None)
@@ -75,7 +75,7 @@ def sent(value: Any) -> Body:
 
 
 def through(value: Any) -> tuple[bool, Any]:
-    """Whether it goes the quick way, and what arrives."""
+    """Return whether a value takes the fast path, and the value that arrives."""
     body = sent(value)
     received = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
     return fast_path.begins(body.payload), Codec().decode(received)
@@ -90,32 +90,32 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_values_and_calls_arrive_as_they_were(name: str) -> None:
+def test_plain_values_and_calls_take_the_fast_path_and_arrive_equal(name: str) -> None:
     quick, arrived = through(PLAIN[name])
     assert quick and same(arrived, PLAIN[name])
 
 
 @pytest.mark.parametrize("name", GENERAL)
-def test_all_else_goes_the_general_way(name: str) -> None:
+def test_other_values_and_calls_take_the_general_path(name: str) -> None:
     quick, arrived = through(GENERAL[name])
     assert not quick
     if isinstance(arrived, tuple) and callable(arrived[0]):
         assert all(map(same, arrived[1], GENERAL[name][1]))
 
 
-def test_one_tensor_twice_is_one_tensor() -> None:
+def test_a_tensor_that_is_passed_twice_arrives_as_one_tensor() -> None:
     quick, (_, (one, number, other), _) = through((torch.add, (T, 1, T), {}))
     assert not quick and one is other and number == 1
 
 
-def test_tensors_that_share_memory_go_the_general_way() -> None:
+def test_tensors_that_share_memory_take_the_general_path_and_share_it_on_arrival() -> None:
     quick, (_, (one, other), _) = through((torch.add, (T, T.view(-1)), {}))
     one[0, 0] = 9.0
     assert not quick and other[0] == 9.0
 
 
 @pytest.mark.parametrize("call", [(operator.add, (1,), {}), (textwrap.wrap, (1,), {}), (operator.add, (T,), {})])
-def test_whoever_has_a_reducer_is_asked(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_with_a_registered_reducer_takes_the_general_path(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert through(call)[0]
     kind = torch.Tensor if call[1][0] is T else type(call[0])
     monkeypatch.setitem(pickler._REDUCERS, kind, lambda value: (str, ("reduced",)))
@@ -123,7 +123,7 @@ def test_whoever_has_a_reducer_is_asked(call: Any, monkeypatch: pytest.MonkeyPat
     assert not quick and "reduced" in (function, args[0])
 
 
-def test_a_module_that_is_not_loaded_yet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_is_not_loaded_yet_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain_here.py").write_text("def f(x): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
     import plain_here  # type: ignore[import-not-found]
@@ -135,7 +135,7 @@ def test_a_module_that_is_not_loaded_yet_is(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("module", "name"), [("textwrap", "gone"), ("gone_altogether", "f")])
-def test_a_function_missing_here_is_an_error_that_says_so(module: str, name: str) -> None:
+def test_a_function_that_the_receiver_lacks_is_named_in_the_error(module: str, name: str) -> None:
     with pytest.raises(MissingCodeError, match="gone"):
         Codec().decode(Body(pickle.dumps((module, name, ()), 3), b"", []))
 
@@ -147,14 +147,14 @@ def test_a_function_missing_here_is_an_error_that_says_so(module: str, name: str
         *(("textwrap", "wrap", ((number,),)) for number in (1, -1)),
     ],
 )
-def test_what_the_quick_way_does_not_say_is_refused(said: Any) -> None:
+def test_an_invalid_payload_of_the_fast_path_is_refused(said: Any) -> None:
     table = sent((torch.add, (T, 1), {})).tensors
     with pytest.raises(ProtocolError):
         Codec().decode(Body(pickle.dumps(said, 3), table, []))
 
 
 @pytest.mark.parametrize("length", [2, 3, 9, -1])
-def test_cut_payloads_are_refused(length: int) -> None:
+def test_a_cut_payload_is_refused(length: int) -> None:
     body = sent((operator.add, (1, 2), {}))
     with pytest.raises(ProtocolError):
         Codec().decode(Body(body.payload[:length], b"", []))

@@ -1,4 +1,4 @@
-"""The quick way through tensor tables says the same as the general one, or leaves it to that."""
+"""The fast path for tensor tables gives the result of the general path, or leaves the table to it."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def plain(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(st.lists(plain(), max_size=4))
-def test_both_ways_write_the_same_bytes(sent: list[torch.Tensor]) -> None:
+def test_the_fast_path_and_the_general_path_write_equal_tables(sent: list[torch.Tensor]) -> None:
     quickly = tensors.encode_dense(sent)
     assert quickly == tensors._encode(sent, Storages(CPU_ONLY)) and quickly is not None
     table, buffers = quickly
-    assert all(buffer.readonly for buffer in buffers), "the sender's own memory"
+    assert all(buffer.readonly for buffer in buffers), "the buffers are the memory of the sender"
     found = tensors.decode_dense(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
     assert found is not None and found[1] == len(buffers)
     received, _ = found
     for before, after in zip(sent, received, strict=True):
         assert before.dtype == after.dtype and torch.equal(before, after) and not after._is_view()
         assert before.requires_grad == after.requires_grad and after.is_leaf
-        assert not after.detach().fill_(0).any() and before.all(), "it has memory of its own, which it may write"
+        assert not after.detach().fill_(0).any() and before.all(), "the received tensor has its own writable memory"
 
 
-def test_what_is_larger_goes_into_the_table_until_that_is_large() -> None:
+def test_small_storages_always_go_into_the_table_and_larger_ones_until_it_is_full() -> None:
     most, small = INLINE // 2 - 1, SMALL - 1
     sent = [torch.ones(size, dtype=torch.uint8) for size in (most, small, most, most, SMALL, small, INLINE)]
     for encode in (tensors.encode_dense, lambda sent: tensors._encode(sent, Storages(CPU_ONLY))):
@@ -71,7 +71,7 @@ def test_what_is_larger_goes_into_the_table_until_that_is_large() -> None:
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_what_is_special_goes_the_general_way(name: str) -> None:
+def test_special_tensors_are_left_to_the_general_path(name: str) -> None:
     assert tensors.encode_dense([BASE]) is not None
     assert tensors.encode_dense(SPECIAL[name]) is None
     assert tensors.encode_dense([torch.ones(2), *SPECIAL[name]]) is None
@@ -82,7 +82,7 @@ LENGTHS = st.one_of(st.integers(1, 3), st.sampled_from([0, -1, True, 1.0, None, 
 
 @st.composite
 def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
-    """Storages and entries, of which perhaps one number is wrong."""
+    """Storages and entries, with possibly wrong numbers."""
     storages: list[Any] = []
     entries: list[Any] = []
     for number in range(draw(st.integers(1, 3))):
@@ -97,7 +97,7 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
 
 @given(nearly_right())
 @settings(max_examples=500)
-def test_both_ways_read_the_same(table: tuple[list[Any], list[Any]]) -> None:
+def test_the_fast_path_and_the_general_path_read_equal_tensors(table: tuple[list[Any], list[Any]]) -> None:
     packed = msgpack.packb(table)
     quick = _read(packed)
     with patch.object(tensors, "decode_dense", lambda storages, entries, buffers: None):
@@ -105,7 +105,7 @@ def test_both_ways_read_the_same(table: tuple[list[Any], list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("buffers", [[], [bytes(INLINE)], [bytearray(INLINE - 4)], [bytearray(INLINE + 4)]])
-def test_a_buffer_that_is_not_as_announced_is_left_to_the_general_way(buffers: list[Any]) -> None:
+def test_a_buffer_that_does_not_match_is_left_to_the_general_path(buffers: list[Any]) -> None:
     table, _ = tensors.encode([torch.zeros(INLINE // 4)])
     assert tensors.decode_dense(*msgpack.unpackb(table), [bytearray(INLINE)]) is not None
     assert tensors.decode_dense(*msgpack.unpackb(table), buffers) is None
@@ -121,8 +121,8 @@ def _read(table: bytes) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (1, 1, 4)])
-def test_a_table_of_every_dtype_and_shape_is_read_quickly(dtype: str, shape: tuple[int, ...]) -> None:
-    """bfloat16 too, which numpy does not know: only the sender needs that."""
+def test_the_fast_path_reads_tables_of_all_dtypes_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
+    """This includes bfloat16, which numpy lacks: only the sender needs numpy."""
     sent = torch.ones(shape).to(tensors.DTYPES[dtype])
     storages, entries = msgpack.unpackb(tensors.encode([sent])[0])
     found = tensors.decode_dense(storages, entries, [])

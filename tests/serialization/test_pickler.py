@@ -1,4 +1,4 @@
-"""Bodies: what a value becomes on the other side, what it refuses to carry, and whom it blames."""
+"""Bodies: the value that arrives, the values that are refused, and the part that the error names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Order:
 
 
 class Reference:
-    """Stands for an RRef: something that another floor keeps."""
+    """Stands for an RRef: an object of a higher layer."""
 
 
 class Table:
@@ -75,7 +75,7 @@ def send(value: Any, **options: Any) -> Any:
 
 
 def received(encoded: Encoded) -> Body:
-    """The body as a peer has it: large buffers in writable memory of its own."""
+    """The body as a peer has it: large buffers in its own writable memory."""
     payload, table, buffers = encoded[0]
     return Body(payload, table, [bytearray(buffer) for buffer in buffers])
 
@@ -101,7 +101,7 @@ def received(encoded: Encoded) -> Body:
     ],
     ids=lambda value: getattr(value, "__qualname__", None) or repr(value),  # a repr may hold an address
 )
-def test_values_arrive_equal(value: Any) -> None:
+def test_a_value_arrives_equal(value: Any) -> None:
     arrived = send(value)
     assert type(arrived) is type(value) and repr(arrived) == repr(value)
 
@@ -111,13 +111,13 @@ def test_modules_and_views_of_dicts_can_be_sent() -> None:
     assert list(send({"a": 1}.keys())) == ["a"]
 
 
-def test_a_method_of_a_class_goes_by_name() -> None:
+def test_a_method_of_a_class_is_sent_by_name() -> None:
     assert send(torch.Tensor.add_) is torch.Tensor.add_
     assert send(Order.__init__) is Order.__init__
     assert send(Order.empty).__func__ is Order.empty.__func__
 
 
-def test_one_tensor_twice_is_one_tensor() -> None:
+def test_a_tensor_that_occurs_twice_arrives_as_one_tensor() -> None:
     tensor = torch.zeros(3)
     encoded = Codec().encode(([tensor, tensor], {"again": tensor}))
     assert len(encoded[1]) == 1 and encoded[1][0] is tensor
@@ -125,7 +125,7 @@ def test_one_tensor_twice_is_one_tensor() -> None:
     assert one is two is rest["again"]
 
 
-def test_the_senders_tensors_are_handed_out_in_table_order() -> None:
+def test_the_encoder_returns_the_tensors_of_the_sender_in_table_order() -> None:
     inside = torch.ones(2, requires_grad=True) * 2
     parameter = torch.nn.Parameter(torch.ones(1))
     tagged = torch.ones(1).as_subclass(Tagged)
@@ -134,7 +134,7 @@ def test_the_senders_tensors_are_handed_out_in_table_order() -> None:
     assert [id(t) for t in encoded[1]] == [id(t) for t in (inside, parameter, tagged, sparse)]
 
 
-def test_adopt_replaces_tensors_before_anything_refers_to_them() -> None:
+def test_adopt_replaces_received_tensors_before_the_value_is_built() -> None:
     seen: list[list[torch.Tensor]] = []
 
     def adopt(arrived: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -149,7 +149,7 @@ def test_adopt_replaces_tensors_before_anything_refers_to_them() -> None:
     assert send("no tensors", adopt=adopt) == "no tensors" and seen[1:] == [[]]
 
 
-def test_classes_and_attributes_of_tensors_are_kept() -> None:
+def test_tensors_keep_their_class_and_attributes() -> None:
     tagged = torch.ones(2, requires_grad=True).as_subclass(Tagged).detach().requires_grad_()
     tagged.note = {"more": torch.zeros(1)}
     plain = torch.ones(1)
@@ -165,7 +165,7 @@ def test_classes_and_attributes_of_tensors_are_kept() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-def test_quantized_nested_and_uninitialized_tensors_travel_torchs_way() -> None:
+def test_quantized_nested_and_uninitialized_tensors_can_be_sent() -> None:
     quantized = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 1, torch.qint8)
     assert torch.equal(send(quantized), quantized)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged)
@@ -173,7 +173,7 @@ def test_quantized_nested_and_uninitialized_tensors_travel_torchs_way() -> None:
     assert isinstance(send(torch.nn.UninitializedParameter()), torch.nn.UninitializedParameter)
 
 
-def test_a_module_arrives_whole() -> None:
+def test_a_module_arrives_with_its_parameters_and_behaviour() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
     arrived = send(model)
     x = torch.ones(3)
@@ -196,7 +196,7 @@ def test_arrays_arrive_writable_and_large_ones_are_not_copied(count: int) -> Non
 class Meter:
     def __init__(self, reads: float) -> None:
         self.reads = reads
-        self.port = threading.Lock()  # cannot travel
+        self.port = threading.Lock()  # cannot be pickled
 
 
 class Weighed(torch.Tensor):
@@ -209,18 +209,18 @@ def reducers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("reducers")
-def test_a_registered_reducer_says_how_instances_travel() -> None:
+def test_a_registered_reducer_is_used_for_instances_of_exactly_its_class() -> None:
     pickler.register_reducer(Meter, lambda meter: (Meter, (meter.reads,)))
     arrived = send({"all": [Meter(2.5), Meter(3.5)]})["all"]
     assert [(type(meter), meter.reads) for meter in arrived] == [(Meter, 2.5), (Meter, 3.5)]
     pickler.register_reducer(Weighed, lambda tensor: (float, (tensor.sum().item(),)))
-    assert send(torch.ones(3).as_subclass(Weighed)) == 3.0  # before the table of tensors
+    assert send(torch.ones(3).as_subclass(Weighed)) == 3.0  # the reducer comes before the table of tensors
     with pytest.raises(SerializationError, match="lock"):
-        send(type("SubMeter", (Meter,), {})(1))  # of exactly this class
+        send(type("SubMeter", (Meter,), {})(1))  # the reducer is for exactly this class
 
 
 @pytest.mark.usefixtures("reducers")
-def test_the_latest_reducer_counts_and_torchs_name_keeps_the_first() -> None:
+def test_register_reducer_replaces_a_reducer_and_the_function_of_torch_keeps_the_first() -> None:
     pickler._register_reducer(Meter, lambda meter: (str, ("one",)))
     pickler._register_reducer(Meter, lambda meter: (str, ("two",)))
     assert send(Meter(1)) == "one"
@@ -231,13 +231,13 @@ def test_the_latest_reducer_counts_and_torchs_name_keeps_the_first() -> None:
 
 
 @pytest.mark.usefixtures("reducers")
-def test_what_a_reducer_gives_is_blamed_too() -> None:
+def test_an_error_in_a_reducer_names_the_value() -> None:
     pickler.register_reducer(Meter, lambda meter: 1 // 0)
     with pytest.raises(SerializationError, match=r"^value\[0\]: ZeroDivisionError"):
         send([Meter(1)])
 
 
-def test_externals_travel_by_number() -> None:
+def test_externals_are_sent_by_number() -> None:
     one, two = Reference(), Reference()
     table = Table()
     encoded = Codec().encode(([one, two], {"again": one}, lambda: two), table)
@@ -246,8 +246,8 @@ def test_externals_travel_by_number() -> None:
     assert (a, b, again["again"], function()) == ("reference 0", "reference 1", "reference 0", "reference 1")
 
 
-def test_nothing_is_kept_until_the_next_collection() -> None:
-    """A value with RRefs in it must release them as soon as its last user lets go."""
+def test_a_codec_keeps_no_value_until_the_next_garbage_collection() -> None:
+    """A value with RRefs must release them as soon as its last reference is dropped."""
     body = Codec().encode([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table())[0]
     gc.disable()
     try:
@@ -266,7 +266,7 @@ class Fresh(Table):
         return Reference()
 
 
-def test_what_the_message_does_not_bring_is_refused() -> None:
+def test_a_payload_that_refers_to_missing_tensors_or_externals_is_refused() -> None:
     codec = Codec()
     tensors = codec.encode([torch.ones(1), torch.ones(1)])[0]
     fewer = codec.encode([torch.ones(1)])[0]
@@ -283,20 +283,20 @@ def test_what_the_message_does_not_bring_is_refused() -> None:
 
 
 @pytest.mark.parametrize("length", range(0, 60, 3))
-def test_cut_payloads_are_refused(length: int) -> None:
+def test_a_cut_payload_is_refused(length: int) -> None:
     body = Codec().encode(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5}))[0]
     assert length < len(body.payload)
     with pytest.raises(ProtocolError, match="broken payload"):
         Codec().decode(body._replace(payload=body.payload[:length]))
 
 
-def test_outside_a_message_slots_have_no_answer() -> None:
+def test_a_payload_cannot_be_unpickled_without_its_message() -> None:
     body = Codec().encode(torch.ones(1))[0]
     with pytest.raises(SerializationError, match="part of an rpcbench message"):
         pickle.loads(body.payload)
 
 
-def test_a_slot_of_another_version_is_refused_by_name() -> None:
+def test_a_slot_that_this_version_lacks_is_named_in_the_error() -> None:
     payload = f"c{closures.__name__}\nnewer_slot\n.".encode()
     with pytest.raises(MissingCodeError, match="newer_slot"):
         Codec().decode(Body(payload, b"", []))
@@ -327,7 +327,7 @@ class Frozen:
 
 
 class Spiteful:
-    """Fails for a reason of its own, though it holds what would fail too."""
+    """Fails in its own `__reduce__`, and also holds a lock, which would fail."""
 
     def __init__(self) -> None:
         self.lock = LOCK
@@ -397,14 +397,14 @@ PARTS = ("function", "args", "kwargs")
         ([1, sys._getframe()], "value", "value[1]: cannot pickle"),
     ],
 )
-def test_what_cannot_travel_is_named(value: Any, label: Any, message: str) -> None:
+def test_the_part_that_cannot_be_pickled_is_named_with_its_path(value: Any, label: Any, message: str) -> None:
     with pytest.raises(SerializationError) as caught:
         Codec().encode(value, label=label)
     assert str(caught.value).startswith(message)
     assert caught.value.__cause__ is not None
 
 
-def test_the_search_for_the_one_to_blame_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_the_part_at_fault_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     def problem(part: object) -> Exception | None:
@@ -419,7 +419,7 @@ def test_the_search_for_the_one_to_blame_is_bounded(monkeypatch: pytest.MonkeyPa
     assert diagnostics.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
 
 
-def test_blame_ends_in_cycles_and_deep_values() -> None:
+def test_the_search_for_the_part_at_fault_ends_in_cycles_and_deep_values() -> None:
     around: list[Any] = []
     around.append([around, LOCK])
     with pytest.raises(SerializationError, match=r"^value\[0\]\[1\]: cannot pickle"):
@@ -433,7 +433,7 @@ def test_blame_ends_in_cycles_and_deep_values() -> None:
         deep = deep.pop()
 
 
-def test_errors_about_the_runtime_pass_unchanged() -> None:
+def test_an_error_of_the_runtime_passes_unchanged() -> None:
     class Closed(Table):
         def give(self, value: object) -> tuple[int | str, ...] | None:
             raise ShutdownError("stopped")
@@ -442,7 +442,7 @@ def test_errors_about_the_runtime_pass_unchanged() -> None:
         Codec().encode([Reference()], Closed())
 
 
-def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_or_module_that_the_receiver_lacks_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("only_there")
     exec("def work(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "only_there", module)
@@ -457,7 +457,7 @@ def test_a_function_missing_here_is_an_error_that_says_so(monkeypatch: pytest.Mo
         monkeypatch.delitem(sys.modules, "only_there", raising=False)
 
 
-def test_errors_of_the_values_own_classes_pass_unchanged() -> None:
+def test_an_error_of_a_user_class_passes_unchanged() -> None:
     body = Codec().encode(Brittle())[0]
     with pytest.raises(AttributeError, match=r"^just so$") as caught:
         Codec().decode(body)
@@ -470,7 +470,7 @@ class KeywordsOnly(Exception):
         self.code, self.holds = code, holds
 
 
-def test_an_exception_is_a_value_like_any_other() -> None:
+def test_an_exception_can_be_sent_as_a_value() -> None:
     error = KeywordsOnly(code=7)
     error.holds = [error]
     arrived = send([error, KeyError(Colour.RED)])
@@ -484,7 +484,7 @@ def raised(error: BaseException) -> Any:
     return Codec().decode(Codec().encode_error(error))
 
 
-def test_an_error_keeps_its_type_whatever_it_holds() -> None:
+def test_an_error_with_an_unpicklable_attribute_keeps_its_type() -> None:
     lock = threading.Lock()
     error = KeywordsOnly(code=7, holds=lock)
     error.add_note("a note")
@@ -495,7 +495,7 @@ def test_an_error_keeps_its_type_whatever_it_holds() -> None:
     assert [inner.args for inner in group.exceptions] == [("code 7", repr(lock)), (1,)]
 
 
-def test_an_error_whose_class_cannot_travel_is_an_empty_body() -> None:
+def test_an_error_of_an_unpicklable_class_is_an_empty_body() -> None:
     class Local(Exception):
         lock = threading.Lock()
 
@@ -524,7 +524,7 @@ class Brittle:
         raise AttributeError("just so")
 
 
-def test_a_codec_writes_each_value_as_if_it_were_the_first() -> None:
+def test_a_reused_codec_writes_the_bytes_of_a_new_one() -> None:
     codec, shared = Codec(), [1]
     local = eval("lambda: shared", {"shared": shared, "__name__": "__main__"})
     array, ones = np.zeros(INLINE), torch.ones(2)
@@ -532,7 +532,9 @@ def test_a_codec_writes_each_value_as_if_it_were_the_first() -> None:
     for value in (*short, list(range(9999)), *short, [local], *short):
         body, found = codec.encode(value)
         assert (body, found) == Codec().encode(value)
-        assert bool(codec._idle) == any(value is one for one in short), "not what has written much, or code"
+        assert bool(codec._idle) == any(value is one for one in short), (
+            "a pickler is not reused after a large value or code"
+        )
 
 
 def test_a_codec_serves_many_threads() -> None:
@@ -557,9 +559,7 @@ def test_a_codec_serves_many_threads() -> None:
     assert failures == []
 
 
-def test_modules_of_one_package_may_be_loaded_by_two_threads_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_threads_can_import_modules_of_one_package_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "slowly" / "package"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("import time\ntime.sleep(0.3)\n")
@@ -572,7 +572,7 @@ def test_modules_of_one_package_may_be_loaded_by_two_threads_at_once(
     threads = [threading.Thread(target=lambda b=body: found.append(Codec().decode(b)())) for body in bodies]
     for thread in threads:
         thread.start()
-        time.sleep(0.1)  # the second begins while the first has just begun
+        time.sleep(0.1)  # the second import begins during the first one
     for thread in threads:
         thread.join(20)
     assert sorted(found) == ["left", "right"]
@@ -599,12 +599,14 @@ ALONE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_tensor_alone_makes_the_same_body_as_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_tensor_takes_the_fast_path_with_the_body_of_the_general_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     value = ALONE[name]
     quick, sent = Codec().encode(value)
     arrived = Codec().decode(quick)
     monkeypatch.setattr(pickler, "_alone", lambda value: None)
-    assert Codec().encode(value)[0] == quick, "whoever reads it need not know"
+    assert Codec().encode(value)[0] == quick, "the bodies are equal"
     monkeypatch.setattr(pickler, "_ALONE", b"")
     monkeypatch.setattr(pickler, "_LISTED", b"")
     again = Codec().decode(quick)
@@ -612,6 +614,6 @@ def test_a_tensor_alone_makes_the_same_body_as_anywhere(name: str, monkeypatch: 
     assert not isinstance(value, torch.Tensor) or (sent == [value] and vars(arrived) == vars(value))
 
 
-def test_whoever_has_a_reducer_for_tensors_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_reducer_for_tensors_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pickler._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
     assert Codec().decode(Codec().encode(torch.ones(2))[0]) == ("reduced",)

@@ -1,4 +1,4 @@
-"""Every kind of tensor through a whole codec: what arrives is what was sent, down to memory, class and state."""
+"""Each kind of tensor through a whole codec: it arrives equal, with its memory layout, class and state."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def send(value: Any) -> Any:
 
 
 def elements(tensor: torch.Tensor) -> list[Any]:
-    """What a tensor of any layout holds."""
+    """The elements of a tensor of any layout."""
     tensor = tensor.detach()
     if tensor.is_meta:
         return []
@@ -138,7 +138,7 @@ def quantizer(tensor: torch.Tensor) -> list[Any]:
 
 
 def strides(tensor: torch.Tensor) -> list[int]:
-    """How far apart elements are, where there are some."""
+    """The strides of the dimensions with more than one element."""
     if tensor.is_nested or tensor.layout is not torch.strided or not tensor.numel():
         return []
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
@@ -166,7 +166,7 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS.keys())
-def test_what_arrives_is_what_was_sent(make: Callable[[], torch.Tensor]) -> None:
+def test_a_tensor_of_each_kind_arrives_equal(make: Callable[[], torch.Tensor]) -> None:
     sent = make()
     first, again = send([sent, {"again": sent}])
     assert describe(first) == describe(sent)
@@ -174,7 +174,7 @@ def test_what_arrives_is_what_was_sent(make: Callable[[], torch.Tensor]) -> None
 
 
 @pytest.mark.parametrize("make", [DENSE.to_sparse, lambda: per_tensor(torch.qint8), lambda: per_channel(0)])
-def test_parts_in_large_buffers_arrive_too(make: Callable[[], torch.Tensor]) -> None:
+def test_tensors_with_parts_arrive_between_large_buffers(make: Callable[[], torch.Tensor]) -> None:
     large = torch.rand(INLINE)
     arrived = send([large, make(), large + 1])
     assert describe(arrived[1]) == describe(make())
@@ -199,7 +199,7 @@ def windows(draw: st.DrawFn) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 @given(windows())
-def test_views_arrive_equal_and_alias_what_they_aliased(drawn: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+def test_views_arrive_equal_and_share_memory_with_their_base(drawn: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
     base, sent = drawn
     arrived = send([base, *sent])
     assert [describe(tensor) for tensor in arrived[1:]] == [describe(tensor) for tensor in sent]
@@ -208,26 +208,26 @@ def test_views_arrive_equal_and_alias_what_they_aliased(drawn: tuple[torch.Tenso
     assert [elements(tensor) for tensor in arrived[1:]] == [elements(tensor) for tensor in sent]
 
 
-def test_views_of_quantized_memory_share_it_on_arrival() -> None:
+def test_views_of_a_quantized_tensor_share_memory_on_arrival() -> None:
     base = per_tensor(torch.qint8)
     whole, row = send([base, base[1]])
     whole.copy_(torch.zeros(3, 4))
     assert row.dequantize().tolist() == [0, 0, 0, 0]
 
 
-def test_a_small_view_of_a_large_storage_leaves_the_rest_behind() -> None:
+def test_a_small_view_of_a_large_storage_is_sent_without_the_rest() -> None:
     base = torch.arange(10**6)
     assert send(base[5:15]).untyped_storage().nbytes() < 200
 
 
 def outside(make: Callable[[], Any]) -> Any:
-    """What `make` makes, or the error of sending it."""
+    """Return the error of sending the result of `make`."""
     with pytest.raises(SerializationError) as caught:
         send(("x", [make()]))
     return str(caught.value)
 
 
-def test_tensors_that_only_stand_for_others_are_refused_by_name() -> None:
+def test_fake_and_functional_tensors_are_refused_with_their_path() -> None:
     inside = outside(lambda: FakeTensorMode().from_tensor(torch.ones(2)))
     assert inside.startswith("value[1][0]: a tensor that stands for others while torch traces")
     assert outside(lambda: torch._to_functional_tensor(torch.ones(2))) == inside
@@ -238,7 +238,7 @@ def test_tensors_that_only_stand_for_others_are_refused_by_name() -> None:
     [torch.vmap, torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))],
     ids=["vmap", "grad", "jvp"],
 )
-def test_tensors_inside_a_transform_are_refused(transform: Any) -> None:
+def test_tensors_inside_a_torch_func_transform_are_refused(transform: Any) -> None:
     seen: list[str] = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -249,19 +249,19 @@ def test_tensors_inside_a_transform_are_refused(transform: Any) -> None:
     assert all(text.startswith("value[1][0]: a tensor inside torch.vmap or a transform") for text in seen) and seen
 
 
-def test_what_a_subclass_cannot_send_is_named() -> None:
+def test_an_unpicklable_attribute_of_a_tensor_subclass_is_named() -> None:
     with pytest.raises(SerializationError, match=r"^value\[0\]\.note\[1\]: cannot pickle 'generator'"):
         send([tagged(Tagged, note=[1, (i for i in ())])])
 
 
-def test_a_model_without_data_arrives_as_a_skeleton() -> None:
+def test_a_model_on_the_meta_device_arrives_without_data() -> None:
     with torch.device("meta"):
         model = torch.nn.Linear(3, 2)
     arrived = send(model)
     assert arrived.weight.is_meta and arrived.to_empty(device="cpu")(torch.ones(3)).shape == (2,)
 
 
-def test_nothing_here_warns_its_users() -> None:
+def test_sparse_and_quantized_tensors_are_sent_without_warnings() -> None:
     sparse = DENSE.to_sparse_csr()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Tensor tables: what goes in comes out, memory is shared exactly where it was, and nonsense is refused."""
+"""Tensor tables: tensors arrive equal, share memory as before, and invalid tables are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def memory(dtype: str, data: bytes) -> torch.Tensor:
 
 @st.composite
 def views(draw: st.DrawFn) -> list[torch.Tensor]:
-    """Tensors of any dtypes, strides and offsets over one storage of at most 1 KB, which they may share or not fill."""
+    """Tensors of any dtypes, strides and offsets over one storage of at most 1 KB; they may overlap or leave gaps."""
     data = draw(st.binary(min_size=16, max_size=1024))
     base = memory("uint8", data)
     found = []
@@ -78,7 +78,7 @@ def views(draw: st.DrawFn) -> list[torch.Tensor]:
 
 
 @given(views())
-def test_views_arrive_as_they_were_and_share_what_they_shared(sent: list[torch.Tensor]) -> None:
+def test_views_arrive_equal_and_share_memory_at_the_same_distances(sent: list[torch.Tensor]) -> None:
     received = travel(*sent)
     assert [describe(t) for t in received] == [describe(t) for t in sent]
     full = [i for i, t in enumerate(sent) if t.numel()]
@@ -89,7 +89,7 @@ def test_views_arrive_as_they_were_and_share_what_they_shared(sent: list[torch.T
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 24, INLINE + 8])
-def test_every_dtype_arrives_bit_for_bit(dtype: str, count: int) -> None:
+def test_each_dtype_arrives_bit_for_bit(dtype: str, count: int) -> None:
     size = tensors.DTYPES[dtype].itemsize
     if count:
         base = memory(dtype, bytes(i % 251 for i in range(count * size)))
@@ -115,14 +115,14 @@ def test_every_dtype_arrives_bit_for_bit(dtype: str, count: int) -> None:
     ],
     ids=["0-d", "empty", "permuted", "channels-last", "conj", "neg", "grad", "parameter", "frozen", "expanded"],
 )
-def test_kinds_and_flags_are_kept(sent: torch.Tensor) -> None:
+def test_a_tensor_keeps_its_class_layout_and_flags(sent: torch.Tensor) -> None:
     (received,) = travel(sent)
     assert describe(received) == describe(sent)
     assert received.is_leaf
     assert torch.equal(received, sent)
 
 
-def test_a_result_in_a_graph_arrives_as_a_leaf_that_wants_gradients() -> None:
+def test_a_tensor_inside_a_graph_arrives_as_a_leaf_that_requires_grad() -> None:
     (received,) = travel(torch.ones(3, requires_grad=True) * 2)
     assert received.is_leaf and received.requires_grad and received.tolist() == [2, 2, 2]
 
@@ -146,7 +146,7 @@ def test_an_uncoalesced_tensor_keeps_its_entries() -> None:
 
 
 @pytest.mark.parametrize("count", [4, INLINE])
-def test_what_arrives_is_writable_and_apart_from_what_was_sent(count: int) -> None:
+def test_a_received_tensor_is_writable_and_separate_from_the_sent_one(count: int) -> None:
     sent = torch.zeros(count)
     table, buffers = tensors.encode([sent])
     (received,), _ = tensors.decode(table, buffers)  # the sender's own views, as within one process
@@ -163,7 +163,7 @@ def test_large_storages_are_sent_from_the_tensors_memory() -> None:
     assert tensors.encode([sent[:-1]])[1] == []
 
 
-def test_received_buffers_become_the_memory() -> None:
+def test_received_buffers_become_the_memory_of_the_tensors() -> None:
     table, (buffer,) = tensors.encode([torch.zeros(INLINE, dtype=torch.uint8)])
     mine = bytearray(buffer)
     (received,), _ = tensors.decode(table, [mine])
@@ -171,7 +171,7 @@ def test_received_buffers_become_the_memory() -> None:
     assert received[3] == 5
 
 
-def test_only_what_is_looked_at_is_sent() -> None:
+def test_only_the_viewed_part_of_a_storage_is_sent() -> None:
     base = torch.zeros(1000, 1000)
     assert weight(base[500, :10]) < 200
     assert weight(base[:, 3]) < 4200
@@ -195,7 +195,7 @@ def test_a_packed_view_of_a_conjugate_is_not_conjugated_twice() -> None:
     assert received.is_conj() and torch.equal(received, sent)
 
 
-def test_near_views_share_memory_and_a_far_one_costs_nothing() -> None:
+def test_near_views_are_sent_together_and_a_distant_one_separately() -> None:
     base = torch.arange(10**6)
     near = [base[100:200], base[150:250], base[250 + WORTH_PACKING // 8 - 1 :][:10]]
     received = travel(*near, base[-5:])
@@ -205,20 +205,20 @@ def test_near_views_share_memory_and_a_far_one_costs_nothing() -> None:
     assert weight(*near, base[-5:]) < 10**4
 
 
-def test_a_small_view_does_not_part_a_large_one_from_others() -> None:
+def test_a_large_view_and_the_small_ones_inside_it_share_memory_on_arrival() -> None:
     base = torch.zeros(10**4)[:-1]
     received = travel(base, base[:2], base[5000:5010])
     received[0].fill_(1)
     assert received[1].tolist() == [1, 1] and received[2].sum() == 10
 
 
-def test_offsets_fit_every_dtype_that_looks_at_the_storage() -> None:
+def test_views_of_different_dtypes_on_one_storage_keep_their_alignment() -> None:
     base = torch.zeros(64, dtype=torch.uint8)
     sent = [base[3:9], base[16:32].view(torch.complex128)]
     assert [describe(t) for t in travel(*sent)] == [describe(t) for t in sent]
 
 
-def test_tensors_without_memory_here_are_refused() -> None:
+def test_tensors_without_readable_memory_are_refused() -> None:
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
     with pytest.raises(SerializationError, match="freed"):
@@ -237,7 +237,7 @@ def test_tensors_without_memory_here_are_refused() -> None:
     ],
     ids=["plain", "subclass", "uninitialized", "nested"],
 )
-def test_a_table_says_what_it_cannot_describe(tensor: torch.Tensor, fits: bool) -> None:
+def test_a_table_fits_only_tensors_that_it_can_describe(tensor: torch.Tensor, fits: bool) -> None:
     assert tensor_types.fits(tensor) is fits
 
 
@@ -309,12 +309,12 @@ BEYOND = [["int64", [1, 1], 0], ["float32", [1], 1]]  # an index of 5 << 56 or s
         ([FOUR], None),
     ],
 )
-def test_broken_entries_are_refused(storages: Any, entry: Any) -> None:
+def test_invalid_storages_and_entries_are_refused(storages: Any, entry: Any) -> None:
     with pytest.raises(ProtocolError):
         tensors.decode(msgpack.packb([storages, [entry]]), [])
 
 
-def test_a_device_that_is_not_here_is_told_from_nonsense() -> None:
+def test_a_device_that_the_receiver_lacks_is_a_serialization_error_that_names_it() -> None:
     table = msgpack.packb([[[FOUR, "cuda:77"]], [["float32", [4], 0]]])
     with pytest.raises(SerializationError, match="a tensor came for cuda:77, which this worker does not have"):
         tensors.decode(table, [])
@@ -329,7 +329,7 @@ def test_a_device_that_is_not_here_is_told_from_nonsense() -> None:
         (["float32", [0, HUGE, HUGE], None], "cannot have the shape"),
     ],
 )
-def test_refusals_come_from_our_own_checks(entry: list[Any], message: str) -> None:
+def test_a_refusal_states_the_check_that_failed(entry: list[Any], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         tensors.decode(msgpack.packb([[FOUR], [entry]]), [])
 
@@ -361,7 +361,7 @@ SAMPLE = sample()
 
 
 def survives(table: bytes) -> None:
-    """Decoding ends in a ProtocolError, or in tensors within the bytes that came."""
+    """Decode a table; the result is a ProtocolError, or tensors within the received bytes."""
     try:
         received, _ = tensors.decode(table, [])
     except ProtocolError:
@@ -378,7 +378,7 @@ def survives(table: bytes) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 @settings(max_examples=400)
-def test_flipped_bytes_do_no_harm(flips: list[tuple[int, int]]) -> None:
+def test_a_table_with_changed_bytes_is_refused_or_decodes_within_its_bytes(flips: list[tuple[int, int]]) -> None:
     table = bytearray(SAMPLE)
     for place, value in flips:
         table[place] ^= value
@@ -423,5 +423,5 @@ STORAGES = st.one_of(st.binary(max_size=64), st.tuples(st.binary(max_size=64), s
 
 @given(st.lists(STORAGES, max_size=3), st.lists(st.one_of(ENTRIES, SPARSE), max_size=3))
 @settings(max_examples=400)
-def test_nonsense_of_the_right_form_does_no_harm(storages: list[Any], entries: list[Any]) -> None:
+def test_random_entries_are_refused_or_decode_within_their_bytes(storages: list[Any], entries: list[Any]) -> None:
     survives(msgpack.packb([storages, entries]))

@@ -1,4 +1,4 @@
-"""TorchScript functions and modules on their way: by name, by value, in containers, and on again."""
+"""TorchScript functions and modules: sent by name, by value, in containers, and sent on."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 @pytest.fixture
 def function(module: types.ModuleType) -> Any:
-    """A script function that no module has."""
+    """A script function that is in no module."""
     return torch.jit.script(module.scaled)
 
 
-def test_a_function_by_value_computes_the_same(function: Any) -> None:
+def test_a_script_function_by_value_computes_equal_results(function: Any) -> None:
     arrived = send({"f": [function]})["f"][0]
     x = torch.ones(2)
     for args, kwargs in [((x,), {}), ((x, 3), {}), ((x,), {"by": 4}), ((), {"shift": 1.0, "x": x}), ((x * 99,), {})]:
@@ -73,11 +73,11 @@ def test_a_function_by_value_computes_the_same(function: Any) -> None:
         arrived()
 
 
-def test_a_traced_function_travels_too() -> None:
+def test_a_traced_function_can_be_sent() -> None:
     assert send(torch.jit.trace(lambda x: x * 3, torch.ones(1)))(torch.ones(1)).item() == 3
 
 
-def test_what_arrived_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
+def test_a_received_function_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
     closures._function.cache_clear()
     first = send(function)
     onward = send([first, function])
@@ -86,7 +86,7 @@ def test_what_arrived_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
     assert closures._function.cache_info().misses == 1
 
 
-def test_a_function_of_a_module_goes_by_name(module: types.ModuleType) -> None:
+def test_a_script_function_of_a_module_is_sent_by_name(module: types.ModuleType) -> None:
     module.scaled = torch.jit.script(module.scaled)
     body = Codec().encode(module.scaled)[0]
     assert Codec().decode(body) is module.scaled
@@ -96,7 +96,7 @@ def test_a_function_of_a_module_goes_by_name(module: types.ModuleType) -> None:
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2))])
-def test_modules_arrive_whole_and_each_for_itself(make: Any) -> None:
+def test_script_modules_arrive_complete_and_as_separate_copies(make: Any) -> None:
     net = make(Net())
     one, two = send(net), send({"deep": [net]})["deep"][0]
     assert isinstance(one, torch.jit.ScriptModule)
@@ -105,19 +105,19 @@ def test_modules_arrive_whole_and_each_for_itself(make: Any) -> None:
     assert not torch.equal(two.inner.weight, one.inner.weight) and torch.equal(two.inner.weight, net.inner.weight)
 
 
-def test_a_module_keeps_its_methods_defaults_and_gradients() -> None:
+def test_a_script_module_keeps_its_defaults_and_requires_grad() -> None:
     arrived = send(torch.jit.script(Net()))
     assert torch.equal(arrived(torch.ones(2), twice=True), arrived(torch.ones(2)) * 2)
     assert all(parameter.requires_grad for parameter in arrived.parameters())
 
 
-def test_a_script_module_inside_a_plain_one() -> None:
+def test_a_script_module_inside_a_plain_module_can_be_sent() -> None:
     model = torch.nn.Sequential(torch.jit.script(Net()), torch.nn.ReLU())
     arrived = send(model)
     assert torch.equal(arrived(torch.ones(2)), model(torch.ones(2)))
 
 
-def test_bound_methods_of_script_modules_travel_with_their_module() -> None:
+def test_a_bound_method_of_a_script_module_is_sent_with_its_module() -> None:
     net = torch.jit.script(Net())
     assert torch.equal(send(net.__call__)(torch.ones(2)), net(torch.ones(2)))
 
@@ -127,7 +127,7 @@ def test_the_files_of_large_modules_are_not_copied_into_the_payload() -> None:
     assert len(body.payload) < 1000 and sum(buffer.nbytes for buffer in body.buffers) > 40_000
 
 
-def test_a_module_on_several_devices_is_refused() -> None:
+def test_a_script_module_on_several_devices_is_refused() -> None:
     net = torch.jit.script(Net())
     net.inner.bias = torch.nn.Parameter(torch.empty(2, device="meta"))
     with pytest.raises(SerializationError, match=r"^value: a script module with tensors on cpu, meta cannot be sent"):

@@ -1,4 +1,4 @@
-"""Drills: faults on all members, for the program alone, the same for the same seed."""
+"""Drills: faults on all members, only for messages of the program, and equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 def fates(seed: int, between: bool = False) -> list[str]:
-    """What becomes of fifty calls; `between` them a bench may say something, which takes numbers, too."""
+    """The fates of fifty messages; `between` them rpcbench sends its own, which take sequence numbers, too."""
     link = DrillFaults(0, Settings(drop=0.3, duplicate=0.3, seed=seed))
     link.attach(lambda *sent: None, lambda *came: None)
     seq = iter(range(1000))
@@ -37,12 +37,12 @@ def fates(seed: int, between: bool = False) -> list[str]:
     return [line.rpartition(")")[2] for line in link.history]
 
 
-def test_a_seed_gives_the_same_fate_whatever_a_bench_says_between() -> None:
+def test_a_seed_gives_the_same_faults_with_and_without_messages_of_rpcbench_itself() -> None:
     assert fates(7) == fates(7) == fates(7, between=True) != fates(8)
     assert len(fates(7, between=True)) == 50 and len(set(fates(7))) > 2
 
 
-def test_what_a_bench_says_is_spared() -> None:
+def test_a_drill_spares_the_messages_of_rpcbench_itself() -> None:
     link = DrillFaults(0, Settings(drop=1.0))
     sent: list[m.Message] = []
     link.attach(lambda to, seq, message, may_wait: sent.append(message), lambda *came: None)
@@ -62,7 +62,7 @@ def test_a_long_drill_keeps_the_latest_messages_and_counts_all(monkeypatch: pyte
     assert len(link._tries) == len(link._numbers) == len(link.history) == 3
 
 
-def test_all_members_are_disturbed_and_then_none(agents: list[Agent]) -> None:
+def test_a_drill_disturbs_all_members_until_it_is_switched_off(agents: list[Agent]) -> None:
     drill = Drill.on(drop=1.0)
     assert agents[0].call(1, divmod, (17, 5), own=True).wait() == (3, 2)
     for agent in agents:
@@ -76,7 +76,7 @@ def test_all_members_are_disturbed_and_then_none(agents: list[Agent]) -> None:
     assert drill.off() == {}
 
 
-def test_what_was_lost_before_the_end_is_told_of_after_it(agents: list[Agent]) -> None:
+def test_a_call_that_a_drill_has_lost_fails_after_the_end_of_the_drill(agents: list[Agent]) -> None:
     drill = Drill.on(drop=1.0)
     future = rpc_async("worker1", divmod, (17, 5), timeout=0)
     drill.off()
@@ -85,7 +85,7 @@ def test_what_was_lost_before_the_end_is_told_of_after_it(agents: list[Agent]) -
     nothing_left(agents)
 
 
-def test_another_drill_takes_the_place_of_the_first(agents: list[Agent]) -> None:
+def test_a_second_drill_replaces_the_first(agents: list[Agent]) -> None:
     Drill.on(drop=1.0)
     drill = Drill.on(delay=0.01, seed=3)
     assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
@@ -94,7 +94,7 @@ def test_another_drill_takes_the_place_of_the_first(agents: list[Agent]) -> None
     nothing_left(agents)
 
 
-def test_who_comes_later_is_disturbed_as_well(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_drill_also_disturbs_members_that_join_later(agents: list[Agent], tmp_path: Path) -> None:
     drill = Drill.on(drop=1.0)
     with contextlib.ExitStack() as undo:
         late = start_agent(config(tmp_path, 2))

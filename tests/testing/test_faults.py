@@ -1,4 +1,4 @@
-"""Worlds whose messages are lost, late, repeated and held: programs see nothing of it but time."""
+"""Worlds with lost, late, repeated and held messages: programs notice only the time that it takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _kept: list[RRef[Any]] = []
 
 @contextlib.contextmanager
 def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
-    """Agents whose messages go through these links; the first is the current one."""
+    """Start agents whose messages pass through these links; the first agent is the current one."""
     agents: list[Agent] = []
     try:
         for number, link in enumerate(links):
@@ -37,7 +37,7 @@ def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
 
 
 def quiet(agents: list[Agent]) -> None:
-    """Wait until nothing is left anywhere, and no message is kept or missing."""
+    """Wait until all tables are empty, and no message is kept for retransmission or missing."""
     nothing_left(agents)
     until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
 
@@ -51,18 +51,18 @@ def fetch(rref: RRef[Any]) -> Any:
 
 
 def shared(agent: Agent, number: int) -> Any:
-    """A value of worker1, fetched by worker2; None where users' data was lost on the way."""
+    """Return a value of worker1 that worker2 has fetched; None if a body was lost."""
     rref = remote("worker1", divmod, (number, 5))
     with contextlib.suppress(ConnectionLostError):
         return agent.call(2, fetch, (rref,)).wait()
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_world_that_loses_repeats_and_delays_works(tmp_path: Path, seed: int) -> None:
+def test_a_world_with_lost_repeated_and_late_messages_gives_right_results(tmp_path: Path, seed: int) -> None:
     links = [Faults(seed, drop=0.1, duplicate=0.2, delay=0.02, retry_seconds=RETRY) for _ in range(3)]
     with disturbed(tmp_path, *links) as agents:
         answers = [shared(agents[0], number) for number in range(4)]
-        while not any(answers):  # half of them meet with a loss of users' data
+        while not any(answers):  # half of them lose a body
             answers.append(shared(agents[0], len(answers)))
         for link in links:
             link.heal()
@@ -86,7 +86,7 @@ def test_a_shared_rref_survives_the_loss_of_any_control_message(tmp_path: Path, 
         assert len(lost) >= 2 and all(f" {kind}(" in line for line in lost)
 
 
-def test_a_parent_waits_while_its_childs_request_is_held(tmp_path: Path) -> None:
+def test_a_value_lives_and_its_released_user_stays_while_the_request_of_a_child_is_held(tmp_path: Path) -> None:
     links = [Faults(retry_seconds=RETRY) for _ in range(3)]
     links[2].hold("ForkRequest")
     with disturbed(tmp_path, *links) as agents:
@@ -102,7 +102,7 @@ def test_a_parent_waits_while_its_childs_request_is_held(tmp_path: Path) -> None
         quiet(agents)
 
 
-def test_what_cannot_be_sent_is_the_callers_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_refused_call_fails_at_the_caller_and_leaves_nothing(tmp_path: Path) -> None:
     here = Faults(retry_seconds=RETRY)
     here.refuse("Call")
     with disturbed(tmp_path, here, Faults(retry_seconds=RETRY)) as agents:
@@ -115,7 +115,7 @@ def test_what_cannot_be_sent_is_the_callers_error_and_leaves_nothing(tmp_path: P
         quiet(agents)
 
 
-def test_a_lost_call_without_a_deadline_ends_too(tmp_path: Path) -> None:
+def test_a_lost_call_without_a_deadline_fails(tmp_path: Path) -> None:
     here, there = Faults(retry_seconds=RETRY), Faults(retry_seconds=RETRY)
     with disturbed(tmp_path, here, there) as agents:
         here.drop("Call")
@@ -128,7 +128,7 @@ def test_a_lost_call_without_a_deadline_ends_too(tmp_path: Path) -> None:
         quiet(agents)
 
 
-def test_members_that_are_cut_off_find_together_again(tmp_path: Path) -> None:
+def test_members_that_were_cut_off_work_together_again(tmp_path: Path) -> None:
     links = [Faults(retry_seconds=RETRY) for _ in range(2)]
     with disturbed(tmp_path, *links) as agents:
         rref = remote("worker1", divmod, (17, 5))
@@ -144,7 +144,7 @@ def test_members_that_are_cut_off_find_together_again(tmp_path: Path) -> None:
         quiet(agents)
 
 
-def test_last_words_are_not_lost_with_their_sender(tmp_path: Path) -> None:
+def test_a_member_retransmits_its_last_messages_before_it_leaves(tmp_path: Path) -> None:
     links = [Faults(retry_seconds=RETRY) for _ in range(2)]
     with disturbed(tmp_path, *links) as agents:
         mine = RRef("mine")
@@ -156,7 +156,7 @@ def test_last_words_are_not_lost_with_their_sender(tmp_path: Path) -> None:
         assert any("from 1 " in line and "UserDelete" in line for line in links[0].history)
 
 
-def test_faults_can_come_into_a_world_that_runs(tmp_path: Path) -> None:
+def test_faults_can_be_installed_in_a_running_world(tmp_path: Path) -> None:
     with disturbed(tmp_path, Faults(), Faults()) as agents:
         faults = install(Faults(retry_seconds=RETRY), agents[1])
         faults.delay("Result", 0.3)
@@ -177,10 +177,10 @@ def fate(seed: int) -> list[str]:
     return [line.partition("#")[2] for line in link.history] + [str(sent)]
 
 
-def test_a_seed_gives_the_same_faults_again() -> None:
+def test_faults_with_one_seed_are_reproducible() -> None:
     assert fate(3) == fate(3) != fate(4)
 
 
-def test_a_message_that_does_not_exist_is_not_waited_for() -> None:
+def test_an_unknown_kind_of_message_is_refused() -> None:
     with pytest.raises(ValueError, match="ForkRequest"):
         Faults().drop("ForkRequests")

@@ -1,4 +1,4 @@
-"""torch's faulty backend: its options, what its kinds of messages are here, and worlds of one rank that use it."""
+"""torch's faulty backend: its options, its kinds of messages here, and worlds of one rank that use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("message", "kinds"), MESSAGES)
-def test_kinds_of_torch(message: m.Message, kinds: set[str]) -> None:
+def test_each_message_matches_its_kinds_of_torch(message: m.Message, kinds: set[str]) -> None:
     assert {kind for kind, means in KINDS.items() if means(message)} == kinds
 
 
@@ -54,7 +54,7 @@ def join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     rpc.shutdown()
 
 
-def test_messages_fail_as_often_as_said(join: Any) -> None:
+def test_a_kind_of_message_fails_as_often_as_the_options_ask(join: Any) -> None:
     join(faulty_options("", ["PYTHON_REMOTE_CALL"], {}))
     rref = rpc.remote("alone", divmod, (17, 5))
     with pytest.raises(ConnectionLostError, match="RRef creation"):
@@ -62,14 +62,14 @@ def test_messages_fail_as_often_as_said(join: Any) -> None:
     assert torch.equal(rpc.remote("alone", torch.ones, (2,)).to_here(), torch.ones(2))
 
 
-def test_messages_take_as_long_as_said(join: Any) -> None:
+def test_a_kind_of_message_is_delayed_as_long_as_the_options_ask(join: Any) -> None:
     join(faulty_options("", [], {"PYTHON_CALL": 0.5}))
     with pytest.raises(RpcTimeoutError):
         rpc.rpc_sync("alone", divmod, (17, 5), timeout=0.1)
     assert rpc.rpc_sync("alone", divmod, (17, 5)) == (3, 2)
 
 
-def test_other_faults_come_along_by_the_options(join: Any) -> None:
+def test_the_options_accept_other_faults(join: Any) -> None:
     faults = Faults(retry_seconds=0.1)
     faults.drop("Call")
     join(FaultyTensorPipeRpcBackendOptions(faults=faults))
@@ -78,5 +78,5 @@ def test_other_faults_come_along_by_the_options(join: Any) -> None:
     assert any("Call(" in line and line.endswith(": lost") for line in faults.history)
 
 
-def test_the_usual_backend_is_the_default_one() -> None:
+def test_the_default_backend_is_tensorpipe() -> None:
     assert backend().name == "TENSORPIPE" and FAULTY.name == "FAULTY_TENSORPIPE"

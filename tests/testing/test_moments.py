@@ -1,4 +1,4 @@
-"""At any moment at which a stepper holds the world, what panels are drawn from is what the members' own tables say."""
+"""Whenever a stepper holds the world, the data of the panels equals the tables of the members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def there_and_on(x: torch.Tensor, to: str) -> Any:
 
 
 class Program:
-    """What a notebook does: shares RRefs and runs backward passes, some of each side by side."""
+    """A program as in a notebook: it shares RRefs and runs backward passes, several of each at once."""
 
     def __init__(self, agent: Agent, seed: int) -> None:
         self._agent = agent
@@ -50,7 +50,7 @@ class Program:
             self._agent.submit(lambda deed=deed, a=a, b=b: self._do(deed, a, b))
 
     def _do(self, deed: Any, a: str, b: str) -> None:
-        with contextlib.suppress(RpcError):  # users' data that was dropped
+        with contextlib.suppress(RpcError):  # a body that was dropped
             deed(a, b)
         self.running -= 1
 
@@ -77,12 +77,12 @@ Tables = dict[int, dict[str, Any]]
 
 
 def truth(agents: list[Agent]) -> Tables:
-    """What the members' own tables say, as it would come over the wire."""
+    """The tables of the members, as they would arrive over the wire."""
     return filled({agent.id: msgpack.unpackb(msgpack.packb(agent.tables())) for agent in agents})
 
 
 def filled(tables: Tables) -> Tables:
-    """A table without rows is as good as none."""
+    """Leave out the tables without rows."""
     return {id_: {name: rows for name, rows in own.items() if rows} for id_, own in tables.items()}
 
 
@@ -91,7 +91,7 @@ def gathered(world: dict[int, dict[str, Any]]) -> Tables:
 
 
 def agreement(collector: Collector, agents: list[Agent], moment: int) -> tuple[dict[int, dict[str, Any]], Tables]:
-    """What panels see and the tables say, once they are the same: in one look, as the program may go on after it."""
+    """Return the data of the panels and the tables once they are equal: from one look, as the program may go on."""
     looks: list[tuple[dict[int, dict[str, Any]], Tables]] = []
 
     def same() -> bool:
@@ -103,7 +103,7 @@ def agreement(collector: Collector, agents: list[Agent], moment: int) -> tuple[d
 
 
 def something(stepper: Stepper) -> list[Held]:
-    """What is held; where all waits for what was dropped, time passes."""
+    """Return the held messages; if the program waits for dropped ones, let time pass."""
 
     def there() -> bool:
         with contextlib.suppress(RpcError):
@@ -120,14 +120,14 @@ def some_steps(stepper: Stepper, program: Program, dice: random.Random) -> None:
         program.more()
         row = dice.choice(something(stepper))
         deed = dice.choices([stepper.deliver, stepper.delay, stepper.drop], [10, 2, 1])[0]
-        with contextlib.suppress(ValueError):  # a member has told of it twice over meanwhile
+        with contextlib.suppress(ValueError):  # the message is no longer held
             deed(row.n)
         if dice.random() < 0.2:
             stepper.pass_time(0.5)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_panels_say_what_the_tables_say(tmp_path: Path, seed: int) -> None:
+def test_panels_show_the_tables_of_all_members_at_each_moment(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     with world(tmp_path, 3) as agents:
         collector = agents[0].part(Collector)

@@ -1,4 +1,4 @@
-"""Messages held and let go one by one: nothing times out meanwhile, and nothing but time is seen of it after."""
+"""Messages held and delivered one by one: nothing times out meanwhile, and only time is lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kinds(stepper: Stepper) -> list[str]:
 
 
 def step(stepper: Stepper, future: Future[Any]) -> list[str]:
-    """Deliver one by one until the future is done; the kinds, in order."""
+    """Deliver one by one until the future is done; return the kinds in order."""
     done: list[str] = []
     while not future.done():
         row = stepper.deliver()
@@ -56,11 +56,13 @@ def step(stepper: Stepper, future: Future[Any]) -> list[str]:
     return done
 
 
-def test_nothing_arrives_and_no_deadline_passes_until_somebody_lets_it(agents: list[Agent], stepper: Stepper) -> None:
+def test_a_stepper_holds_each_message_and_stops_deadlines_until_it_delivers(
+    agents: list[Agent], stepper: Stepper
+) -> None:
     future = rpc_async("worker1", divmod, (17, 5), timeout=0.1)
     (call,) = stepper.wait()
     assert (call.sender, call.to, call.kind, call.label) == ("notebook", "worker1", "Call", "divmod")
-    assert not threading.Event().wait(0.3) and not future.done()  # the deadline, had clocks gone on
+    assert not threading.Event().wait(0.3) and not future.done()  # longer than the deadline, but the clocks are stopped
     assert stepper.deliver() == call
     (result,) = stepper.wait()
     assert (result.sender, result.kind, result.label) == ("worker1", "Result", "divmod")
@@ -68,7 +70,7 @@ def test_nothing_arrives_and_no_deadline_passes_until_somebody_lets_it(agents: l
     assert future.wait() == (3, 2) and stepper.delivered == 2
 
 
-def test_time_passes_by_hand(stepper: Stepper) -> None:
+def test_a_stepper_lets_time_pass_on_request(stepper: Stepper) -> None:
     future = rpc_async("worker1", divmod, (17, 5), timeout=3)
     stepper.wait()
     stepper.pass_time(2)
@@ -78,7 +80,7 @@ def test_time_passes_by_hand(stepper: Stepper) -> None:
         future.wait()
 
 
-def test_clocks_go_on_from_where_they_stood(agents: list[Agent], stepper: Stepper) -> None:
+def test_clocks_stop_under_a_stepper_and_go_on_from_there(agents: list[Agent], stepper: Stepper) -> None:
     before = [agent.clock() for agent in agents]
     assert not threading.Event().wait(0.2)
     assert [agent.clock() for agent in agents] == before
@@ -89,7 +91,7 @@ def test_clocks_go_on_from_where_they_stood(agents: list[Agent], stepper: Steppe
     assert all(1 <= agent.clock() - then < 1.2 for agent, then in zip(agents, before, strict=True))
 
 
-def test_long_waits_are_told_of_only_while_clocks_go(
+def test_long_waits_are_not_reported_while_a_stepper_stops_the_clocks(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watchdog = agents[0].part(Watchdog)
@@ -105,18 +107,20 @@ def test_long_waits_are_told_of_only_while_clocks_go(
     assert watchdog.patience == 0.5
 
 
-def test_an_rref_is_shared_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
+def test_an_rref_can_be_shared_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
     rref = remote("worker1", divmod, (17, 5))
     future = rpc_async("worker2", fetch, (rref,))
     stepper.wait(2)
     told = step(stepper, future)
-    first = told.index("ForkRequest")  # what follows may come in either order
+    first = told.index("ForkRequest")  # the messages after it may come in either order
     assert first < told.index("ChildAccept") and first < told.index("Fetch")
     assert future.wait() == (3, 2)
 
 
-def test_the_value_lives_though_its_parents_goodbye_comes_first(agents: list[Agent], stepper: Stepper) -> None:
-    """The race of an RRef: worker2's request is delayed behind whatever else there is."""
+def test_a_value_lives_if_the_release_of_the_parent_comes_before_the_request_of_the_child(
+    agents: list[Agent], stepper: Stepper
+) -> None:
+    """The race of an RRef: the request of worker2 is delayed behind all other messages."""
     rref = remote("worker1", divmod, (17, 5))
     step(stepper, stepper_done := rref._get_future())
     assert stepper_done.done()
@@ -135,7 +139,7 @@ def test_the_value_lives_though_its_parents_goodbye_comes_first(agents: list[Age
     assert future.wait() == (3, 2)
 
 
-def test_another_order_may_be_chosen(stepper: Stepper) -> None:
+def test_a_stepper_delivers_messages_in_the_chosen_order(stepper: Stepper) -> None:
     futures = [rpc_async("worker1", divmod, (number, 5)) for number in range(3)]
     rows = stepper.wait(3)
     stepper.deliver(rows[2].n)
@@ -145,7 +149,7 @@ def test_another_order_may_be_chosen(stepper: Stepper) -> None:
         stepper.deliver(rows[2].n)
 
 
-def test_a_control_message_that_is_dropped_goes_again_once_time_passes(stepper: Stepper) -> None:
+def test_a_dropped_control_message_is_retransmitted_when_time_passes(stepper: Stepper) -> None:
     rref = remote("worker1", divmod, (17, 5))
     future = rpc_async("worker2", fetch, (rref,))
     while not any(row.kind == "ForkRequest" for row in stepper.held):
@@ -165,7 +169,7 @@ def test_a_control_message_that_is_dropped_goes_again_once_time_passes(stepper: 
     assert future.wait() == (3, 2) and stepper.dropped == 1
 
 
-def test_users_data_that_is_dropped_is_told_of_also_when_no_link_may_lose_any_more(stepper: Stepper) -> None:
+def test_a_call_that_a_stepper_dropped_fails_even_after_the_stepper_has_ended(stepper: Stepper) -> None:
     future = rpc_async("worker1", divmod, (17, 5), timeout=0)
     stepper.wait()
     stepper.drop()
@@ -174,7 +178,7 @@ def test_users_data_that_is_dropped_is_told_of_also_when_no_link_may_lose_any_mo
         future.wait()
 
 
-def test_a_backward_pass_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
+def test_a_backward_pass_can_run_step_by_step(agents: list[Agent], stepper: Stepper) -> None:
     x = torch.ones(2, requires_grad=True)
     answers: list[Any] = []
 
@@ -196,7 +200,7 @@ def test_a_backward_pass_step_by_step(agents: list[Agent], stepper: Stepper) -> 
     assert told.count("Gradients") == 2 and told.index("Call") < told.index("Gradients")
 
 
-def test_what_is_held_has_the_bytes_that_were_sent(stepper: Stepper) -> None:
+def test_a_held_message_has_the_bytes_of_its_send(stepper: Stepper) -> None:
     x = torch.zeros(100_000)
     future = rpc_async("worker1", torch.sum, (x,))
     stepper.wait()
@@ -205,7 +209,7 @@ def test_what_is_held_has_the_bytes_that_were_sent(stepper: Stepper) -> None:
     assert future.wait() == 0
 
 
-def test_only_some_kinds_and_members(agents: list[Agent]) -> None:
+def test_a_stepper_can_hold_only_some_kinds_and_members(agents: list[Agent]) -> None:
     stepper = Stepper.on(kinds=["Result"], members=["worker2"])
     assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
     future = rpc_async("worker2", divmod, (17, 5))
@@ -216,7 +220,7 @@ def test_only_some_kinds_and_members(agents: list[Agent]) -> None:
         Stepper.on(kinds=["Results"])
 
 
-def test_a_second_stepper_lets_go_what_the_first_held(agents: list[Agent]) -> None:
+def test_a_second_stepper_releases_the_messages_of_the_first(agents: list[Agent]) -> None:
     first = Stepper.on()
     early = rpc_async("worker1", divmod, (17, 5))
     first.wait()
@@ -245,7 +249,7 @@ def test_a_stepper_of_another_member_takes_over(agents: list[Agent]) -> None:
     assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
 
 
-def test_a_member_that_ends_takes_its_stepper_with_it(agents: list[Agent]) -> None:
+def test_a_stepper_ends_with_its_member(agents: list[Agent]) -> None:
     stepper = Stepper.on(agent=agents[2])
     future = rpc_async("worker1", divmod, (17, 5))
     stepper.wait()
@@ -254,12 +258,12 @@ def test_a_member_that_ends_takes_its_stepper_with_it(agents: list[Agent]) -> No
     until(lambda: [len(agent.links.all) for agent in agents] == [1, 1])
 
 
-def test_the_benchs_own_calls_are_never_held(agents: list[Agent], stepper: Stepper) -> None:
+def test_a_stepper_never_holds_the_own_calls_of_rpcbench(agents: list[Agent], stepper: Stepper) -> None:
     assert agents[0].call(1, divmod, (17, 5), own=True).wait() == (3, 2)
     assert stepper.held == []
 
 
-def test_a_wait_in_vain_shows_what_there_is(stepper: Stepper) -> None:
+def test_a_wait_that_times_out_lists_the_held_messages(stepper: Stepper) -> None:
     future = rpc_async("worker1", divmod, (17, 5))
     stepper.wait()
     with pytest.raises(RpcError, match=r"2 Results to be held; there are:\nstepper: 1 message held.*\n.*Call divmod"):
@@ -267,7 +271,7 @@ def test_a_wait_in_vain_shows_what_there_is(stepper: Stepper) -> None:
     step(stepper, future)
 
 
-def test_its_own_member_may_end_while_messages_are_held(agents: list[Agent]) -> None:
+def test_the_member_of_a_stepper_can_shut_down_while_messages_are_held(agents: list[Agent]) -> None:
     stepper = Stepper.on()
     future = rpc_async("worker1", divmod, (17, 5))
     stepper.wait()
@@ -280,11 +284,11 @@ def test_its_own_member_may_end_while_messages_are_held(agents: list[Agent]) -> 
     stepper.go()
 
 
-def test_a_member_that_ends_takes_what_it_held_with_it(agents: list[Agent], stepper: Stepper) -> None:
+def test_messages_held_for_a_stopped_member_are_dropped(agents: list[Agent], stepper: Stepper) -> None:
     lost = rpc_async("worker2", divmod, (17, 5))
     stepper.wait()
     stepper.deliver()
-    stepper.wait(kind="Result")  # last words, which nobody hears
+    stepper.wait(kind="Result")  # worker2 ends, so its result is dropped
     rpc_async("worker2", divmod, (17, 5))
     there = rpc_async("worker1", divmod, (17, 5))
     stepper.wait(3)
@@ -296,7 +300,7 @@ def test_a_member_that_ends_takes_what_it_held_with_it(agents: list[Agent], step
     agents.pop()
 
 
-def test_a_member_that_is_lost_while_a_stepper_ends_makes_it_hold_nothing_again() -> None:
+def test_a_link_that_was_released_holds_nothing_after_the_loss_of_a_member() -> None:
     passed: list[int] = []
     link = HeldMessages(lambda source, message: True, lambda: None)
     link.attach(lambda *sent: None, lambda source, seq, message: passed.append(seq))

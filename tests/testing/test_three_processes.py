@@ -1,6 +1,6 @@
-"""Why the child-accept message is there, between real processes: a parent drops its RRef while its child is not known.
+"""The reason for the ChildAccept message, in real processes: a parent drops its RRef before its child is known.
 
-This process is the parent, worker1 the owner, worker2 the child, whose request to the owner is held on its way.
+This process is the parent, worker1 the owner, worker2 the child; the request of worker2 to the owner is held.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cluster() -> Iterator[rpcbench.Cluster]:
 
 
 def share_and_drop() -> Future[list[int]]:
-    """The parent's part; worker2 waits for its request to come through."""
+    """Act as the parent; worker2 waits for the delivery of its request."""
     rpc_sync("worker2", there.disturb)
     rref = remote("worker1", there.make)
     assert rref.to_here() == [1, 2, 3]
@@ -41,7 +41,7 @@ def share_and_drop() -> Future[list[int]]:
     return fetched
 
 
-def test_a_value_lives_while_the_request_of_a_user_is_on_its_way(cluster: rpcbench.Cluster) -> None:
+def test_a_value_lives_while_the_fork_request_of_a_user_is_in_flight(cluster: rpcbench.Cluster) -> None:
     fetched = share_and_drop()
     assert rpc_sync("worker1", there.owned) == 1
     rpc_sync("worker2", there.release)
@@ -52,7 +52,9 @@ def test_a_value_lives_while_the_request_of_a_user_is_on_its_way(cluster: rpcben
     assert list(dict.fromkeys(told)) == kinds
 
 
-def test_without_child_accept_it_is_gone(cluster: rpcbench.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_lost_if_the_parent_does_not_wait_for_child_accept(
+    cluster: rpcbench.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parents_do_not_wait_for_children(monkeypatch)
     for worker in cluster.workers:
         rpc_sync(worker, there.break_child_accept)

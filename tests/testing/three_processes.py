@@ -1,4 +1,4 @@
-"""What the three processes of `test_three_processes` do, and how one of them breaks the protocol."""
+"""The functions of the three processes of `test_three_processes`, with one that breaks the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _faults: list[Faults] = []
 
 
 def disturb() -> None:
-    """Put faults into this process."""
+    """Install faults in this process."""
     _faults.append(install(Faults(retry_seconds=0.2)))
 
 
@@ -37,7 +37,7 @@ def history() -> list[str]:
 
 
 def owned() -> int:
-    """How many values this process keeps for others."""
+    """Return how many values this process keeps for others."""
     return len(current.current().tables()["owned"])
 
 
@@ -50,5 +50,5 @@ def fetch(rref: RRef[Any]) -> Any:
 
 
 def break_child_accept() -> None:
-    """For the rest of this process."""
+    """Break the protocol for the rest of this process."""
     parents_do_not_wait_for_children(_patch)

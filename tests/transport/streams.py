@@ -1,4 +1,4 @@
-"""Two streams that are connected to each other, of each kind there is."""
+"""Pairs of connected streams, of each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spawn(job: Callable[[], object]) -> threading.Thread:
 
 
 class AnySocket:
-    """A listener that opens whatever socket it is given."""
+    """A listener that opens any socket without checks."""
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         return SocketStream(sock)

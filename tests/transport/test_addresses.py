@@ -1,4 +1,4 @@
-"""Listening and dialling by address: who is let in, what is left behind, what is said where an address is taken."""
+"""Listening and dialling by address: admission, cleanup, and errors for addresses that are taken."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
-    """A listener, and the address by which to dial it."""
+    """A listener, and the address for dialling it."""
     listener, address = OPENER.listen(wanted)
     yield listener, address
     listener.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dialling_and_letting_in(listening: tuple[addresses.Listener, str], no_leaks: None) -> None:
+def test_a_listener_admits_a_dialler_with_its_secret_and_no_other(
+    listening: tuple[addresses.Listener, str], no_leaks: None
+) -> None:
     listener, address = listening
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
 
@@ -76,7 +78,7 @@ def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[addresses.L
     waiting.join(PATIENCE)
 
 
-def test_where_somebody_listens_nobody_else_does(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:
+def test_a_second_listener_at_one_address_is_refused(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:
     _, address = listening
     with pytest.raises(NotConnectedError, match="another process already listens"):
         OPENER.listen(address)
@@ -95,7 +97,7 @@ def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> N
     assert not path.exists()
 
 
-def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_refuses_processes_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = LocalListener(tmp_path / "0.sock")
     mine, theirs = socket.socketpair()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
@@ -106,19 +108,19 @@ def test_only_processes_of_the_same_user_are_let_in(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("address", ["host:1", "tcp:/", "", "tls:", "tcp://host"])
-def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises((NotConnectedError, ValueError), match="is no"):
         OPENER.dial(address, HERE)
 
 
-def test_a_transport_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_transport_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
     with pytest.raises(ValueError, match="'pigeon' is not a transport"):
         addresses.transport()
 
 
 class _Closed(threading.Event):
-    """Counts the pauses between tries, and shortens them."""
+    """Counts the pauses between attempts, and shortens them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +131,9 @@ class _Closed(threading.Event):
         return super().wait(0.001)
 
 
-def test_who_comes_while_no_descriptor_is_left_is_let_in_later(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_without_free_descriptors_accepts_the_peer_later(
+    wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
     listener, address = OPENER.listen(wanted)
     assert isinstance(listener, SocketListener)
     listener._closed = closed = _Closed()
@@ -153,7 +157,7 @@ def test_who_comes_while_no_descriptor_is_left_is_let_in_later(wanted: str, capl
 
 
 def _knock(address: str) -> socket.socket:
-    """A connection on which nothing is said."""
+    """Open a connection on which nothing is sent."""
     kind, _, place = address.partition(":")
     if kind != "unix":
         return socket.create_connection(listeners.split_address(place.removeprefix("//")))

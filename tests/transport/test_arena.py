@@ -1,4 +1,4 @@
-"""Memory that is used again: no byte belongs to two, nothing is kept that nobody needs, buffers end when they end."""
+"""Reused memory: each byte has one owner, unused pages go back to the system, loans end with their last user."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def anonymous(pages: int = PAGES) -> mmap.mmap:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6 * PAGE), st.integers(0, 9)), max_size=60))
-def test_no_byte_belongs_to_two(steps: list[tuple[int, int]]) -> None:
-    """Each step takes a piece of some size, and then gives back one, or tidies up."""
+def test_an_arena_gives_each_byte_to_one_buffer(steps: list[tuple[int, int]]) -> None:
+    """Each step takes a piece of some size, and then gives a piece back, or tidies up."""
     arena = Arena(anonymous(), mmap.MADV_DONTNEED)
     mine: dict[int, bytes] = {}
     for number, (size, choice) in enumerate(steps):
@@ -42,10 +42,10 @@ def test_no_byte_belongs_to_two(steps: list[tuple[int, int]]) -> None:
             assert arena.memory[place : place + len(data)] == data
     for start in mine:
         arena.give_back(start)
-    assert arena.take(PAGES * PAGE) == 0, "all of it is one piece again"
+    assert arena.take(PAGES * PAGE) == 0, "the free memory is one piece again"
 
 
-def test_who_finds_no_room_is_told() -> None:
+def test_an_arena_without_room_returns_none() -> None:
     arena = Arena(anonymous(2), mmap.MADV_DONTNEED)
     assert arena.take(PAGE + 1) == 0
     assert arena.take(1) is None
@@ -55,7 +55,7 @@ def test_who_finds_no_room_is_told() -> None:
     assert arena.take(1) == 0
 
 
-def test_what_was_not_needed_since_the_last_time_goes_back() -> None:
+def test_tidy_returns_the_pages_that_were_unused_since_the_last_tidy() -> None:
     arena = Arena(anonymous(), mmap.MADV_DONTNEED)
     kept, needed, once = arena.take(PAGE), arena.take(PAGE), arena.take(PAGE)
     assert (kept, needed, once) == (0, PAGE, 2 * PAGE)
@@ -63,17 +63,17 @@ def test_what_was_not_needed_since_the_last_time_goes_back() -> None:
     arena.give_back(PAGE)
     arena.give_back(2 * PAGE)
     arena.tidy()
-    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (3 * PAGE), "all of it was needed just now"
+    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (3 * PAGE), "all pages were in use since the last tidy"
     assert arena.take(PAGE) == PAGE
     arena.give_back(PAGE)
     arena.tidy()
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (2 * PAGE) + bytes(PAGE)
     arena.tidy()
-    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * PAGE + bytes(2 * PAGE), "what is in use stays"
+    assert bytes(arena.memory[: 3 * PAGE]) == b"x" * PAGE + bytes(2 * PAGE), "pages in use stay"
 
 
-def test_nobody_gets_what_is_being_given_back() -> None:
-    """The advice takes effect at some moment of the call, and what was put there before it is lost."""
+def test_an_arena_does_not_assign_pages_while_it_returns_them() -> None:
+    """The advice takes effect at any moment during the call, and data that was written before is lost."""
     given: list[int | None] = []
 
     class Slow(mmap.mmap):
@@ -89,7 +89,7 @@ def test_nobody_gets_what_is_being_given_back() -> None:
     assert arena.take(PAGE) == 0
 
 
-def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
+def test_a_loan_ends_with_the_last_object_that_uses_it() -> None:
     loans = BorrowedBuffers(anonymous())
     view = loans.lend(PAGE, 8 * 64)
     tensor = torch.frombuffer(view.cast("B")[:64], dtype=torch.float64).reshape(2, 4)
@@ -104,17 +104,17 @@ def test_a_loan_ends_with_the_last_that_was_made_of_it() -> None:
     del storage
     gc.collect()
     assert loans.over() == [PAGE]
-    assert loans.over() == [], "each is told once"
+    assert loans.over() == [], "each loan is reported once"
     loans.lend(PAGE, 1)
 
 
 @pytest.mark.parametrize("place", [PAGES * PAGE, -1, -PAGE, PAGES * PAGE - 1, 1 << 63, 1, PAGE + 64])
-def test_what_is_no_part_of_the_memory_cannot_be_lent(place: int) -> None:
+def test_memory_outside_of_the_arena_cannot_be_lent(place: int) -> None:
     with pytest.raises(ValueError, match="not there"):
         BorrowedBuffers(anonymous()).lend(place, 2)
 
 
-def test_no_page_is_lent_twice_at_a_time() -> None:
+def test_a_page_cannot_be_lent_twice_at_a_time() -> None:
     loans = BorrowedBuffers(mmap.mmap(-1, PAGES * PAGE))
     middle, after = loans.lend(4 * PAGE, 2 * PAGE + 1), loans.lend(8 * PAGE, PAGE)
     for start, pages in ((3, 2), (3, 6), (4, 1), (5, 1), (6, 1), (7, 2), (8, 1), (0, 16)):
@@ -131,7 +131,7 @@ def test_no_page_is_lent_twice_at_a_time() -> None:
     assert len(after) == PAGE
 
 
-def test_nothing_is_lent_once_the_rest_has_gone_back() -> None:
+def test_released_memory_cannot_be_lent() -> None:
     loans = BorrowedBuffers(mmap.mmap(-1, 4 * mmap.PAGESIZE))
     kept = loans.lend(0, 8)
     loans.release_unused()
@@ -140,7 +140,7 @@ def test_nothing_is_lent_once_the_rest_has_gone_back() -> None:
     assert len(kept) == 8
 
 
-def test_buffers_are_used_again() -> None:
+def test_a_pool_reuses_buffers_and_returns_unused_ones_to_the_system() -> None:
     reused = BufferPool()
     first = reused.room(SMALL)
     assert isinstance(first, memoryview) and not first.readonly
@@ -154,10 +154,10 @@ def test_buffers_are_used_again() -> None:
     del third
     reused.tidy()
     reused.tidy()
-    assert bytes(reused.room(SMALL)) == bytes(SMALL), "the system has had it back"
+    assert bytes(reused.room(SMALL)) == bytes(SMALL), "the system has given new pages"
 
 
-def test_where_memory_is_short_buffers_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_memory_gives_buffers_that_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reused = BufferPool()
     monkeypatch.setattr("rpcbench.transport.shared_memory.SIZE", 2 * SMALL)
     assert isinstance(reused.room(SMALL), memoryview)

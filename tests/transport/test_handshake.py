@@ -1,4 +1,4 @@
-"""Who is let in: both sides without sockets, every step disturbed; then, on a socket, that nobody can take his time."""
+"""The handshake: both sides without sockets, with each step disturbed; then its deadline on a socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def untouched(step: str, data: bytes) -> bytes:
 def meet(
     dialler: Handshake, listener: Handshake, meddle: Meddle = untouched
 ) -> tuple[Identity | Exception, Identity | Exception | None]:
-    """What the dialler and the listener find out, or the error that ends each; None for one that was not answered."""
+    """Return the results of dialler and listener: the identity of the other, or an error; None without an answer."""
     _, count = next(listener)
     hello, _ = next(dialler)
     assert len(hello) == count == RECORD
@@ -71,11 +71,11 @@ def forged(**changes: object) -> bytes:
     return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
 
 
-def test_each_learns_who_the_other_is() -> None:
+def test_both_sides_learn_the_identity_of_the_other() -> None:
     assert meet(dial(ALICE, SECRET), listen(BOB, SECRET)) == (BOB, ALICE)
 
 
-def test_a_wrong_secret_is_found_by_the_listener_which_shows_no_proof() -> None:
+def test_a_listener_refuses_a_wrong_secret_and_sends_no_proof() -> None:
     seen = []
 
     def watch(step: str, data: bytes) -> bytes:
@@ -87,7 +87,7 @@ def test_a_wrong_secret_is_found_by_the_listener_which_shows_no_proof() -> None:
     assert "welcome" not in seen
 
 
-def test_a_dialler_is_not_fooled_by_a_listener_without_the_secret() -> None:
+def test_a_dialler_refuses_a_listener_without_the_secret() -> None:
     def blind(step: str, data: bytes) -> bytes:
         return bytes(32) if step == "welcome" else data
 
@@ -121,7 +121,7 @@ HELLOS = {
 
 @pytest.mark.parametrize("side", ["hello", "answer"])
 @pytest.mark.parametrize("what", HELLOS)
-def test_a_hello_that_is_none_ends_it_on_either_side(what: str, side: str) -> None:
+def test_an_invalid_hello_ends_the_handshake_on_either_side(what: str, side: str) -> None:
     record, reason = HELLOS[what]
     dialler, listener = meet(dial(ALICE, SECRET), listen(BOB, SECRET), lambda step, d: record if step == side else d)
     error = listener if side == "hello" else dialler
@@ -129,7 +129,7 @@ def test_a_hello_that_is_none_ends_it_on_either_side(what: str, side: str) -> No
 
 
 @pytest.mark.parametrize("step", ["hello", "answer", "proof", "welcome"])
-def test_one_changed_bit_anywhere_is_noticed(step: str) -> None:
+def test_one_flipped_bit_anywhere_fails_the_handshake(step: str) -> None:
     size = {"proof": 32, "welcome": 32 + VERDICT}.get(step, RECORD)
     for position in range(size):
 
@@ -141,7 +141,7 @@ def test_one_changed_bit_anywhere_is_noticed(step: str) -> None:
         assert (listener == ALICE) == (step == "welcome"), position
 
 
-def test_what_was_said_once_is_worth_nothing_again() -> None:
+def test_replayed_records_are_refused_by_both_sides() -> None:
     heard: dict[str, bytes] = {}
 
     def record(step: str, data: bytes) -> bytes:
@@ -160,7 +160,7 @@ def test_what_was_said_once_is_worth_nothing_again() -> None:
         dialler.send(heard["welcome"])
 
 
-def test_a_side_does_not_accept_its_own_words_sent_back() -> None:
+def test_a_dialler_refuses_its_own_records_sent_back() -> None:
     dialler = dial(ALICE, SECRET)
     hello, _ = next(dialler)
     proof, _ = dialler.send(hello)
@@ -168,8 +168,8 @@ def test_a_side_does_not_accept_its_own_words_sent_back() -> None:
         dialler.send(proof)
 
 
-def test_a_proof_asked_of_one_member_does_not_serve_another() -> None:
-    """Mallory passes worker1's words on to another listener: worker1 answered to a hello that this one never sent."""
+def test_a_listener_refuses_a_proof_that_was_made_for_another_listener() -> None:
+    """Mallory forwards the proof of worker1 to another listener, whose hello worker1 has never received."""
     first, other = listen(BOB, SECRET), listen(Identity("digits", 2, "worker2", 0), SECRET)
     dialler = dial(ALICE, SECRET)
     hello, _ = next(dialler)
@@ -182,13 +182,13 @@ def test_a_proof_asked_of_one_member_does_not_serve_another() -> None:
         other.send(proof)
 
 
-def test_a_name_that_does_not_fit_is_refused_at_home() -> None:
+def test_a_name_that_is_too_long_for_the_record_is_refused_before_dialling() -> None:
     with pytest.raises(ProtocolError, match="too long"):
         next(dial(Identity("digits", 1, "w" * RECORD, 0), SECRET))
     next(dial(Identity("d" * 64, 1 << 40, "w" * 127, 1 << 40, "h" * 64, 1 << 60), SECRET))
 
 
-# -- who is no stranger, and still does not get in
+# -- diallers with the secret that are refused
 MEMBER = replace(ALICE, epoch=BOB.epoch)
 OTHER = Identity("digits", 2, "worker2", 0, "here", epoch=BOB.epoch)
 REFUSED = {
@@ -198,19 +198,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("who", REFUSED)
-def test_who_has_no_business_here_is_told_why(who: str) -> None:
+def test_a_member_of_another_world_is_refused_with_a_reason_on_both_sides(who: str) -> None:
     here, there, reason = REFUSED[who]
     dialler, listener = meet(dial(here, SECRET), listen(there, SECRET))
     for error in (dialler, listener):
         assert isinstance(error, RefusedError) and reason in str(error)
 
 
-def test_members_of_one_world_meet() -> None:
+def test_members_of_one_world_complete_the_handshake() -> None:
     assert meet(dial(MEMBER, SECRET), listen(OTHER, SECRET)) == (OTHER, MEMBER)
     assert meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: None)) == (BOB, MEMBER)
 
 
-def test_a_listener_may_object_and_its_reason_is_told_in_any_length() -> None:
+def test_a_listener_can_refuse_with_a_reason_of_any_length() -> None:
     long = "it was given up " * 100
     objection = Objection(f"worker1: {long}", again=True)
     dialler, listener = meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: objection))
@@ -218,7 +218,7 @@ def test_a_listener_may_object_and_its_reason_is_told_in_any_length() -> None:
     assert isinstance(dialler, RefusedError) and "worker1: it was given up" in str(dialler) and dialler.again
 
 
-def test_who_asks_which_incarnation_it_is_to_be_is_told() -> None:
+def test_a_process_without_an_incarnation_is_offered_one() -> None:
     unborn = replace(ALICE, incarnation=handshake.NO_INCARNATION)
     offered: list[Identity] = []
 
@@ -230,10 +230,10 @@ def test_who_asks_which_incarnation_it_is_to_be_is_told() -> None:
     assert meet(dial(ALICE, SECRET), listen(BOB, SECRET, offer=offer)) == (BOB, ALICE)
     meet(dial(unborn, b"w" * 32), listen(BOB, SECRET, offer=offer))
     meet(dial(unborn, SECRET), listen(BOB, SECRET, lambda peer: Objection("no"), offer))
-    assert offered == [unborn], "one who has an incarnation, a stranger and one that is refused use none up"
+    assert offered == [unborn], "members, strangers and refused processes use up no incarnation"
 
 
-def test_a_stranger_is_not_told_why() -> None:
+def test_a_dialler_without_the_secret_gets_no_reason() -> None:
     seen: list[str] = []
 
     def watch(step: str, data: bytes) -> bytes:
@@ -245,7 +245,7 @@ def test_a_stranger_is_not_told_why() -> None:
 
 
 # -- versions
-def test_versions_that_do_not_fit_are_named_on_both_sides() -> None:
+def test_incompatible_versions_are_named_on_both_sides() -> None:
     old = replace(ALICE, versions=HERE._replace(python="3.7.1"))
     dialler, listener = meet(dial(old, SECRET), listen(BOB, SECRET))
     assert isinstance(dialler, VersionMismatch) and isinstance(listener, VersionMismatch)
@@ -254,7 +254,7 @@ def test_versions_that_do_not_fit_are_named_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("field", ["torch", "cloudpickle"])
-def test_versions_that_may_do_harm_are_warned_of_by_name(field: str) -> None:
+def test_different_versions_of_torch_and_cloudpickle_cause_a_warning(field: str) -> None:
     other = HERE._replace(**{field: "0.0.1"})
     assert meet(dial(replace(ALICE, versions=other), SECRET), listen(BOB, SECRET))[0] == BOB
     with pytest.warns(RuntimeWarning, match=rf"worker1 has {field} 0\.0\.1, this process "):
@@ -265,7 +265,7 @@ def test_versions_that_may_do_harm_are_warned_of_by_name(field: str) -> None:
 
 
 # -- on a socket
-def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dialler_that_sends_byte_by_byte_is_cut_off_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "HANDSHAKE_SECONDS", 0.3)
     mine, theirs = socket.socketpair()
     over = threading.Event()
@@ -283,16 +283,16 @@ def test_a_dialler_who_sends_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest
     try:
         with pytest.raises(TimeoutError):
             Opener(SECRET).let_in(AnySocket(), theirs, BOB)
-        assert time.monotonic() - begin < 5, "25 s would be the whole hello"
+        assert time.monotonic() - begin < 5, "the whole hello would take 25 s"
     finally:
         over.set()
         thread.join()
         mine.close()
-    assert theirs.fileno() == -1, "and nothing is kept open for it"
+    assert theirs.fileno() == -1, "the socket is closed"
 
 
 @pytest.mark.parametrize("sent", [b"", forged()[:100], forged()])
-def test_a_dialler_who_hangs_up_is_no_peer(sent: bytes) -> None:
+def test_a_dialler_that_hangs_up_fails_the_handshake(sent: bytes) -> None:
     mine, theirs = socket.socketpair()
     mine.sendall(sent)
     mine.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""What worlds of the past have left in the directory of a user goes; what may be of use stays."""
+"""Directories that dead worlds have left are removed; directories that may be in use are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def past() -> Iterator[Path]:
-    """The directory of a world; a socket in it is that of a process that was killed."""
+    """The directory of a world, with the socket of a process that was killed."""
     path = shared_directory("past")
     shared_secret(path)
     with socket.socket(socket.AF_UNIX) as dead:
@@ -38,29 +38,29 @@ def ago(path: Path, days: float) -> None:
     os.utime(path, (time.time() - days * DAYS,) * 2)
 
 
-def test_what_a_world_of_the_past_has_left_goes(past: Path) -> None:
+def test_the_old_directory_of_a_dead_world_is_removed(past: Path) -> None:
     ago(past, 2)
     new = shared_directory("new")
     assert not past.exists() and new.exists()
 
 
-def test_what_is_not_old_or_in_use_stays(past: Path) -> None:
+def test_a_directory_that_is_recent_or_was_reused_is_kept(past: Path) -> None:
     ago(past, 0.9)
     shared_directory("new")
     ago(past, 2)
-    assert shared_directory("past") == past, "whoever comes makes it new"
+    assert shared_directory("past") == past, "a new process makes it recent"
     shared_directory("new")
     assert (past / "secret").exists()
 
 
-def test_what_is_neither_secret_nor_socket_stays(past: Path) -> None:
+def test_an_old_directory_with_other_files_is_kept(past: Path) -> None:
     (past / "0.address").touch()
     ago(past, 2)
     shared_directory("new")
     assert (past / "secret").exists()
 
 
-def test_where_somebody_listens_nothing_goes(past: Path) -> None:
+def test_an_old_directory_is_kept_while_a_process_listens_in_it(past: Path) -> None:
     listener = LocalListener(past / "0.sock")
     ago(past, 2)
     shared_directory("new")

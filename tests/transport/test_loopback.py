@@ -1,4 +1,4 @@
-"""A connection to oneself: as a socket's, with copies and in order, and the sender never runs what receives."""
+"""A connection from a member to itself: copied and ordered as on a socket, and received on another thread."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def spawn(job: Callable[[], None]) -> None:
     threading.Thread(target=job, daemon=True).start()
 
 
-def test_messages_arrive_in_order_whichever_thread_is_quicker() -> None:
+def test_messages_are_delivered_in_order_by_one_job_at_a_time() -> None:
     received: list[bytes] = []
     jobs: list[Callable[[], None]] = []
     connection = MemoryConnection(lambda frame: received.append(frame.control), jobs.append)
     for label in (b"a", b"b", b"c"):
         connection.send(label, Body(b"", b"", []), False)
-    assert received == [], "the sender itself delivers nothing"
-    assert len(jobs) == 1, "two at a time would overtake each other"
+    assert received == [], "the sending thread delivers nothing"
+    assert len(jobs) == 1, "two jobs at a time could overtake each other"
     jobs.pop()()
     connection.send(b"d", Body(b"", b"", []), False)
     jobs.pop()()
     assert received == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_arrives_shares_no_memory_with_what_was_sent() -> None:
+def test_a_received_message_shares_no_memory_with_the_sent_one() -> None:
     received: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     connection = MemoryConnection(received.put, spawn)
     buffer = bytearray(b"before")
@@ -59,7 +59,7 @@ def test_the_sender_does_not_wait_for_the_receiver() -> None:
     assert [received.get(timeout=PATIENCE) for _ in range(2)] == [b"a", b"b"]
 
 
-def test_a_receiver_that_fails_once_still_gets_the_next(monkeypatch) -> None:
+def test_a_receiver_that_fails_once_still_gets_the_next_message(monkeypatch) -> None:
     received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     failed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: failed.set())

@@ -1,4 +1,4 @@
-"""Where the one who leads is found: by many that come at once, while the lead passes on, and after a death."""
+"""The place where the leader is found: by many processes at once, during a hand-over, and after a death."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD, OTHER = 77, 78
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[list[str]]:
-    """Addresses at which somebody listens."""
+    """Addresses with a listener."""
     with ExitStack() as undo:
         addresses = []
         for number in range(8):
@@ -42,13 +42,15 @@ def dead(tmp_path: Path) -> str:
     return f"unix:{path}"
 
 
-def test_nobody_leads_at_first(meeting: Rendezvous) -> None:
+def test_a_new_rendezvous_has_no_leader(meeting: Rendezvous) -> None:
     with pytest.raises(FileNotFoundError):
         meeting.find()
 
 
 @pytest.mark.parametrize("left_over", [False, True])
-def test_of_many_that_come_at_once_one_founds(tmp_path: Path, listening: list[str], left_over: bool) -> None:
+def test_one_of_many_simultaneous_processes_founds_the_world(
+    tmp_path: Path, listening: list[str], left_over: bool
+) -> None:
     if left_over:
         assert Rendezvous(tmp_path).found(OTHER, dead(tmp_path))
     start = threading.Barrier(len(listening))
@@ -62,7 +64,7 @@ def test_of_many_that_come_at_once_one_founds(tmp_path: Path, listening: list[st
     assert sum(founded) == 1 and Rendezvous(tmp_path).find() == listening[founded.index(True)]
 
 
-def test_while_the_lead_passes_on_there_is_always_somebody(tmp_path: Path, listening: list[str]) -> None:
+def test_a_leader_is_found_at_each_moment_of_a_hand_over(tmp_path: Path, listening: list[str]) -> None:
     meeting, over = Rendezvous(tmp_path), threading.Event()
     assert meeting.found(WORLD, listening[0])
     found: set[str] = set()
@@ -81,21 +83,21 @@ def test_while_the_lead_passes_on_there_is_always_somebody(tmp_path: Path, liste
     assert found <= set(listening) and meeting.find() == listening[199 % 8]
 
 
-def test_the_later_view_counts(meeting: Rendezvous, listening: list[str]) -> None:
+def test_the_record_of_the_latest_view_of_the_world_counts(meeting: Rendezvous, listening: list[str]) -> None:
     first, second, third, *_ = listening
     assert meeting.found(WORLD, first)
-    meeting.hand_over(WORLD, 9, third)  # the second's words, which overtook those of the first
+    meeting.hand_over(WORLD, 9, third)  # the record of the second leader, which overtook that of the first
     meeting.hand_over(WORLD, 5, second)
-    meeting.hand_over(OTHER, 11, first)  # somebody of a world that is over
+    meeting.hand_over(OTHER, 11, first)  # a leader of a world that is over
     assert meeting.find() == third
 
 
-def test_who_leads_takes_nobody_elses_note_away(meeting: Rendezvous, listening: list[str]) -> None:
+def test_a_leader_does_not_remove_the_record_of_another(meeting: Rendezvous, listening: list[str]) -> None:
     here, there, *_ = listening
     meeting.lead(WORLD, 5, here)
     assert meeting.find() == here
     meeting.lead(WORLD, 7, there)
-    assert meeting.find() == here, "it listens"
+    assert meeting.find() == here, "the leader of the record listens"
     meeting.leave(there)
     assert meeting.find() == here
     meeting.leave(here)
@@ -104,7 +106,7 @@ def test_who_leads_takes_nobody_elses_note_away(meeting: Rendezvous, listening: 
         meeting.find()
 
 
-def test_a_directory_that_has_gone_is_not_made_again(tmp_path: Path, listening: list[str]) -> None:
+def test_a_removed_directory_is_not_created_again(tmp_path: Path, listening: list[str]) -> None:
     gone = tmp_path / "gone"
     meeting = Rendezvous(gone)
     meeting.lead(WORLD, 1, listening[0])

@@ -29,7 +29,7 @@ def mode(path):
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_a_run_directory_is_private_and_goes(runtime):
+def test_a_run_directory_is_private_and_is_removed(runtime):
     one, other = RunDirectory(), RunDirectory()
     assert one.path.parent == other.path.parent == runtime
     assert one.path != other.path
@@ -44,13 +44,13 @@ def test_a_run_directory_is_private_and_goes(runtime):
     assert not path.exists()
 
 
-def test_removing_what_has_gone_is_harmless():
+def test_a_missing_run_directory_can_be_removed():
     directory = RunDirectory()
     directory.path.rmdir()
     directory.remove()
 
 
-def test_exit_removes_it_and_a_forked_child_does_not(runtime):
+def test_a_process_removes_its_run_directory_at_exit_and_a_forked_child_does_not(runtime):
     script = (
         "import os, sys\n"
         "from rpcbench.transport.run_dir import RunDirectory\n"
@@ -66,7 +66,7 @@ def test_exit_removes_it_and_a_forked_child_does_not(runtime):
 
 
 @pytest.mark.parametrize("make", [lambda: RunDirectory().path, lambda: shared_directory("a key")])
-def test_paths_leave_room_for_a_socket(runtime, monkeypatch, make):
+def test_a_run_directory_leaves_room_for_the_name_of_a_socket(runtime, monkeypatch, make):
     deep = Path(runtime, "d" * 60)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
@@ -75,20 +75,20 @@ def test_paths_leave_room_for_a_socket(runtime, monkeypatch, make):
     assert len(os.fsencode(make() / ("n" * SOCKET_NAME))) < 104
 
 
-def test_without_any_place_it_says_what_to_set(monkeypatch):
+def test_the_error_without_a_writable_place_names_the_variable_to_set(monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(OSError, match="set XDG_RUNTIME_DIR"):
         RunDirectory()
 
 
-def test_shared_directory_is_found_again_by_its_key(runtime):
+def test_a_shared_directory_is_found_by_its_key(runtime):
     path = shared_directory("file:///tmp/x")
     assert path == shared_directory("file:///tmp/x") != shared_directory("file:///tmp/y")
     assert runtime in path.parents
     assert mode(path) == mode(path.parent) == 0o700
 
 
-def test_a_directory_that_others_may_enter_is_refused():
+def test_a_directory_that_other_users_may_enter_is_refused():
     path = shared_directory("key")
     for wide in (path, path.parent):
         wide.chmod(0o710)
@@ -113,7 +113,7 @@ def test_a_link_in_place_of_the_directory_is_refused(runtime):
         shared_directory("key")
 
 
-def test_all_comers_read_one_secret():
+def test_simultaneous_processes_read_one_secret():
     directory = shared_directory("key")
     with ThreadPoolExecutor(16) as pool:
         read = set(pool.map(lambda _: shared_secret(directory), range(200)))
@@ -124,7 +124,7 @@ def test_all_comers_read_one_secret():
     assert shared_secret(directory) != shared_secret(shared_directory("other"))
 
 
-def test_a_secret_appears_whole_and_the_first_counts(monkeypatch):
+def test_a_secret_appears_complete_and_the_first_one_is_kept(monkeypatch):
     directory = shared_directory("key")
     link = os.link
     theirs = b"t" * 32
@@ -140,7 +140,7 @@ def test_a_secret_appears_whole_and_the_first_counts(monkeypatch):
     assert shared_secret(directory) == theirs
 
 
-def test_a_secret_that_is_not_one_is_refused():
+def test_an_invalid_secret_file_is_refused():
     path = shared_directory("key") / "secret"
     path.write_bytes(b"short")
     path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Memory shared by the ends of a unix socket: what a peer may hand over, what it may say, what is left at the end."""
+"""Memory shared by the ends of a unix socket: which files and offsets are accepted, and what is kept at the end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def put(store: BufferStore, *buffers: memoryview) -> list[int]:
     return places
 
 
-def test_what_one_puts_there_the_other_finds_and_has_for_himself(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_shared_buffer_reaches_the_peer_as_a_private_copy_and_is_reused(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
     one, other = stores(sockets)
     source = bytearray(DATA)
     first, empty = put(one, memoryview(source), memoryview(b""))
@@ -70,33 +72,33 @@ def test_what_one_puts_there_the_other_finds_and_has_for_himself(sockets: tuple[
     here, also = other.borrow(first, len(DATA)), other.borrow(second, len(DATA))
     assert bytes(here) == DATA and bytes(other.borrow(empty, 0)) == b""
     here[:] = bytes(len(here))
-    assert bytes(also) == DATA and source == DATA, "writes are seen by nobody else"
+    assert bytes(also) == DATA and source == DATA, "writes are private to the receiver"
     del here
     gc.collect()
     assert sorted(other.owed()) == sorted([first, empty])
     one.returned(first)
-    assert put(one, DATA) == [first], "what is given back is used again, as it is warm"
+    assert put(one, DATA) == [first], "returned memory is reused first, as it is in the cache"
 
 
-def test_both_ways_at_once(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_both_ends_can_share_buffers_at_once(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
     assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
     assert bytes(one.borrow(*put(other, DATA[:SHARED]), SHARED)) == DATA[:SHARED]
 
 
-def test_who_finds_no_room_sends_another_way(
+def test_a_store_without_room_takes_no_buffer(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory, "SIZE", 4 * SHARED)
     one, other = stores(sockets)
-    assert one.put([DATA[:100]]) is None, "too small to be worth it"
+    assert one.put([DATA[:100]]) is None, "the buffer is too small for shared memory"
     kept = other.borrow(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
     assert one.put([DATA[:SHARED], DATA]) is None
-    assert put(one, DATA[:SHARED], DATA[:SHARED]), "nothing was kept of what did not fit"
+    assert put(one, DATA[:SHARED], DATA[:SHARED]), "the buffers that did not fit have reserved nothing"
     assert bytes(kept) == DATA[: 2 * SHARED]
 
 
-def test_a_peer_may_not_say_nonsense(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_invalid_offsets_from_the_peer_are_refused(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
     (place,) = put(one, DATA)
     for wrong, size in ((SIZE, 1), (0, SIZE + 1), (1 << 63, 1), (0, 1 << 63)):
@@ -109,7 +111,7 @@ def test_a_peer_may_not_say_nonsense(sockets: tuple[socket.socket, socket.socket
             nothing()
 
 
-# -- what is handed over
+# -- files from the peer
 @contextlib.contextmanager
 def unsealed(seals: int = 0, size: int = SIZE) -> Iterator[int]:
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
@@ -138,20 +140,24 @@ WRONG: dict[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_file_that_could_do_harm_is_refused(sockets: tuple[socket.socket, socket.socket], what: str) -> None:
+def test_a_memory_file_of_the_peer_that_is_unsafe_is_refused(
+    sockets: tuple[socket.socket, socket.socket], what: str
+) -> None:
     with WRONG[what]() as descriptor:
         socket.send_fds(sockets[1], [b"m"], [descriptor])
         with pytest.raises(ProtocolError, match="truncated, or is no memfd"):
             shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
-def test_memory_that_is_announced_must_come(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_an_announced_memory_file_must_arrive(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"m")
     with pytest.raises(ProtocolError, match="sent none"):
         shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
-def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_process_without_free_descriptors_works_without_shared_memory(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
     with unsealed(FULL) as descriptor:
         socket.send_fds(sockets[1], [b"m"], [descriptor])
     sockets[1].send(b"n")
@@ -166,7 +172,7 @@ def test_who_may_open_no_more_files_goes_without(sockets: tuple[socket.socket, s
     assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
 
 
-def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_the_exchange_ends_at_its_deadline_or_with_the_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
         shared_memory.exchange(sockets[0], time.monotonic() + 0.05, False)
     sockets[1].close()
@@ -174,15 +180,15 @@ def test_nobody_waits_for_ever(sockets: tuple[socket.socket, socket.socket]) -> 
         shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
-def test_what_one_side_takes_for_done_the_other_does_not_give_up(
+def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the side with the last word comes to it late, on a busy machine."""
+    """The side that decides is late, as on a busy machine."""
     heard, go, found = shared_memory._heard, threading.Event(), list[BufferStore]()
 
     def late(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
         said = heard(sock, deadline)
-        if sock is sockets[1] and not said[1]:  # the verdict, which comes without a file
+        if sock is sockets[1] and not said[1]:  # the verdict, which arrives without a file
             assert go.wait(PATIENCE)
         return said
 
@@ -190,14 +196,14 @@ def test_what_one_side_takes_for_done_the_other_does_not_give_up(
     deadline = time.monotonic() + PATIENCE
     sides = [spawn(lambda n=n: found.append(exchanged(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
     sides[0].join(0.2)
-    assert not found, "it would send into a connection that the other side may still give up"
+    assert not found, "it could send on a connection that the other side may still give up"
     go.set()
     for side in sides:
         side.join(PATIENCE)
     assert len(found) == 2
 
 
-# -- lanes
+# -- rings
 lanes = pytest.mark.skipif(not SUPPORTED, reason="no lanes here")
 
 
@@ -208,7 +214,7 @@ def opened(store: BufferStore) -> tuple[int, Producer]:
 
 
 def at_work(one: BufferStore, other: BufferStore) -> tuple[int, Producer, Consumer]:
-    """A lane whose taker works."""
+    """A ring with a consumer that polls."""
     place, giver = opened(one)
     taker = other.ring_from_peer(place, NAME)
     assert taker is not None
@@ -217,7 +223,9 @@ def at_work(one: BufferStore, other: BufferStore) -> tuple[int, Producer, Consum
 
 
 @lanes
-def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_ring_carries_values_in_both_directions_and_wakes_the_receiver(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
     for giving, taking in (pair := stores(sockets)), pair[::-1]:
         place, giver = opened(giving)
         taker = taking.ring_from_peer(place, NAME)
@@ -227,14 +235,16 @@ def test_a_lane_goes_from_one_to_the_other_and_rings_there(sockets: tuple[socket
         giver.places[0][:3] = b"abc"
         giver.give(range(NUMBERS), 3)
         giver.tell(pytest.fail)
-        assert select.select([taking.event_receiver.descriptor], [], [], PATIENCE)[0], "rings there"
+        assert select.select([taking.event_receiver.descriptor], [], [], PATIENCE)[0], (
+            "the wake event of the receiver is signalled"
+        )
         assert giving.event_receiver is not None and not select.select([giving.event_receiver.descriptor], [], [], 0)[0]
         assert taker.next() == (0, tuple(range(NUMBERS))) and bytes(taker.places[0][:3]) == b"abc"
         taking.event_receiver.heard()
 
 
 @lanes
-def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_ring_is_found_only_by_its_own_connection_and_only_once(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
     place, _ = opened(one)
     assert other.ring_from_peer(place, NAME + 1) is None and other.owed() == []
@@ -242,11 +252,11 @@ def test_a_lane_of_another_connection_is_not_found(sockets: tuple[socket.socket,
         other.ring_from_peer(place + mmap.PAGESIZE, NAME) is None and BufferStore().ring_from_peer(place, NAME) is None
     )
     taker = other.ring_from_peer(place, NAME)
-    assert taker is not None and other.ring_from_peer(place, NAME) is None, "there is one taker"
+    assert taker is not None and other.ring_from_peer(place, NAME) is None, "a ring has one consumer"
 
 
 @lanes
-def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_ring_ends_before_its_memory_is_reused(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
     place, giver, taker = at_work(one, other)
     del taker
@@ -257,7 +267,7 @@ def test_a_lane_is_over_before_its_memory_is_used_again(sockets: tuple[socket.so
 
 
 @lanes
-def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_ring_ends_with_its_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
     _, giver, taker = at_work(one, other)
     giver.give(range(NUMBERS), 3)
@@ -266,18 +276,18 @@ def test_lanes_end_with_their_connection(sockets: tuple[socket.socket, socket.so
     one.close()
     other.close()
     assert giver.over and one.create_ring(NAME) is None and taker.be(WAITING) is None
-    assert taker.next() == (0, tuple(range(NUMBERS))), "what lies there is found"
+    assert taker.next() == (0, tuple(range(NUMBERS))), "values in the ring are still taken"
 
 
 @lanes
-def test_something_else_is_no_bell(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_descriptor_that_is_no_eventfd_is_refused_as_wake_event(sockets: tuple[socket.socket, socket.socket]) -> None:
     with unsealed(FULL) as descriptor, tempfile.TemporaryFile() as file:
         socket.send_fds(sockets[1], [b"m"], [descriptor, file.fileno()])
         with pytest.raises(ProtocolError, match="that is no eventfd"):
             shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
 
 
-def test_who_has_no_bell_shares_memory_without_lanes(
+def test_ends_without_wake_events_share_memory_without_rings(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory, "SUPPORTED", False)
@@ -286,7 +296,7 @@ def test_who_has_no_bell_shares_memory_without_lanes(
     assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
 
 
-# -- systems that have it not
+# -- systems without shared memory
 @contextlib.contextmanager
 def small_files() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -318,20 +328,20 @@ LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("what", LACKS)
-def test_without_shared_memory_everything_goes_another_way(
+def test_a_system_without_shared_memory_takes_no_buffers(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     LACKS[what](monkeypatch)
     assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
 
 
-def test_a_limit_on_files_is_a_limit_on_shared_memory(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_limit_on_file_size_switches_shared_memory_off(sockets: tuple[socket.socket, socket.socket]) -> None:
     with small_files():
         assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
 
 
-def test_what_the_peer_does_not_take_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
-    sockets[1].send(b"nn")  # it has none, and cannot map ours
+def test_memory_that_the_peer_cannot_map_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].send(b"nn")  # no memory there, and it cannot map ours
     assert exchanged(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
     _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 2)
     with pytest.raises(PermissionError):
@@ -341,7 +351,7 @@ def test_what_the_peer_does_not_take_is_not_used(sockets: tuple[socket.socket, s
 
 
 # -- the end
-def test_what_is_in_use_outlives_the_connection_and_nothing_else(
+def test_buffers_in_use_outlive_the_connection_and_all_other_memory_is_returned(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     one, other = stores(sockets)

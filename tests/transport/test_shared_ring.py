@@ -1,4 +1,4 @@
-"""Values in shared memory: whole, in order, none missed, none written where nobody takes any more."""
+"""Values in a ring: whole, in order, none missed, and none written to a ring that has ended."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Ends(NamedTuple):
 
 @contextlib.contextmanager
 def made() -> Iterator[Ends]:
-    """A lane, with both ends in this process."""
+    """A ring, with both ends in this process."""
     memory, event_receiver = mmap.mmap(-1, SIZE), EventReceiver()
-    memory[:SIZE] = os.urandom(SIZE)  # something else was here before
+    memory[:SIZE] = os.urandom(SIZE)  # other data was here before
     event_sender = EventSender(os.dup(event_receiver.descriptor))
     giver = Producer(memoryview(memory), NAME, event_sender, Memory())
     yield Ends(giver, Consumer(memoryview(memory), event_receiver, Memory()), event_receiver, memory)
@@ -67,7 +67,7 @@ def head(number: int) -> tuple[int, ...]:
 
 
 def lay(giver: Producer, number: int) -> bool:
-    """Give a value that all of its parts tell the number of."""
+    """Give a value, with its number in each of its parts."""
     with giver.lock:
         place = giver.room()
         if place is None:
@@ -92,7 +92,7 @@ def rung(event_receiver: EventReceiver) -> bool:
     return bool(select.select([event_receiver.descriptor], [], [], 0)[0])
 
 
-def test_values_come_whole_and_in_order(ends: Ends) -> None:
+def test_values_arrive_whole_and_in_order(ends: Ends) -> None:
     giver, taker, _, _ = ends
     taker.be(POLLING)
     assert taken(taker) is None and len(giver.places[0]) == SLOT_BYTES
@@ -101,7 +101,7 @@ def test_values_come_whole_and_in_order(ends: Ends) -> None:
         assert [taken(taker) for _ in range(4)] == [begin, begin + 1, begin + 2, None]
 
 
-def test_bytes_that_went_are_counted_on_both_sides(ends: Ends) -> None:
+def test_both_ends_count_the_bytes_of_values(ends: Ends) -> None:
     giver, taker, _, _ = ends
     taker.be(POLLING)
     for number in range(3):
@@ -109,20 +109,22 @@ def test_bytes_that_went_are_counted_on_both_sides(ends: Ends) -> None:
     assert taken(taker) == 0 and (giver._traffic.lent, taker._traffic.borrowed) == (24, 8)
 
 
-def test_who_finds_no_room_is_told_so(ends: Ends) -> None:
+def test_a_ring_accepts_values_only_with_a_present_consumer_and_a_free_slot(ends: Ends) -> None:
     giver, taker, _, _ = ends
-    assert not lay(giver, 0), "nobody has come to take yet"
+    assert not lay(giver, 0), "there is no consumer yet"
     taker.be(POLLING)
     assert [lay(giver, number) for number in range(SLOTS + 1)] == [True] * SLOTS + [False]
     assert taken(taker) == 0 and lay(giver, SLOTS) and not lay(giver, 99)
     assert taken(taker) == 1
     taker.be(AWAY)
     assert not lay(giver, 99)
-    assert [taken(taker) for _ in range(SLOTS)] == [*range(2, SLOTS + 1), None], "all else is there still"
+    assert [taken(taker) for _ in range(SLOTS)] == [*range(2, SLOTS + 1), None], "the other values are still there"
 
 
 @pytest.mark.parametrize(("at", "told"), [(POLLING, (False, 0)), (WAITING, (True, 0)), (AWAY, (False, 1))])
-def test_only_who_waits_is_woken_and_where_it_waits(ends: Ends, at: int, told: tuple[bool, int]) -> None:
+def test_a_producer_wakes_a_waiting_consumer_and_sends_a_message_to_an_absent_one(
+    ends: Ends, at: int, told: tuple[bool, int]
+) -> None:
     giver, taker, event_receiver, _ = ends
     messages: list[None] = []
     taker.be(POLLING)
@@ -132,21 +134,21 @@ def test_only_who_waits_is_woken_and_where_it_waits(ends: Ends, at: int, told: t
     assert (rung(event_receiver), len(messages)) == told
 
 
-def test_who_listens_gets_the_ear_unless_that_hears_nothing_any_more(ends: Ends) -> None:
+def test_a_waiting_consumer_gets_the_event_receiver_unless_that_is_closed(ends: Ends) -> None:
     taker = ends.taker
     assert taker.be(POLLING) is None and taker.be(WAITING) is ends.event_receiver and taker.be(AWAY) is None
     ends.event_receiver.close()
     assert taker.be(WAITING) is None and taker.at == AWAY
 
 
-def test_nothing_is_written_to_a_lane_that_is_over(ends: Ends) -> None:
+def test_a_producer_writes_nothing_to_a_ring_that_has_ended(ends: Ends) -> None:
     ends.taker.be(POLLING)
     ends.giver.end()
     before = bytes(ends.memory)
     assert not lay(ends.giver, 1) and bytes(ends.memory) == before
 
 
-def test_a_lane_goes_by_its_name_and_place(ends: Ends) -> None:
+def test_a_ring_is_recognised_by_its_name_and_place(ends: Ends) -> None:
     memory = ends.memory
     assert is_ring_at(memory, 0, NAME) and not is_ring_at(memory, 0, NAME + 1)
     for place in (-mmap.PAGESIZE, 8, mmap.PAGESIZE, 1 << 62):
@@ -154,18 +156,18 @@ def test_a_lane_goes_by_its_name_and_place(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, SLOTS + 1])
-def test_a_peer_may_not_say_nonsense(ends: Ends, count: int) -> None:
+def test_an_invalid_count_from_the_peer_is_refused(ends: Ends, count: int) -> None:
     struct.pack_into("q", ends.memory, 0, count)
     with pytest.raises(ProtocolError, match="16 slots"):
         ends.taker.next()
 
 
-# -- none is missed, in whatever order the steps of both come
+# -- no value is missed, in any order of the steps of both ends
 Step = Callable[[], object]
 
 
 def missed(then: int, look_again: bool = True) -> bool:
-    """Whether there is an order in which a value lies there, and its taker waits as `then` says, and is not woken."""
+    """Return whether some order leaves a value in the ring and its consumer in state `then` without a wake-up."""
     for turns in sorted(set(itertools.permutations("ggttt"))):
         for before in (POLLING, WAITING, AWAY):
             with made() as ends:
@@ -198,18 +200,18 @@ def _misses(ends: Ends, turns: str, before: int, then: int, look_again: bool) ->
 
 
 @pytest.mark.parametrize("then", [WAITING, AWAY])
-def test_no_value_is_missed(then: int) -> None:
+def test_no_value_is_missed_in_any_order_of_steps(then: int) -> None:
     assert not missed(then)
 
 
 @pytest.mark.parametrize("then", [WAITING, AWAY])
-def test_who_does_not_look_again_would_miss_some(then: int) -> None:
-    """So the test above can fail."""
+def test_a_consumer_that_does_not_look_again_misses_values(then: int) -> None:
+    """This shows that the test above can fail."""
     assert missed(then, look_again=False)
 
 
-def test_none_is_missed_by_two_threads_at_once(ends: Ends) -> None:
-    """As stages do: the taker works, listens, or is away, and is woken in each of these."""
+def test_no_value_is_missed_between_two_threads(ends: Ends) -> None:
+    """As with stages: the consumer polls, waits, or is away, and gets all values in each of these states."""
     giver, taker, event_receiver, _ = ends
     count, draw = 5000, random.Random(0)
     room = threading.Event()
@@ -237,10 +239,12 @@ def test_none_is_missed_by_two_threads_at_once(ends: Ends) -> None:
         if draw.random() < 0.9:
             taker.be(WAITING)
             if not look():
-                assert select.select([event_receiver.descriptor], [], [], 20)[0], f"{len(found)} found, and no bell"
+                assert select.select([event_receiver.descriptor], [], [], 20)[0], (
+                    f"{len(found)} values found, and no wake event"
+                )
             event_receiver.heard()
         else:
             taker.be(AWAY)
-            look()  # what is given from now on waits until it works again
+            look()  # later values wait until the consumer polls again
     thread.join(20)
     assert found == list(range(count))

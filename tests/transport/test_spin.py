@@ -1,4 +1,4 @@
-"""When a thread that waits spins, and when it sleeps at once."""
+"""When a waiting thread spins, and when it sleeps at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rpcbench.transport.sockets import _FEWEST, _MOST, _TAKEN, SPIN_SECONDS, Ada
 
 
 class Peer:
-    """Sends something after so many seconds by a clock of its own; each look takes a microsecond, or longer."""
+    """Sends data after some seconds of its own clock; each look takes a microsecond or more."""
 
     def __init__(self):
         self.now = self.due = 0.0
@@ -25,7 +25,7 @@ class Peer:
         return self.now >= self.due
 
     def slept(self, spin, seconds):
-        """Wait once as a thread does; whether it had to sleep."""
+        """Wait once as a thread does; return whether it slept."""
         self.due, self.looks = self.now + seconds, 0
 
         def sleep():
@@ -51,11 +51,11 @@ def spin(peer):
     return AdaptiveSpin(peer.ready, lambda: peer.now)
 
 
-def test_a_short_wait_never_sleeps(peer, spin):
+def test_a_short_wait_spins_and_never_sleeps(peer, spin):
     assert not any(peer.slept(spin, SPIN_SECONDS / 2) for _ in range(5))
 
 
-def test_a_long_wait_is_spun_for_once_and_the_next_ones_not_at_all(peer, spin):
+def test_the_first_long_wait_spins_and_the_next_ones_sleep_at_once(peer, spin):
     assert peer.slept(spin, 3600)
     assert peer.looks > 1
     for _ in range(3):
@@ -63,27 +63,27 @@ def test_a_long_wait_is_spun_for_once_and_the_next_ones_not_at_all(peer, spin):
         assert peer.looks == 0
 
 
-def test_a_spin_lasts_a_moment(peer, spin):
+def test_a_spin_lasts_about_the_spin_time(peer, spin):
     begun, woken = peer.now, []
     peer.due = begun + 3600
     spin.wait(lambda: woken.append(peer.now))
     assert SPIN_SECONDS <= woken[0] - begun < 2 * SPIN_SECONDS
 
 
-def test_after_a_short_wait_that_slept_it_spins_again(peer, spin):
+def test_a_short_wait_that_slept_makes_the_next_one_spin(peer, spin):
     peer.slept(spin, 3600)
-    assert peer.slept(spin, SPIN_SECONDS / 2), "it could not know"
+    assert peer.slept(spin, SPIN_SECONDS / 2), "the wait before was long"
     assert not peer.slept(spin, SPIN_SECONDS / 2)
 
 
-def test_where_others_want_the_core_it_sleeps_for_a_while(peer, spin):
+def test_a_thread_on_a_busy_core_sleeps_for_the_next_waits(peer, spin):
     peer.look_takes = 2 * _TAKEN
     assert peer.slept(spin, SPIN_SECONDS / 2)
     peer.look_takes = 1e-6
     assert [peer.slept(spin, SPIN_SECONDS / 2) for _ in range(_FEWEST + 1)] == [True] * _FEWEST + [False]
 
 
-def test_and_longer_each_time_that_they_still_do(peer, spin):
+def test_a_thread_on_a_busy_core_spins_more_and_more_rarely(peer, spin):
     peer.look_takes, waits = 2 * _TAKEN, []
     for number in range(4000):
         peer.slept(spin, SPIN_SECONDS / 2)
@@ -93,13 +93,13 @@ def test_and_longer_each_time_that_they_still_do(peer, spin):
     assert between[:3] == [_FEWEST, 2 * _FEWEST, 4 * _FEWEST] and between[-1] == between[-2] == _MOST
 
 
-def test_what_is_there_already_takes_one_look(peer, spin):
+def test_a_wait_for_present_data_takes_one_look(peer, spin):
     assert not peer.slept(spin, 0)
     assert peer.looks == 1
 
 
 @pytest.mark.parametrize("why", ["RPCBENCH_EAGER", "one core"])
-def test_it_does_not_spin_where_the_user_says_so_or_there_is_one_core(peer, why, monkeypatch):
+def test_a_thread_does_not_spin_on_one_core_or_if_the_user_has_switched_it_off(peer, why, monkeypatch):
     if why == "one core":
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     else:
@@ -109,7 +109,7 @@ def test_it_does_not_spin_where_the_user_says_so_or_there_is_one_core(peer, why,
     assert peer.looks == 0
 
 
-def test_the_watch_wakes_only_while_it_is_armed():
+def test_a_socket_waiter_wakes_once_and_only_while_it_is_armed():
     here, there = socket.socketpair()
     with here, there:
         watch = SocketWaiter(here)
@@ -120,7 +120,7 @@ def test_the_watch_wakes_only_while_it_is_armed():
             assert watch._armed.poll(0) == []
             watch.arm()
             watch.sleep()
-            assert watch._armed.poll(0) == [], "once"
+            assert watch._armed.poll(0) == [], "it wakes once"
             watch.arm()
             watch.disarm()
             assert watch._armed.poll(0) == []

@@ -1,4 +1,4 @@
-"""Connections over streams of every kind: who may wait for whom, in what order bytes go, how each end is told."""
+"""Connections over streams of each kind: blocking, the order of bytes, and the reports of ends."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rpcbench.wire import framing
 from rpcbench.wire.framing import END, Frame, Limits, Parts
 from rpcbench.wire.messages import Body
 
-LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times what a stream holds
+LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times the capacity of a stream
 
 
 class End:
-    """One end of a connection, and the frames that came out of it."""
+    """One end of a connection, and the frames that it has received."""
 
     def __init__(self, stream: Stream) -> None:
         self.connection = StreamConnection(stream, Limits(), spawn)
@@ -73,7 +73,7 @@ def ends(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[tuple[End, 
 
 
 @pytest.mark.parametrize("ends", ALL, indirect=True)
-def test_what_is_sent_arrives(ends: tuple[End, End]) -> None:
+def test_a_sent_message_arrives_with_its_payload_and_buffers(ends: tuple[End, End]) -> None:
     one, other = ends
     other.read()
     one.connection.send(b"a", Body(b"payload", b"tensors", [b"", bytearray(b"xy"), memoryview(LARGE)]), True)
@@ -86,8 +86,8 @@ def test_what_is_sent_arrives(ends: tuple[End, End]) -> None:
 
 @pytest.mark.parametrize("ends", ALL, indirect=True)
 @pytest.mark.parametrize("may_wait", [True, False])
-def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wait: bool) -> None:
-    """Eight echoes of 4 MB, none awaited, each way: whoever reads must never be stuck in a write."""
+def test_both_ends_can_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wait: bool) -> None:
+    """Eight calls and echoes of 16 MB each way, none awaited: a reading thread must never block in a write."""
     for end in ends:
         end.read(lambda frame, end=end: end.send(b"echo", *frame.body.buffers) if frame.control == b"call" else None)
     senders = [
@@ -103,7 +103,7 @@ def test_both_ends_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wa
 
 
 class AlwaysFull(SocketStream):
-    """A line that takes nothing from who would not wait."""
+    """A stream that takes nothing from a thread that may not wait."""
 
     def write(self, parts: Parts, may_wait: bool) -> None:
         if parts and not may_wait:
@@ -112,8 +112,10 @@ class AlwaysFull(SocketStream):
 
 
 @pytest.mark.parametrize("may_wait", [True, False])
-def test_a_line_may_be_full_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch, may_wait: bool) -> None:
-    """Before each of more pieces of a message than Python has room for calls inside each other."""
+def test_a_message_passes_a_stream_that_is_full_before_each_chunk(
+    monkeypatch: pytest.MonkeyPatch, may_wait: bool
+) -> None:
+    """The message has more chunks than Python allows nested calls."""
     monkeypatch.setattr(framing, "CHUNK", 1 << 12)
     left, right = socket.socketpair()
     one, other = End(AlwaysFull(left)), End(SocketStream(right))
@@ -128,8 +130,8 @@ def test_a_line_may_be_full_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch
     one.ended()
 
 
-def test_whatever_goes_wrong_in_a_write_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or all that is sent later would wait for ever behind it."""
+def test_an_error_in_a_write_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all later messages would wait for ever behind it."""
     left, right = socket.socketpair()
     one, other = End(SocketStream(left)), End(SocketStream(right))
 
@@ -163,14 +165,14 @@ def test_large_messages_take_turns(ends: tuple[End, End]) -> None:
 
 
 @pytest.mark.parametrize("size", [len(LARGE), 100_000])
-def test_who_is_far_ahead_is_held_back_if_it_may_wait(
+def test_a_sender_that_may_wait_is_held_back_when_much_is_queued(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(stream, "_HELD_BACK", 8 << 20)
     one, other = ends
     count = 3 * (8 << 20) // size
     for _ in range(count):
-        one.send(b"", LARGE[:size])  # never blocks, whoever reads or does not
+        one.send(b"", LARGE[:size])  # never blocks, even if the peer does not read
     polite = spawn(lambda: one.send(b"polite", may_wait=True))
     polite.join(0.2)
     assert polite.is_alive()
@@ -179,7 +181,9 @@ def test_who_is_far_ahead_is_held_back_if_it_may_wait(
     assert b"polite" in [other.next().control for _ in range(count + 1)]
 
 
-def test_a_wait_for_room_is_as_long_as_it_may_be(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_room_ends_with_room_or_at_its_timeout(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_HELD_BACK", 1 << 20)
     one, other = ends
     assert one.connection.await_room(0.0)
@@ -193,7 +197,7 @@ def test_a_wait_for_room_is_as_long_as_it_may_be(ends: tuple[End, End], monkeypa
 
 
 @pytest.mark.parametrize("then", ["next", "flush", "close"])
-def test_what_is_held_goes_with_the_next_message_or_when_it_must(ends: tuple[End, End], then: str) -> None:
+def test_a_held_message_leaves_with_the_next_message_a_flush_or_a_close(ends: tuple[End, End], then: str) -> None:
     one, other = ends
     writes: list[list[bytes]] = []
     write = one.connection._stream.write
@@ -220,8 +224,10 @@ def test_what_is_held_goes_with_the_next_message_or_when_it_must(ends: tuple[End
     assert other.next().control == b"held"
 
 
-def test_what_is_held_while_a_writer_stops_goes_once(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer has found nothing more, and looks at that; meanwhile another thread leaves something."""
+def test_a_message_that_is_held_while_a_writer_stops_is_sent_once(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has found nothing more and is about to stop; meanwhile another thread holds a message."""
     one, other = ends
     find, left = one.connection._next, [b"held"]
 
@@ -240,7 +246,7 @@ def test_what_is_held_while_a_writer_stops_goes_once(ends: tuple[End, End], monk
     assert other.ended() and other.frames.empty()
 
 
-def test_only_so_many_messages_are_held(ends: tuple[End, End]) -> None:
+def test_a_full_batch_of_held_messages_is_sent(ends: tuple[End, End]) -> None:
     one, other = ends
     other.read()
     for _ in range(stream._MOST_HELD):
@@ -249,7 +255,7 @@ def test_only_so_many_messages_are_held(ends: tuple[End, End]) -> None:
 
 
 @pytest.mark.parametrize("ends", ALL, indirect=True)
-def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
+def test_a_close_writes_all_queued_messages(ends: tuple[End, End]) -> None:
     one, other = ends
     for _ in range(4):
         one.send(b"", LARGE)
@@ -262,7 +268,7 @@ def test_close_writes_out_what_is_queued(ends: tuple[End, End]) -> None:
         one.send(b"too late")
 
 
-def test_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(
+def test_a_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_CLOSE_SECONDS", 0.1)
@@ -286,7 +292,7 @@ ENDS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-def test_how_a_peer_ended_is_told(what: str) -> None:
+def test_the_end_of_a_connection_states_its_reason(what: str) -> None:
     data, reason = ENDS[what]
     raw, sock = socket.socketpair()
     end = End(SocketStream(sock))
@@ -297,7 +303,7 @@ def test_how_a_peer_ended_is_told(what: str) -> None:
     assert sock.fileno() == -1
 
 
-def test_a_peer_that_dies_with_unread_words_is_told_as_broken() -> None:
+def test_a_peer_that_dies_with_unread_data_breaks_the_connection() -> None:
     raw, sock = socket.socketpair()
     end = End(SocketStream(sock))
     end.send(b"never read")
@@ -306,7 +312,9 @@ def test_a_peer_that_dies_with_unread_words_is_told_as_broken() -> None:
     assert end.ended() == "its connection broke (Connection reset by peer)"
 
 
-def test_the_death_of_a_peer_ends_every_wait_for_it(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_peer_ends_the_waits_of_all_senders(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_HELD_BACK", 1 << 20)
     one, other = ends
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -324,14 +332,14 @@ def test_the_death_of_a_peer_ends_every_wait_for_it(ends: tuple[End, End], monke
     assert [told.get(timeout=PATIENCE) for _ in threads] == ["told"] * 3
 
 
-def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
-    """Its number may stand for another connection the moment after it is closed."""
+def test_a_descriptor_stays_open_while_a_thread_writes_to_it() -> None:
+    """As soon as it is closed, its number may refer to another connection."""
     sock, raw = socket.socketpair()
     written = threading.Event()
     jobs: list[Callable[[], None]] = []
     connection = StreamConnection(SocketStream(sock), Limits(), jobs.append)
     connection.send(b"", Body(b"", b"", [LARGE]), False)
-    assert len(jobs) == 1, "the rest is the helper's"
+    assert len(jobs) == 1, "a helper thread writes the rest"
     raw.close()
 
     def read() -> None:
@@ -348,7 +356,7 @@ def test_the_descriptor_is_kept_as_long_as_somebody_writes() -> None:
     reader.join(PATIENCE)
 
 
-def test_a_forked_child_lets_go_of_what_its_parent_goes_on_using() -> None:
+def test_a_forked_child_closes_its_copy_and_the_connection_of_the_parent_stays_usable() -> None:
     raw, sock = socket.socketpair()
     copy = sock.dup()
     inherited = StreamConnection(SocketStream(copy), Limits(), spawn)

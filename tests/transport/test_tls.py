@@ -1,4 +1,4 @@
-"""TLS between hosts: who has no certificate of the cluster gets nowhere, before a word of ours is said."""
+"""TLS between hosts: a peer without the certificate of the cluster is refused before any message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpcbench.wire.messages import Body
 
 
 def accepted(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[BaseException | None, BaseException | None]:
-    """What ends a handshake on either side: None where it does not end."""
+    """Return the error of the handshake on the server and on the client; None if it succeeds."""
     here, there = socket.socketpair()
     told: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -45,7 +45,7 @@ def _error(sock: socket.socket, context: ssl.SSLContext) -> BaseException | None
 
 
 def stranger(side: int, **changes: object) -> ssl.SSLContext:
-    """Somebody who accepts every certificate, and has none."""
+    """An end that accepts every certificate, and has none."""
     context = ssl.SSLContext(side)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for name, value in changes.items():
@@ -56,29 +56,29 @@ def stranger(side: int, **changes: object) -> ssl.SSLContext:
 OURS, OTHERS = tls.Credentials(SECRET), tls.Credentials(b"o" * 32)
 
 
-def test_two_who_know_the_secret_need_nothing_else() -> None:
+def test_two_ends_with_the_same_secret_complete_the_tls_handshake() -> None:
     assert accepted(tls.Credentials(SECRET).server, OURS.client) == (None, None)
 
 
-def test_a_server_of_another_cluster_is_not_talked_to() -> None:
+def test_a_client_refuses_a_server_of_another_cluster() -> None:
     _, error = accepted(OTHERS.server, OURS.client)
     assert isinstance(error, AuthenticationError) and "another secret" in str(error)
 
 
 @pytest.mark.parametrize("client", [OTHERS.client, stranger(ssl.PROTOCOL_TLS_CLIENT)])
-def test_a_client_without_our_certificate_is_not_served(client: ssl.SSLContext) -> None:
-    client.verify_mode = ssl.CERT_NONE  # he would take any
+def test_a_server_refuses_a_client_without_the_certificate_of_the_cluster(client: ssl.SSLContext) -> None:
+    client.verify_mode = ssl.CERT_NONE  # it would accept any certificate
     error, _ = accepted(OURS.server, client)
     assert isinstance(error, AuthenticationError)
 
 
-def test_nothing_older_than_tls_1_3_is_spoken() -> None:
+def test_a_server_refuses_tls_versions_before_1_3() -> None:
     old = stranger(ssl.PROTOCOL_TLS_CLIENT, maximum_version=ssl.TLSVersion.TLSv1_2)
     error, other = accepted(OURS.server, old)
     assert isinstance(error, AuthenticationError) and other is not None
 
 
-def test_what_is_sent_cannot_be_read_on_the_way() -> None:
+def test_data_is_encrypted_on_the_connection() -> None:
     one, other = pair("tls")
     words = b"nobody else is to know this" * 100
     seen: list[bytes] = []
@@ -98,8 +98,8 @@ def test_what_is_sent_cannot_be_read_on_the_way() -> None:
             stream.release()
 
 
-def test_nothing_that_has_come_is_left_where_nobody_is_told_of_it() -> None:
-    """Who waits for the socket would wait for ever for what has been taken from it already."""
+def test_a_read_leaves_no_decrypted_data_behind_in_the_stream() -> None:
+    """A thread that waits for the socket would wait for ever for data that was already read from it."""
     one, other = (StreamConnection(stream, Limits(), spawn) for stream in pair("tls"))
     for number in range(5):
         one.send(str(number).encode(), Body(b"", b"", []), True)
@@ -118,13 +118,13 @@ def test_nothing_that_has_come_is_left_where_nobody_is_told_of_it() -> None:
         connection.release()
 
 
-def test_a_part_of_a_record_holds_up_nobody() -> None:
+def test_a_read_of_an_incomplete_record_does_not_block() -> None:
     one, other = pair("tls")
     sealed = one._seal([memoryview(b"words")])  # type: ignore[attr-defined]
     target = memoryview(bytearray(64))
     one._plain.write([memoryview(sealed[:7])], True)  # type: ignore[attr-defined]
     with pytest.raises(BlockingIOError):
-        while True:  # what belongs to the handshake may come first
+        while True:  # records of the handshake may come first
             other.read_into(target)
     one._plain.write([memoryview(sealed[7:])], True)  # type: ignore[attr-defined]
     assert other.read_into(target) == 5 and target[:5] == b"words"

@@ -1,4 +1,4 @@
-"""A bell wakes who waits at it, says nothing, and is never another file."""
+"""A wake event wakes the thread that waits for it, carries no data, and never writes to another file."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def rings(event_receiver: EventReceiver) -> bool:
     return bool(select.select([event_receiver.descriptor], [], [], 0)[0])
 
 
-def test_it_rings_until_it_is_heard(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_wake_event_stays_set_until_it_is_received(pair: tuple[EventSender, EventReceiver]) -> None:
     event_sender, event_receiver = pair
     assert not rings(event_receiver)
-    event_receiver.heard()  # of nothing: nobody waits
+    event_receiver.heard()  # without an event: does not block
     for _ in range(3):
         event_sender.ring()
     assert rings(event_receiver)
     event_receiver.heard()
-    assert not rings(event_receiver), "several are heard as one"
+    assert not rings(event_receiver), "several events are received as one"
     event_sender.ring()
     assert rings(event_receiver)
 
 
-def test_who_rings_too_often_does_not_wait(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_sender_does_not_block_on_a_full_wake_event(pair: tuple[EventSender, EventReceiver]) -> None:
     event_sender, event_receiver = pair
-    os.eventfd_write(event_receiver.descriptor, 2**64 - 2)  # as much as it holds
+    os.eventfd_write(event_receiver.descriptor, 2**64 - 2)  # the largest value that it holds
     event_sender.ring()
     assert rings(event_receiver)
 
 
-def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_closed_sender_does_not_write_to_a_reused_descriptor(pair: tuple[EventSender, EventReceiver]) -> None:
     event_sender, _ = pair
     number = event_sender.descriptor
     event_sender.close()
     event_receiver = EventReceiver()
-    if event_receiver.descriptor != number:  # what a closed one frees is the next one's, as a rule
+    if event_receiver.descriptor != number:  # the number of a closed descriptor is usually the next one
         os.dup2(event_receiver.descriptor, number)
     event_sender.ring()
     event_sender.close()
@@ -64,14 +64,14 @@ def test_a_bell_that_is_closed_rings_no_other_file(pair: tuple[EventSender, Even
     event_receiver.close()
 
 
-def test_in_a_forked_child_nobody_waits_for_who_was_about_to_ring(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_forked_child_can_close_a_sender_whose_lock_was_held(pair: tuple[EventSender, EventReceiver]) -> None:
     event_sender, _ = pair
     event_sender._lock.acquire()
     event_sender.forked()
     event_sender.close()
 
 
-def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_waiting_thread_waits_until_its_condition_ends(pair: tuple[EventSender, EventReceiver]) -> None:
     event_sender, event_receiver = pair
     looks: queue.SimpleQueue[bool] = queue.SimpleQueue()
     over: list[bool] = []
@@ -83,18 +83,18 @@ def test_who_waits_goes_on_until_it_has_what_it_waits_for(pair: tuple[EventSende
     thread = threading.Thread(target=event_receiver.wait_while, args=(waits, 60), daemon=True)
     thread.start()
     looks.get(timeout=20)
-    event_sender.ring()  # of something else
+    event_sender.ring()  # an event for another condition
     looks.get(timeout=20)
     over.append(True)
     event_receiver.ring()
     thread.join(20)
     assert not thread.is_alive() and not rings(event_receiver)
-    event_receiver.wait_while(lambda: True, 0)  # nothing rings
+    event_receiver.wait_while(lambda: True, 0)  # no event: the timeout ends it
     assert event_receiver.turn.acquire(blocking=False)
     event_receiver.turn.release()
 
 
-def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(
+def test_a_thread_does_not_wait_beside_another_or_at_a_closed_receiver(
     pair: tuple[EventSender, EventReceiver],
 ) -> None:
     _, event_receiver = pair
@@ -103,7 +103,7 @@ def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(
         closing = threading.Thread(target=event_receiver.close, daemon=True)
         closing.start()
         closing.join(0.1)
-        assert not event_receiver.closed, "somebody may wait at its descriptor"
+        assert not event_receiver.closed, "a thread may wait at its descriptor"
     closing.join(20)
     assert event_receiver.closed
     event_receiver.wait_while(lambda: True, 60)
@@ -117,7 +117,7 @@ def test_nobody_waits_where_another_one_does_nor_where_nothing_rings_any_more(
     other.close()
 
 
-def test_in_a_forked_child_nobody_waits_for_who_has_waited(pair: tuple[EventSender, EventReceiver]) -> None:
+def test_a_forked_child_can_close_a_receiver_whose_locks_were_held(pair: tuple[EventSender, EventReceiver]) -> None:
     _, event_receiver = pair
     event_receiver.turn.acquire()
     event_receiver._lock.acquire()

@@ -1,4 +1,4 @@
-"""Packers are used again, by one at a time."""
+"""Packers are reused, by one caller at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = {"numbers": [*range(50)], "text": ["a" * n for n in range(50)], "bytes": 
 
 @pytest.fixture
 def collecting() -> Iterator[list[bytes]]:
-    """Each garbage collection packs something itself, and lets other threads run."""
+    """Make each garbage collection pack a value, and let other threads run."""
     before, inner = gc.get_threshold(), []
 
     def collects(phase: str, info: object) -> None:
@@ -34,13 +34,13 @@ def collecting() -> Iterator[list[bytes]]:
 
 
 class _Makes(dict[str, object]):
-    """A dict that takes memory, so that garbage may be collected, while it is packed."""
+    """A dict that allocates memory while it is packed, so that a garbage collection may run."""
 
     def items(self) -> list[tuple[str, object]]:  # type: ignore[override]
         return [(key, [value, [[] for _ in range(20)]]) for key, value in super().items()]
 
 
-def test_what_is_packed_in_the_midst_of_packing_is_apart(collecting: list[bytes]) -> None:
+def test_a_pack_inside_another_pack_uses_another_packer(collecting: list[bytes]) -> None:
     wrong: list[bytes] = []
 
     def pack() -> None:
@@ -56,10 +56,10 @@ def test_what_is_packed_in_the_midst_of_packing_is_apart(collecting: list[bytes]
         thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert collecting and set(collecting) == {msgpack.packb([1, 2, 3])}
-    assert encoding._idle, "they are used again"
+    assert encoding._idle, "packers are kept for reuse"
 
 
-def test_a_packer_that_has_failed_is_not_used_again() -> None:
+def test_a_packer_that_has_failed_is_not_reused() -> None:
     packed(1)
     before = [*encoding._idle]
     with pytest.raises(TypeError):

@@ -27,7 +27,7 @@ SMALL = Limits(control=100, body=4000, buffers=4, streams=2)
 
 
 def stream_of(messages: list[tuple[bytes, Body]], seed: int = 0) -> bytes:
-    """All messages on one stream, chunks of the large ones interleaved with everything else."""
+    """Encode all messages on one stream; the chunks of the large ones are interleaved with the others."""
     rng, out, running = random.Random(seed), [], []
     for number, (control, body) in enumerate(messages):
         first, chunks = encode(number, control, body)
@@ -61,7 +61,9 @@ bodies = st.builds(Body, st.binary(max_size=50), st.binary(max_size=50), st.list
 
 @given(st.lists(st.tuples(st.binary(max_size=30), bodies), max_size=6), st.lists(st.integers(1, 5000), min_size=1))
 @settings(max_examples=100, deadline=None)
-def test_any_messages_in_pieces_of_any_size(messages: list[tuple[bytes, Body]], sizes: list[int]) -> None:
+def test_a_decoder_restores_any_messages_from_pieces_of_any_size(
+    messages: list[tuple[bytes, Body]], sizes: list[int]
+) -> None:
     decoder = Decoder(LIMITS)
     frames = feed(decoder, stream_of(messages), sizes)
     assert sorted(map(plain, frames)) == sorted((c, b.payload, b.tensors, list(b.buffers)) for c, b in messages)
@@ -69,7 +71,7 @@ def test_any_messages_in_pieces_of_any_size(messages: list[tuple[bytes, Body]], 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_chunks_of_several_large_messages_interleave(seed: int) -> None:
+def test_a_decoder_restores_large_messages_with_interleaved_chunks(seed: int) -> None:
     rng = random.Random(seed)
     messages = [(b"%d" % i, Body(b"p", b"", [rng.randbytes(CHUNK + rng.randrange(3 * CHUNK))])) for i in range(3)]
     messages.append((b"small", Body(b"", b"", [])))
@@ -85,7 +87,7 @@ def test_a_small_message_passes_between_two_chunks() -> None:
     assert seen == [b"small"] and list(none) == []
 
 
-def test_nothing_is_allocated_for_an_announcement_over_the_limit() -> None:
+def test_an_announcement_over_the_limits_is_refused() -> None:
     for head in (
         HEAD.pack(1, 0, 0, 0, 101, 0, 0),
         HEAD.pack(1, 0, 0, 0, 0, 1 << 60, 0),
@@ -105,25 +107,25 @@ def test_nothing_is_allocated_for_an_announcement_over_the_limit() -> None:
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         feed(Decoder(SMALL), data, [4096])
 
 
-def test_streams_under_way_are_counted() -> None:
+def test_more_large_messages_at_once_than_the_limit_are_refused() -> None:
     announce = [encode(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]))[0] for n in range(3)]
     limits = Limits(streams=2)
     with pytest.raises(ProtocolError, match="limits"):
         feed(Decoder(limits), b"".join(bytes(p) for parts in announce for p in parts), [1 << 20])
 
 
-def test_too_large_to_send_is_the_senders_error() -> None:
+def test_a_message_over_the_limit_is_an_error_of_the_sender() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
         check(b"", Body(b"", b"", [bytes(5000)]), SMALL)
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_never_crash(data: bytes) -> None:
+def test_random_bytes_cause_no_error_but_a_protocol_error(data: bytes) -> None:
     try:
         feed(Decoder(SMALL), data, [64])
     except ProtocolError:
@@ -132,7 +134,7 @@ def test_random_bytes_never_crash(data: bytes) -> None:
 
 # -- shared memory
 class Shelf(Memory):
-    """What the peer has put somewhere, by place."""
+    """Buffers that the peer has put into shared memory, by place."""
 
     def __init__(self, buffers: dict[int, bytes]) -> None:
         self.buffers, self.back = buffers, list[int]()
@@ -146,7 +148,7 @@ class Shelf(Memory):
 
 @given(st.lists(st.integers(1, 60), min_size=1))
 @settings(max_examples=30, deadline=None)
-def test_what_is_lent_and_given_back_comes_in_between(sizes: list[int]) -> None:
+def test_lent_and_returned_buffers_can_come_between_chunks(sizes: list[int]) -> None:
     shelf = Shelf({4096: b"first", 1 << 40: b"second"})
     lent = Body(b"payload", b"table", [bytes(5), bytes(6)])
     large, chunks = encode(3, b"large", Body(b"", b"", [bytes(CHUNK + 9)]))
@@ -169,19 +171,19 @@ def test_what_is_lent_and_given_back_comes_in_between(sizes: list[int]) -> None:
         (encode_lent(b"", Body(b"", b"", [bytes(2000)] * 3), [0] * 3), "limits"),
     ],
 )
-def test_memory_that_is_not_shared_is_neither_lent_nor_given_back(data: bytes, what: str) -> None:
+def test_invalid_frames_about_shared_memory_are_refused(data: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match=what):
         feed(Decoder(SMALL), data, [4096])
 
 
-def test_a_message_of_its_own_read_is_whole() -> None:
+def test_a_small_message_in_one_read_is_decoded() -> None:
     decoder = Decoder(LIMITS)
     (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", [])), [5000])
     assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.idle
 
 
-def test_what_follows_half_a_message_is_its_other_half() -> None:
-    """Though it may look like a message."""
+def test_the_second_half_of_a_message_is_not_taken_for_a_new_one() -> None:
+    """Here the second half has the form of a message."""
     inner = encode_small(b"abc", Body(b"defg", b"", []))
     outer = encode_small(b"", Body(b"x" + inner, b"", []))
     decoder = Decoder(LIMITS)

@@ -33,7 +33,7 @@ ANYTHING = st.recursive(
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """What a field with this annotation may hold."""
+    """Return a strategy for the values of a field with this annotation."""
     if isinstance(hint, UnionType):
         return st.one_of([values(option) for option in get_args(hint)])
     if get_origin(hint) is tuple:
@@ -65,7 +65,7 @@ messages = st.sampled_from(m.KINDS).flatmap(values)
 
 
 def unpacked(control: bytes) -> Any:
-    """The message, or None where it was refused as it should be."""
+    """Return the message, or None if it was refused with a ProtocolError."""
     try:
         return unpack(control, BODY)[1]
     except ProtocolError:
@@ -75,7 +75,7 @@ def unpacked(control: bytes) -> Any:
 @pytest.mark.parametrize("kind", m.KINDS)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_every_kind_goes_there_and_back(kind: type[Any], data: st.DataObject) -> None:
+def test_each_kind_of_message_survives_pack_and_unpack(kind: type[Any], data: st.DataObject) -> None:
     message, seq = data.draw(values(kind)), data.draw(st.integers(0, (1 << 64) - 1))
     control, body = pack(seq, message)
     assert body == getattr(message, "body", m.EMPTY)
@@ -85,7 +85,7 @@ def test_every_kind_goes_there_and_back(kind: type[Any], data: st.DataObject) ->
 
 @given(messages, st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -> None:
+def test_a_message_with_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -> None:
     told = message[:-1] if "body" in message._fields else message
     fields = msgpack.unpackb(msgpack.packb([m.KINDS.index(type(message)), 0, *told]))
     _replace_one(fields, data)
@@ -94,7 +94,7 @@ def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -
 
 
 def _replace_one(fields: list[Any], data: st.DataObject) -> None:
-    """Put something else in some place, at any depth."""
+    """Replace the value of one place, at any depth."""
     place = data.draw(st.integers(0, len(fields) - 1))
     if isinstance(fields[place], list) and fields[place] and data.draw(st.booleans()):
         _replace_one(fields[place], data)
@@ -104,7 +104,7 @@ def _replace_one(fields: list[Any], data: st.DataObject) -> None:
 
 @given(messages, st.data())
 @settings(max_examples=200, deadline=None)
-def test_damaged_bytes_are_refused_or_make_sense(message: Any, data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_form_a_valid_message(message: Any, data: st.DataObject) -> None:
     control = bytearray(pack(0, message)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         control[data.draw(st.integers(0, len(control) - 1))] = data.draw(st.integers(0, 255))
@@ -114,7 +114,7 @@ def test_damaged_bytes_are_refused_or_make_sense(message: Any, data: st.DataObje
 
 @given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
 @settings(max_examples=300)
-def test_random_bytes_are_refused_or_make_sense(control: bytes) -> None:
+def test_random_bytes_are_refused_or_form_a_valid_message(control: bytes) -> None:
     found = unpacked(control)
     assert found is None or fits(found, type(found))
 
@@ -128,24 +128,24 @@ def test_random_bytes_are_refused_or_make_sense(control: bytes) -> None:
         (m.KINDS.index(m.View), 0, 1, (), (5,), False), (m.KINDS.index(m.View), 0, 1, (), (("a", "b"),), False),
     ],
 )  # fmt: skip
-def test_what_pack_cannot_have_made_is_refused(fields: tuple[Any, ...]) -> None:
+def test_fields_that_pack_cannot_produce_are_refused(fields: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         unpack(msgpack.packb(fields), m.EMPTY)
 
 
-def test_a_deep_or_false_array_is_refused() -> None:
+def test_a_deeply_nested_or_false_array_is_refused() -> None:
     for control in (b"\x91" * 5000 + b"\x00", b"\xdd\xff\xff\xff\xff", b"\xc9\x00\x00\x00\x04\x01abcd", b""):
         with pytest.raises(ProtocolError):
             unpack(control, m.EMPTY)
 
 
-def test_text_that_is_no_unicode_can_be_sent() -> None:
-    """Exceptions may hold such text: undecodable file names, broken strings of users."""
+def test_text_with_surrogates_can_be_sent() -> None:
+    """Exceptions may hold such text: undecodable file names, invalid strings of users."""
     failure = m.Failure(7, "OSError", "no such file: '\udcff'", m.EMPTY)
     assert unpack(*pack(0, failure)) == (0, failure)
 
 
-def test_only_kinds_with_a_body_carry_one() -> None:
+def test_a_message_of_a_kind_without_a_body_gets_none() -> None:
     assert unpack(pack(3, m.Cancel(7))[0], BODY) == (3, m.Cancel(7))
     notice = m.UserDelete(Id(1, 2), Id(1, 3, 4))
     assert pack(3, notice)[1] is m.EMPTY
@@ -171,14 +171,14 @@ MEMBER = m.Member(0, "a", 1, "here", devices=m.Devices("cuda", 1, (m.Device("cud
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_records_within_a_message_are_rebuilt(message: Any) -> None:
-    assert repr(unpack(*pack(5, message))) == repr((5, message))  # where types show
+def test_records_inside_a_message_are_rebuilt_with_their_types(message: Any) -> None:
+    assert repr(unpack(*pack(5, message))) == repr((5, message))  # a repr shows the types
 
 
 @pytest.mark.parametrize(
     "message", [m.Result(1, (), None, BODY), m.Result(1, (), m.Scope(1, 2, (3,)), BODY)], ids=["bare", "scoped"]
 )
-def test_an_answer_of_another_length_than_it_says_is_refused(message: Any) -> None:
+def test_a_result_that_is_cut_or_too_long_is_refused(message: Any) -> None:
     control, body = pack(5, message)
     for wrong in (control + b"\0", *(control[:length] for length in range(len(control)))):
         with pytest.raises(ProtocolError):
@@ -186,7 +186,7 @@ def test_an_answer_of_another_length_than_it_says_is_refused(message: Any) -> No
 
 
 @pytest.mark.parametrize("settled", [(), 0, (3,), SETTLED[:4], (*SETTLED[:4], ((9, 1, 2),)), (*SETTLED[:4], ((9, 1),))])
-def test_a_record_within_a_message_that_is_not_whole_is_refused(settled: Any) -> None:
+def test_a_message_with_an_incomplete_record_is_refused(settled: Any) -> None:
     control, body = pack(5, HELD._replace(settled=settled))
     with pytest.raises(ProtocolError):
         unpack(control, body)
