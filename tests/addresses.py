@@ -27,14 +27,14 @@ def port() -> contextlib.AbstractContextManager[int]:
 
 @contextlib.contextmanager
 def ports(count: int) -> Iterator[int]:
-    """The first of so many, one after the other."""
+    """The first of `count` consecutive ports."""
     while True:
         with contextlib.ExitStack() as holders:
             first = _bound(holders, 0)
             try:
                 for number in range(1, count):
                     _bound(holders, first + number)
-            except OSError:  # that one is taken
+            except OSError:  # one of the ports is taken
                 continue
             yield first
             return

@@ -1,4 +1,4 @@
-"""What all tests share: a check that nothing is left behind, and no silent skipping of browser tests in CI."""
+"""Fixtures and hooks of all tests: a check that nothing is left behind, and no silently skipped browser tests in CI."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Where RPCBENCH_REQUIRE_BROWSER is set, a browser test that was skipped has failed; and RPCBENCH_REQUIRE_RAY."""
+    """Count a skipped browser test as failed where RPCBENCH_REQUIRE_BROWSER is set; likewise RPCBENCH_REQUIRE_RAY."""
     report = yield
     for mark in ("browser", "ray"):
         required = f"RPCBENCH_REQUIRE_{mark.upper()}"

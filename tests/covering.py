@@ -12,7 +12,7 @@ from typing import Any
 
 
 def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Rows with one value of each axis, such that any two values of two axes stand together in one; always the same."""
+    """Return rows with one value of each axis, so that any two values of two axes share a row; always the same rows."""
     candidates = list(itertools.product(*axes))
     open_ = {pair for row in candidates for pair in _peer_events(row)}
     rows = []

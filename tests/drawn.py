@@ -1,4 +1,4 @@
-"""What panels have drawn, read in the page, and the same told by the tables of all members: for tests of both."""
+"""The content of drawn panels, read from the page, and the same values from the tables of all members, to compare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTEXTS = """() => {
 
 
 def contexts(everywhere: Tables) -> dict[str, Any]:
-    """The same, told by the tables of all members: of the contexts that their makers hold, if any are."""
+    """The same values from the tables of all members; only of contexts that their makers hold, if there are any."""
     found: dict[str, Any] = {}
     for worker, tables in everywhere.items():
         for key, row in tables["contexts"].items():
@@ -66,7 +66,7 @@ STEPS = """() => ({
 
 
 def latest_step(everywhere: Tables) -> dict[str, Any]:
-    """The same, told by the tables of all members; one stage on each worker."""
+    """The same values from the tables of all members, with one stage on each worker."""
     ops = {key: row for tables in everywhere.values() for key, row in tables.get("ops", {}).items()}
     number = max((row["step"] for row in ops.values()), default=NO_STEP)
     shown = {key: row for key, row in ops.items() if row["step"] == number}

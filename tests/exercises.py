@@ -41,7 +41,7 @@ def stored(lesson: str) -> list[Answer]:
     titles = [*TITLE.finditer(text)]
     ends = [title.start() for title in titles[1:]] + [len(text)]
     answers = []
-    for title, end in zip(titles, ends, strict=False):  # without titles there is an end all the same
+    for title, end in zip(titles, ends, strict=False):  # without titles there is still one end
         what = (title["kind"] + title["what"]).strip()
         answers.append(Answer(title["exercise"], what, text[title.end() : end].strip(), title["hint"]))
     return answers
@@ -94,7 +94,7 @@ class Attempt(pytest.Item):
             assert "Traceback" not in text, text
 
     def _run(self, code: str) -> tuple[str, str]:
-        """Name of the error, if there is one, and all that is shown."""
+        """Return the name of the error, empty if there is none, and all text that is shown."""
         shown: list[str] = []
 
         def show(message: dict[str, Any]) -> None:

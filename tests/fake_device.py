@@ -1,8 +1,8 @@
 """An accelerator named "fake" with two devices, so that device maps can be tested without one.
 
-Its memory cannot be read by the CPU: addresses lie in pages that nobody may touch, and only the kernels here know
-where their bytes really are. As with a real one, tensors of different devices do not mix, and `fake:0` and `fake:1`
-are different devices. Registering it cannot be undone: use it in a process of its own.
+Its memory cannot be read by the CPU: its addresses are in inaccessible pages, and only the kernels here know where
+the bytes really are. As with a real one, tensors of different devices do not mix, and `fake:0` and `fake:1` are
+different devices. Registering it cannot be undone: use it in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTENSION = 12  # DLPack's number for devices it does not know
 
 
 class _Module:
-    """What torch asks a kind of device."""
+    """The functions that torch calls in the module of a device type."""
 
     def is_available(self) -> bool:
         return True
@@ -63,7 +63,7 @@ class _Managed(ctypes.Structure):
 
 
 class _Memory:
-    """Pages that may not be touched stand for pages that may; nothing is ever given back."""
+    """Inaccessible pages whose addresses stand for those of accessible pages; memory is never freed."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -101,7 +101,7 @@ _kept: list[Any] = []
 
 
 def _tensor(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """So many elements of new memory on a device."""
+    """A tensor of `size` elements in new memory of a device."""
     shape, strides = (ctypes.c_int64 * 1)(size), (ctypes.c_int64 * 1)(1)
     bits = dtype.itemsize * 8
     described = _DLTensor(
@@ -115,7 +115,7 @@ def _tensor(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 def _metadata_only(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Kernels that look at no memory: the CPU's will do."""
+    """Run a kernel that reads no memory: that of the CPU works."""
     return op._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
 
 
@@ -131,7 +131,7 @@ def _empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.
 
 
 def _real(tensor: Any) -> Any:
-    """The CPU's view of a tensor of the fake device; anything else as it is."""
+    """The CPU's view of a tensor of the fake device; any other value unchanged."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "fake":
         return tensor
     if not tensor.numel():
@@ -148,7 +148,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 
 def _computed(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any other operation, done for the device, in its own memory."""
+    """Run any other operation for the device, with the results in its own memory."""
     leaves, _ = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type == "fake"}
@@ -171,7 +171,7 @@ def _computed(op: Any, *args: Any, **kwargs: Any) -> Any:
         made = _copy_from(leaf, _empty_strided(leaf.shape, leaf.contiguous().stride(), leaf.dtype, *devices))
         if original is None:
             return made
-        return _metadata_only(_SET, original, made.untyped_storage(), 0, made.shape, made.stride())  # it has grown
+        return _metadata_only(_SET, original, made.untyped_storage(), 0, made.shape, made.stride())  # resized
 
     real_args, real_kwargs = tree_map(enter, (args, kwargs))
     if "device" in real_kwargs:

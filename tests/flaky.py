@@ -1,4 +1,4 @@
-"""Which tests fail by chance: `python tests/flaky.py [--times N] [pytest's arguments]` runs them again and again.
+"""Find tests that fail by chance: `python tests/flaky.py [--times N] [pytest's arguments]` runs them repeatedly.
 
 Meanwhile a loop keeps one core busy, as another program of the user would. Exit status 1 if any test has failed.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """One core of this machine, the last that this process may use, has something to do all the time."""
+    """Keep one core of this machine busy, the last one that this process may use."""
     core = max(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile os.getppid() == {os.getpid()}:\n    sum(range(10_000))"
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -33,7 +33,7 @@ def busy_core() -> Iterator[None]:
 
 
 def failures(arguments: list[str]) -> list[str]:
-    """One run of pytest; the tests that failed, and the run itself where it ended otherwise than by that."""
+    """Run pytest once; return the tests that failed, and the run itself if it ended in another way."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run([sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments], cwd=ROOT)
         told = Path(cache, "v", "cache", "lastfailed")

@@ -1,7 +1,7 @@
-"""`python -m tests.house`: the figures of the house, that is how much there is to read before one can change something.
+"""`python -m tests.house`: the figures of the house: the amount of text that a reader must know before a change.
 
-Files, lines, names that stand twice, comments, words, Protocols; and, traced in all processes while it runs, the files
-that take part in one call, cell, backward pass and pipeline step. `--no-trace` leaves the traces out.
+Files, lines, repeated names, comments, words, Protocols; and, traced in all processes while it runs, the files that
+take part in one call, cell, backward pass and pipeline step. `--no-trace` leaves the traces out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def prose(source: str) -> str:
 
 
 def free_relatives(texts: list[str]) -> float:
-    """How many of 1,000 words are who, whom, whose, what, whatever or whoever."""
+    """The number of who, whom, whose, what, whatever and whoever in 1,000 words."""
     words = sum(len(WORD.findall(text)) for text in texts)
     return 1000 * sum(len(FREE_RELATIVE.findall(text)) for text in texts) / max(words, 1)
 
@@ -65,7 +65,7 @@ def protocols(source: str) -> list[str]:
 
 
 def repeated(names: Counter[str]) -> list[str]:
-    """Names that stand more than once."""
+    """Names that occur more than once."""
     return sorted(name for name, count in names.items() if count > 1)
 
 
@@ -94,7 +94,7 @@ def figures() -> dict[str, str]:
 
 
 def traces() -> dict[str, list[str]]:
-    """The files that take part in each deed, in any process. Runs them in a process of its own."""
+    """The files that take part in each deed, in any process. The deeds run in a process of their own."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "flag").write_bytes(b"\0")
         path = os.pathsep.join([str(ROOT / "tests" / "house_trace"), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -108,7 +108,7 @@ def traces() -> dict[str, list[str]]:
 
 
 def _deeds() -> None:
-    """Do each deed twice, and note the files of the second time: what is made once is made then."""
+    """Do each deed three times, and trace the third time only: by then, all that is made once has been made."""
     from IPython.core.interactiveshell import InteractiveShell
 
     import rpcbench

@@ -4,12 +4,12 @@ The check counts only its own test; other runs may go on beside it:
 
 - A process belongs to this run if it descends from this process, or carries `MARK` with the run's value in its
   environment: every descendant inherits that, also one that leaves the session and one whose parent ends. A process of
-  the test is one of this run that was not there when the test began.
+  the test is one of this run that did not exist when the test began.
 - Files are those below a runtime directory that is made for the test alone.
 - Threads, descriptors and shared memory are those of this process.
 
-The warm fork server (`rpcbench.launch.fork_client`) is no leak: it is started before the test, if it is not there, so
-that tests that start workers share one that has torch loaded. A test that replaced it has its own ended with it.
+The warm fork server (`rpcbench.launch.fork_client`) is no leak: it is started before the test, if there is none, so
+that tests that start workers share one that has torch loaded. If a test replaces it, the new one ends with the test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LeakCheck = Callable[..., AbstractContextManager[None]]
 
 
 class Ours(NamedTuple):
-    """A process of this run; `began` tells it from a later one with the same number."""
+    """A process of this run; `began` distinguishes it from a later one with the same id."""
 
     pid: int
     began: float
@@ -47,15 +47,16 @@ class Ours(NamedTuple):
 
 
 def mark_this_run() -> None:
-    """Processes that this one starts from now on are known as its own."""
+    """Mark the processes that this one starts from now on as its own."""
     os.environ[MARK] = uuid.uuid4().hex
 
 
 @contextlib.contextmanager
 def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, ...] = ()) -> Iterator[None]:
-    """Fails if processes, threads, descriptors or files made inside outlive the block by `grace` s.
+    """Fail if processes, threads, descriptors or files made inside outlive the block by `grace` s.
 
-    With descriptors=False these may: of a library that keeps some. So may processes whose names begin as in `but`.
+    With descriptors=False, descriptors may: some libraries keep theirs. Processes whose names begin with one of `but`
+    may, too.
     """
     fork_server = _warm_fork_server()
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
@@ -82,7 +83,7 @@ def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, 
             cool_fork_server()
         deadline = time.monotonic() + grace
         while (leaks := left()) and time.monotonic() < deadline:
-            time.sleep(0.02)  # nothing announces the end of a process that is not our child
+            time.sleep(0.02)  # no notification reports the end of a process that is not a child
         for process in new():
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(process.pid).kill()
@@ -96,19 +97,19 @@ def _pool_of(thread: threading.Thread) -> object:
 
 
 def _told(thread: threading.Thread) -> str:
-    """Name and stack."""
+    """The name and the stack of a thread."""
     frame = sys._current_frames().get(thread.ident or 0)
     return f"thread {thread.name}:\n{''.join(traceback.format_stack(frame))}"
 
 
 def cool_fork_server() -> None:
-    """End the one that is kept warm for later clusters."""
+    """End the fork server that is kept warm for later clusters."""
     if servers := sys.modules.get("rpcbench.launch.fork_client"):
         servers.stop_idle()
 
 
 def _warm_fork_server() -> object:
-    """The warm fork server; begins to start one where a test may use it and it is not there."""
+    """Return the warm fork server; begin to start one if a test may use it and there is none."""
     if "rpcbench.launch.cluster" in sys.modules:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", _RUNTIME)  # its files outlive a directory that a test has set
@@ -122,7 +123,7 @@ def _warm() -> object:
 
 
 def _processes() -> set[Ours]:
-    """Living processes of this run, other than this one; one that has just been started has no environment yet."""
+    """Live processes of this run, other than this one; descendants count even before they have an environment."""
     mark, found = os.environ[MARK], set()
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     for process in psutil.process_iter(["name", "environ", "status", "create_time"]):
@@ -137,7 +138,7 @@ def _held() -> set[tuple[str, str]]:
     """Open descriptors of this process that could keep a peer alive or hold memory. The first three are pytest's."""
     targets = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists the directory
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the directory
             targets.add((entry.name, os.readlink(entry)))
     return {(fd, target) for fd, target in targets if int(fd) > 2 and target.startswith(HELD)}
 
@@ -145,11 +146,11 @@ def _held() -> set[tuple[str, str]]:
 def _files(runtime: Path) -> list[Path]:
     """Sockets anywhere, and files outside the shared directory of this user (that one stays, with its secrets)."""
     shared = runtime / f"rpcbench-{os.geteuid()}"
-    walk = os.walk(runtime)  # unlike `Path.rglob`, it minds no directory that goes meanwhile
+    walk = os.walk(runtime)  # unlike `Path.rglob`, it tolerates directories that disappear
     found = (Path(top, name) for top, folders, files in walk for name in (*folders, *files))
     return [path for path in found if path.is_socket() or not path.is_relative_to(shared)]
 
 
 def _shared_memory() -> set[str]:
-    """Named blocks of this process; torch puts its number into the name."""
+    """Named blocks of this process; torch puts its id into the name."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}

@@ -181,7 +181,7 @@ def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> Non
 
 # -- the fast path
 def _is_next(pair: Pair, seq: int) -> bool:
-    """Whether it is the next one to come, whoever has sent it."""
+    """Whether it is the next number that is due from its peer, of any incarnation."""
     return delivery.count_of(seq) == pair.window.floor and not pair.window.ahead
 
 
@@ -210,7 +210,7 @@ def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -
 
 def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
     def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
-        pair = self.pairs.get(peer)  # nobody ticks
+        pair = self.pairs.get(peer)  # even without a tick that acknowledges
         if pair is None or seq >> delivery.SEQUENCE_COUNT_BITS != pair.stamp:
             return None
         return pair if _is_next(pair, seq) else None

@@ -21,28 +21,28 @@ class Host:
         self.address = f"10.231.7.{number}"
 
     def ip(self, *command: str) -> None:
-        """Run `ip` inside."""
+        """Run `ip` in this namespace."""
         _run("ip", "-n", self.name, *command)
 
     def up(self) -> None:
-        """Take part, by the cable e0."""
+        """Connect this host by the cable e0."""
         self.ip("addr", "add", f"{self.address}/24", "dev", "e0")
         self.ip("link", "set", "e0", "up")
 
     def processes(self) -> list[int]:
-        """Ids of those that run here."""
+        """The ids of the processes on this host."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.name).split()]
 
     def cut(self) -> None:
-        """Pull the cable: what is sent is lost, and nobody is told."""
+        """Disconnect the cable: packets are lost without an error."""
         self.ip("link", "set", "e0", "down")
 
     def mute(self, other: Host) -> None:
-        """Nothing of this host reaches the other one any more; what comes from there still arrives."""
+        """Drop the packets from this host to the other one; packets from there still arrive."""
         self.ip("route", "add", "blackhole", f"{other.address}/32")
 
     def start(self, script: Path, *arguments: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """A Python script on this host."""
+        """Start a Python script on this host."""
         command = ["ip", "netns", "exec", self.name, sys.executable, "-W", "ignore", str(script), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env={**os.environ, **env}, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -54,7 +54,7 @@ def _run(*command: str) -> str:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
-    """Two, and a cable."""
+    """Two hosts, connected by a cable."""
     with _made(2) as (one, other):
         _run("ip", "link", "add", "e0", "netns", one.name, "type", "veth", "peer", "name", "e0", "netns", other.name)
         for host in (one, other):
@@ -64,7 +64,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def lab() -> Iterator[list[Host]]:
-    """Four: the notebook's and three others, each with a cable to a switch that is none of them."""
+    """Four hosts, the notebook's and three others, each with a cable to a separate switch."""
     with _made(5) as (switch, *hosts):
         switch.ip("link", "add", "b0", "type", "bridge")
         switch.ip("link", "set", "b0", "up")
@@ -78,7 +78,7 @@ def lab() -> Iterator[list[Host]]:
 
 @contextlib.contextmanager
 def _made(count: int) -> Iterator[list[Host]]:
-    """So many network namespaces, with nothing but loopback."""
+    """`count` network namespaces with loopback only."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     made: list[Host] = []

@@ -1,7 +1,7 @@
-"""Programs with the names and habits of those in pytorch/examples: nothing in them knows of rpcbench.
+"""Programs with the names and the style of those in pytorch/examples, without any reference to rpcbench.
 
-`rpcbench run rebind_examples.py NAME` forks the workers of one, which prints what it has found; tests/test_rebind.py
-has what that must be.
+`rpcbench run rebind_examples.py NAME` forks the workers of one program, which prints its results; tests/test_rebind.py
+has the expected ones.
 """
 
 import os
@@ -86,7 +86,7 @@ def batch(rank, size):
     rpc.shutdown()
 
 
-# -- parameter server: one model, made by the first who asks
+# -- parameter server: one model, made by the first call that asks for it
 class Server(nn.Module):
     def __init__(self):
         super().__init__()
@@ -295,7 +295,7 @@ def ddp_rpc(rank, size):
         print(all(map(torch.equal, first, second)))
     rpc.shutdown()
     sys.stdout.flush()
-    os._exit(0)  # now and then torch hangs where the last reference to a process group goes
+    os._exit(0)  # torch sometimes hangs when the last reference to a process group is dropped
 
 
 SIZES = {batch: 3, parameter_server: 2, pipeline: 3, rl: 3, rnn: 2, ddp_rpc: 3}

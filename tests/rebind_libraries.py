@@ -1,7 +1,7 @@
-"""Programs that lean on torch's RPC as PyTorch Geometric, torchrl and PiPPy do. They know nothing of rpcbench.
+"""Programs that use torch's RPC as PyTorch Geometric, torchrl and PiPPy do, without any reference to rpcbench.
 
-`rpcbench run rebind_libraries.py NAME` forks the workers of one, as functions of a module, not of `__main__`; each
-prints what it has found, and tests/test_rebind.py has what that must be.
+`rpcbench run rebind_libraries.py NAME` forks the workers of one program, as functions of a module, not of `__main__`;
+each worker prints its results, and tests/test_rebind.py has the expected ones.
 """
 
 import atexit
@@ -77,7 +77,7 @@ def geometric(rank, size):
         rpc.rpc_async(to=to, func=run_call, args=(number, torch.arange(3)), kwargs={"scale": 2}) for to in others
     ]
     found = [future.wait().tolist() for future in futures]
-    if rank:  # the first one ends at once; what is asked of it now, it must still answer
+    if rank:  # rank 0 shuts down at once, and must still answer this call
         found.append(rpc.rpc_sync("dist-0", run_call, args=(number, torch.ones(1, dtype=torch.long))).tolist())
     sys.stdout.write(f"{early} {before} {found}\n")
     end()
@@ -145,7 +145,7 @@ def replay(rank, size):
     rpc.shutdown()
 
 
-# -- as torchrl's RPC collector: batches of whichever worker is done first, and new weights for it
+# -- as torchrl's RPC collector: batches of the worker that finishes first, and new weights for it
 class Collector:
     def __init__(self, make_environment, policy, frames):
         self.state, self.policy, self.frames = make_environment(), policy, frames
@@ -215,7 +215,7 @@ def collector(rank, size):
     rpc.shutdown(timeout=30)
 
 
-# -- as PiPPy's driver: stages take RRefs, fetch what these stand for, and work when all has come
+# -- as PiPPy's driver: stages take RRefs, fetch their values, and run when all have arrived
 class Executor:
     def __init__(self, rank, module):
         self.rank, self.module = rank, module

@@ -1,7 +1,7 @@
-"""Each name of torch's modules that `rpcbench run` binds, beside what stands there then; for tests/test_rebind.py.
+"""Print each name of torch's modules that `rpcbench run` binds, beside its replacement; for tests/test_rebind.py.
 
-A line of JSON for each: module, name, what torch has ("class", "function", "constant", "state"), what is there once
-bound (the same words, "refuses" for what raises by name, or "absent"), and the error's words where it refuses.
+One line of JSON for each: module, name, the kind of torch's value ("class", "function", "constant", "state"), the kind
+once bound (the same words, "refuses" for one that raises with its name, or "absent"), and the text of that error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def kind(value: Any) -> str:
 
 
 def names(module: types.ModuleType) -> dict[str, Any]:
-    """All but modules, and what is imported from elsewhere."""
+    """All names but modules and imports from elsewhere."""
     homes = {*torch_shim._MODULES, "builtins", None}
     return {
         name: value
@@ -35,7 +35,7 @@ def names(module: types.ModuleType) -> dict[str, Any]:
 
 
 def refusal(value: Any) -> str:
-    """What it says when it is called, where it is one that refuses; else nothing."""
+    """The text of the error that a refusing value raises when it is called; empty for other values."""
     if not isinstance(value, torch_shim._NotOffered):
         return ""
     try:

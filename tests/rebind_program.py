@@ -1,4 +1,4 @@
-"""A program for torch.distributed.rpc, as its users write them: nothing in it knows of rpcbench."""
+"""A program for torch.distributed.rpc in the style of its users, without any reference to rpcbench."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 
 - Tests of one file run in one process, in order, so that they share its fixtures. So do those of a folder in
   `TOGETHER`, which share something that is slow to start, and those of one `xdist_group`.
-- `@pytest.mark.alone`: the test measures the machine. It runs last, and only while no other test of this checkout does.
+- `@pytest.mark.alone`: the test measures the machine. It runs last, and only while no other test of this checkout runs.
 - `@pytest.mark.long`: not in `make test`; `make test-all` and CI run it.
 
 An `alone` test holds a lock that all other tests share: a lock on this file, which no test writes.
@@ -46,7 +46,7 @@ FIRST = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """`-n auto`."""
+    """The number of processes for `-n auto`."""
     return round(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Groups:
-    """Groups of tests that run in one process. The scheduler sees only names, so the processes that collect tell it."""
+    """Groups of tests that run in one process. The scheduler sees only names, so collecting processes write them."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -90,7 +90,7 @@ class Groups:
 
 
 def _group(item: pytest.Item) -> str | None:
-    """None: the tests of its file."""
+    """The group of a test; None: the tests of its file."""
     if item.get_closest_marker("alone"):
         return "alone"
     if marker := item.get_closest_marker("xdist_group"):
@@ -108,12 +108,12 @@ def _rank(item: pytest.Item) -> int:
     return next((rank for rank, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist says that all is collected
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reports the end of the collection
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tell of the groups, and take all that is loaded out of the garbage collector's sight.
+    """Write the groups, and exempt all loaded objects from garbage collection.
 
-    Tests of leaks collect garbage again and again. With half a million objects of torch and of this suite to look at, a
-    collection takes half a second; without them, milliseconds.
+    Tests of leaks collect garbage repeatedly. With half a million objects of torch and of this suite, a collection
+    takes half a second; without them, milliseconds.
     """
     if told := getattr(session.config, "workerinput", {}).get(GROUPS):
         groups = {item.nodeid: group for item in session.items if (group := _group(item))}
@@ -126,17 +126,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """An `alone` test waits until no other runs, and no other begins while it runs."""
+    """An `alone` test waits until no other test runs, and no other test begins while it runs."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         try:
             return (yield)
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # also where a fork of the test has the file still open
+            fcntl.flock(lock, fcntl.LOCK_UN)  # even if a fork of the test still has the file open
 
 
 class Times:
-    """Seconds by test and by folder, told at the end."""
+    """Seconds by test and by folder, reported at the end."""
 
     def __init__(self) -> None:
         self.tests: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""How much of a simulation a run goes through: ten times as much with `--hypothesis-profile=long`, `make test-all`."""
+"""The sizes of simulations: ten times as large with `--hypothesis-profile=long`, as in `make test-all`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LONG = "long"
 
 
 def sized(count: int) -> int:
-    """So many in `make test`."""
+    """`count`, as in `make test`, or ten times as many in the long profile."""
     return count * (10 if settings.get_current_profile_name() == LONG else 1)
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """Of a `@given` test, the same in each run."""
+    """Settings of a `@given` test: so many examples, the same in each run."""
     return settings(max_examples=sized(count), deadline=None, derandomize=True, database=None)

@@ -1,4 +1,4 @@
-"""Disks that are full and files that are damaged, for tests of what is written and read."""
+"""Full disks and damaged files, for tests that write and read files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAMAGE = settings(max_examples=150, deadline=None, suppress_health_check=[Health
 
 @contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """No file of this process grows beyond that many bytes."""
+    """Limit each file of this process to `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -25,7 +25,7 @@ def disk_of(size: int) -> Iterator[None]:
 
 
 def damaged(content: bytes, draw: Any) -> bytes:
-    """Cut, or with some bytes changed."""
+    """Return the content truncated, or with some bytes changed, or both."""
     changed = bytearray(content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content)
     places = st.tuples(st.integers(0, max(len(changed) - 1, 0)), st.integers(0, 255))
     for place, byte in draw(st.lists(places, max_size=4)) if changed else ():

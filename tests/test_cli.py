@@ -1,4 +1,4 @@
-"""The command line: fast, thin, and clear about what is missing."""
+"""The command line: it starts fast, passes its options on, and names missing packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rpcbench.cli.main import main
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
-    """The commands this process would have become, in an empty directory."""
+    """The commands that this process would have executed, in an empty directory."""
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module in the place of the training; `asked` is what it was asked for."""
+    """A module in place of the training; `asked` lists the options of each run."""
     module = types.ModuleType("rpcbench.cli.demo")
     module.asked = []
     module.run = lambda **options: module.asked.append(options)
@@ -37,7 +37,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_and_version_import_no_heavy_package(arguments: list[str]) -> None:
     script = f"""
 import sys
 from rpcbench.cli.main import main
@@ -52,7 +52,7 @@ except SystemExit as end:
     assert "rpcbench" in done.stdout
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--version"])
     assert capsys.readouterr().out == f"rpcbench {rpcbench.__version__}\n"
@@ -65,13 +65,15 @@ def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixt
     assert "usage: rpcbench" in capsys.readouterr().err
 
 
-def test_demo_is_handed_its_options(demo: types.ModuleType) -> None:
+def test_demo_gets_the_options_of_its_command(demo: types.ModuleType) -> None:
     assert main(["demo", "--json", "out.json", "--epochs", "3"]) == 0
     assert main(["demo"]) == 0
     assert demo.asked == [{"json_file": Path("out.json"), "epochs": 3}, {"json_file": None, "epochs": None}]
 
 
-def test_an_error_with_advice_is_one_line(demo: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_rpcbench_is_printed_as_one_line(
+    demo: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(**_: object) -> None:
         raise WorkerLostError("worker1 was killed; start again")
 
@@ -80,7 +82,9 @@ def test_an_error_with_advice_is_one_line(demo: types.ModuleType, capsys: pytest
     assert capsys.readouterr().err == "rpcbench demo: worker1 was killed; start again\n"
 
 
-def test_ctrl_c_is_not_an_error_of_ours(demo: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_exits_with_status_130_and_prints_no_error(
+    demo: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop(**_: object) -> None:
         raise KeyboardInterrupt
 
@@ -89,7 +93,7 @@ def test_ctrl_c_is_not_an_error_of_ours(demo: types.ModuleType, capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
-def test_lab_opens_the_notebooks(executed: list[list[str]], tmp_path: Path) -> None:
+def test_lab_opens_the_notebooks_folder_unless_a_file_is_given(executed: list[list[str]], tmp_path: Path) -> None:
     main(["lab"])
     (tmp_path / "notebooks").mkdir()
     main(["lab", "--port", "8899"])
@@ -103,7 +107,9 @@ def test_lab_opens_the_notebooks(executed: list[list[str]], tmp_path: Path) -> N
     ]
 
 
-def test_lab_without_jupyterlab_names_the_command(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_without_jupyterlab_names_the_install_command(
+    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SystemExit, match=r"pip install 'rpcbench\[lab\]'"):
         main(["lab"])

@@ -1,4 +1,4 @@
-"""Few rows, all pairs."""
+"""`pairs` returns few rows, which cover all pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks that other tests rely on: each kind of leak is told, and a skipped browser test fails where it must."""
+"""The checks that other tests rely on: each kind of leak is reported, and a skipped browser test can fail."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rpcbench.launch.cluster import Cluster
 GRACE = 0.2
 
 
-def test_a_process_that_left_our_session_is_told_and_ended(leak_check) -> None:
+def test_a_process_in_another_session_is_reported_and_ended(leak_check) -> None:
     with pytest.raises(AssertionError, match="process"), leak_check(GRACE):
         process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
     assert process.wait(20) != 0
 
 
-def test_a_thread_is_told(leak_check) -> None:
+def test_a_thread_is_reported(leak_check) -> None:
     end = threading.Event()
     thread = threading.Thread(target=end.wait, name="the-one-left", daemon=True)
     with pytest.raises(AssertionError, match="thread the-one-left"), leak_check(GRACE):
@@ -34,13 +34,13 @@ def test_a_thread_is_told(leak_check) -> None:
     thread.join()
 
 
-def test_a_descriptor_is_told(leak_check) -> None:
+def test_a_descriptor_is_reported(leak_check) -> None:
     with pytest.raises(AssertionError, match="descriptor"), leak_check(GRACE):
         left = socket.socket()
     left.close()
 
 
-def test_files_are_told_but_for_shared_secrets(leak_check) -> None:
+def test_files_are_reported_except_shared_secrets(leak_check) -> None:
     with leak_check():
         secret = Path(os.environ["XDG_RUNTIME_DIR"], f"rpcbench-{os.geteuid()}", "key", "secret")
         secret.parent.mkdir(parents=True)
@@ -49,7 +49,7 @@ def test_files_are_told_but_for_shared_secrets(leak_check) -> None:
         Path(os.environ["XDG_RUNTIME_DIR"], "rpcbench-abc").mkdir()
 
 
-def test_what_another_run_starts_is_not_told(leak_check) -> None:
+def test_a_process_of_another_run_is_not_reported(leak_check) -> None:
     with leak_check(GRACE):
         others = {**os.environ, MARK: "that of another run"}
         pid = subprocess.check_output(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], env=others)
@@ -57,7 +57,7 @@ def test_what_another_run_starts_is_not_told(leak_check) -> None:
 
 
 def test_the_warm_fork_server_is_shared_and_no_leak(leak_check) -> None:
-    """Also a worker that it has forked is told."""
+    """A worker that it has forked is still reported."""
     with leak_check(), Cluster(1) as cluster:
         first = psutil.Process(cluster.pid("worker1")).ppid()
     with pytest.raises(AssertionError, match="process"), leak_check(GRACE):
@@ -66,7 +66,7 @@ def test_the_warm_fork_server_is_shared_and_no_leak(leak_check) -> None:
     left.shutdown()
 
 
-def test_what_was_cleaned_up_is_not_told(leak_check) -> None:
+def test_resources_that_were_cleaned_up_are_not_reported(leak_check) -> None:
     with leak_check():
         subprocess.run([sys.executable, "-c", ""], check=True)
         thread = threading.Thread(target=int)

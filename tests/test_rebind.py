@@ -1,4 +1,4 @@
-"""`rpcbench run`: programs for torch's RPC run on ours, in the processes that they spawn as well."""
+"""`rpcbench run`: programs for torch's RPC run on rpcbench, also in the processes that they spawn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_program_that_spawns_its_ranks_runs_unchanged(environment: dict[str, s
     assert done.stdout.splitlines() == ["[0.5, 0.5] [1.0, 2.0] 1.0", "rpcbench 29533 --flag"], done.stdout
 
 
-EXAMPLES: dict[str, list[str]] = {  # what each of tests/rebind_examples.py prints
+EXAMPLES: dict[str, list[str]] = {  # the output of each program of tests/rebind_examples.py
     "batch": ["[[[-2.0, -2.0]], [[-2.0, -2.0]]]"],
     "parameter_server": ["4 True"],
     "pipeline": ["[4.0, 4.0, 4.0, 4.0, 4.0, 4.0] [1.0, 1.0]"],
@@ -68,7 +68,7 @@ PROGRAMS = [
 @pytest.mark.parametrize(("program", "name", "lines"), [
     pytest.param(*each, id=each[1], marks=[pytest.mark.long] if each[1] in LONG else []) for each in PROGRAMS
 ])  # fmt: skip
-def test_programs_written_as_others_write_them(
+def test_programs_in_the_style_of_examples_and_libraries_run_unchanged(
     environment: dict[str, str], program: str, name: str, lines: list[str]
 ) -> None:
     done = python("-c", COMMAND, "run", str(PROGRAM.with_name(program)), name, environment=environment)
@@ -81,7 +81,7 @@ def test_programs_written_as_others_write_them(
         "torch", "torch.distributed.rpc.api", "torch.distributed.nn",
     )),
 ])  # fmt: skip
-def test_it_does_not_matter_what_is_imported_first(environment: dict[str, str], first: str) -> None:
+def test_names_are_bound_in_any_order_of_imports(environment: dict[str, str], first: str) -> None:
     script = f"""
 import {first}
 import torch, torch.distributed.nn, torch.distributed.optim, torch.distributed.optim.optimizer as optimizer
@@ -96,7 +96,7 @@ print({{thing.__module__.split(".")[0] for thing in found}}, torch.distributed.o
     assert done.stdout == "{'rpcbench'} ZeroRedundancyOptimizer\n", done.stderr
 
 
-ABSENT = {  # names of torch's that cannot even be imported, by why
+ABSENT = {  # names of torch that cannot be imported, by reason
     "torch's own state, which nothing here keeps up": """rpc._init_counter rpc.api._ALL_WORKER_NAMES
         rpc.api._all_gather_sequence_id rpc.api._all_gather_sequence_id_to_states optim.optimizer.functional_optim_map
         nn.api.remote_module._REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING""",
@@ -125,7 +125,7 @@ def test_each_name_of_the_bound_modules_is_offered_or_refuses_by_name(environmen
             assert here == OTHERWISE.get((module, name), there), full
 
 
-def test_libraries_find_our_classes_in_the_c_modules(environment: dict[str, str]) -> None:
+def test_the_c_modules_of_torch_have_the_classes_of_rpcbench(environment: dict[str, str]) -> None:
     script = """
 import torch, torch.distributed.rpc as rpc, torch.distributed.autograd as autograd
 from torch._C._distributed_rpc import PyRRef, RemoteProfilerManager, _is_current_rpc_agent_set
@@ -150,27 +150,29 @@ except NotImplementedError as error:
     ], done.stderr  # fmt: skip
 
 
-def test_without_the_command_torch_keeps_its_own(environment: dict[str, str]) -> None:
+def test_torch_keeps_its_own_rpc_without_the_command(environment: dict[str, str]) -> None:
     script = "import rpcbench.rpc, torch.distributed.rpc as rpc; print(rpc.init_rpc.__module__)"
     bound = torch_shim.environment(environment)
     del bound[torch_shim.VARIABLE]
     assert python("-c", script, environment=bound).stdout == "torch.distributed.rpc\n"
 
 
-def test_a_sitecustomize_of_ones_own_runs_too(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_sitecustomize_of_the_user_runs_too(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'mine'")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     script = "import torch.distributed.rpc as rpc; print(mine, rpc.__name__)"
     assert python("-c", script, environment=torch_shim.environment(environment)).stdout == "mine rpcbench.rpc\n"
 
 
-def test_a_module_runs_and_its_status_is_kept(environment: dict[str, str], tmp_path: Path) -> None:
+def test_run_with_m_runs_a_module_and_keeps_its_exit_status(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys, torch.distributed.rpc as rpc; sys.exit(len(rpc.__name__))")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     assert python("-c", COMMAND, "run", "-m", "program", environment=environment).returncode == len("rpcbench.rpc")
 
 
 @pytest.mark.parametrize(("arguments", "words"), [([], "name a script"), (["no.py"], "there is no script no.py")])
-def test_a_script_is_needed(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_an_existing_script_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", *arguments]) == 1
     assert words in capsys.readouterr().err

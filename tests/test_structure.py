@@ -1,7 +1,7 @@
 """The shape of the package: floors, circles, purity, sizes, names, words, headers, unpickling, exports.
 
-Every rule is a function from a source tree to the list of its breaches, so that each is also shown to bite: on a tiny
-tree that breaks it. Imports inside functions and under TYPE_CHECKING count like any other.
+Each rule is a function from a source tree to the list of its breaches, so that each can be tested, too: on a tiny tree
+that breaks it. Imports inside functions and under TYPE_CHECKING count like any other.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ PURE = {  # prefix of module name -> what it must not import
     "rpcbench.wire": _OUTSIDE | _CLOCKS,
     "rpcbench.protocol": _OUTSIDE | _CLOCKS,
 }
-NOT_PURE = {"rpcbench.base.futures"}  # is torch's Future
-LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # what the standard library loads says nothing of us
+NOT_PURE = {"rpcbench.base.futures"}  # a subclass of torch's Future
+LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # the standard library loads these itself
 
-UNPICKLERS = {  # all but the first: files of the user's own
+UNPICKLERS = {  # all but the first read files of the user
     "rpcbench.serialization.pickler", "rpcbench.optim.optimizer_files",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 
-EXTRAS = {"ray": "rpcbench.launch.ray_"}  # a package that need not be there -> prefix of the modules that import it
+EXTRAS = {"ray": "rpcbench.launch.ray_"}  # an optional package -> prefix of the modules that import it
 
 LONGEST_FILE, MEDIAN_FILE, LONGEST_FUNCTION = 600, 250, 60
 SHORTEST_FILE = 59
@@ -60,14 +60,14 @@ SMALL = {
     "panels",
     "rpc",
     "torch_shim",
-}  # entry points, torch's own files, and what is still to be moved
+}  # entry points, torch's own files, and files that are still to be moved
 ALLOWED_TWICE = {"base", "events"}
 MIRRORS = {"panels", "rpc"}
 LONGEST_SCRIPT = 300
 MOST_PROTOCOLS = 16
 MOST_FREE_RELATIVES = 3.0  # in 1,000 words of docstrings and comments
 LEAST_COMMENTS = 0.05  # of lines
-RETIRED = {  # private words of earlier versions -> the field's
+RETIRED = {  # private words of earlier versions -> the words of the field
     "accord": "commit", "bell": "event", "crew": "worker group", "keeper": "maintenance", "outpost": "supervisor",
     "petition": "request", "reunion": "reconnection", "roster": "members", "starter": "fork server",
     "zygote": "fork server",
@@ -132,7 +132,7 @@ def _part(name: str) -> str:
 
 
 def upward(root: Path) -> list[str]:
-    """Imports of a higher floor, and parts of the package that stand on no floor."""
+    """Imports from a higher floor, and parts of the package without a floor."""
     known = modules(root)
     breaches = [f"{name}: give '{_part(name)}' a floor in FLOORS" for name in known if _part(name) not in FLOORS]
     for name, module in known.items():
@@ -163,7 +163,7 @@ def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def _forbidden(name: str) -> set[str]:
-    """What a module must not import; nothing is forbidden to modules that are not pure."""
+    """The imports that are forbidden to a module; none if it is not pure."""
     rules = [rule for prefix, rule in PURE.items() if f"{name}.".startswith(f"{prefix}.")]
     return rules[0] if rules and name not in NOT_PURE else set()
 
@@ -180,7 +180,7 @@ def impure(root: Path) -> list[str]:
 
 
 def impure_when_loaded(root: Path) -> list[str]:
-    """The same seen from outside: what a fresh interpreter has loaded after importing the pure modules."""
+    """The same, observed: forbidden modules that a fresh interpreter has loaded after importing the pure ones."""
     pure = [name for name in modules(root) if _forbidden(name)]
     forbidden = set.union(set(), *map(_forbidden, pure)) - LOADED_BY_OTHERS
     script = f"import sys, {', '.join(pure)}\nprint(*sorted({forbidden!r} & set(sys.modules)))"
@@ -188,7 +188,7 @@ def impure_when_loaded(root: Path) -> list[str]:
 
 
 def too_long(root: Path) -> list[str]:
-    """Files and functions that have outgrown one idea."""
+    """Files and functions that are too long for one idea."""
     known = modules(root)
     lengths = {name: module.source.count("\n") for name, module in known.items() if module.source}
     breaches = [f"{name}: {n} lines, at most {LONGEST_FILE}" for name, n in lengths.items() if n > LONGEST_FILE]
@@ -210,7 +210,7 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def same_names(root: Path) -> list[str]:
-    """Files of one name: a reader who looks for one must find one. Panels and torch's own names mirror others."""
+    """Files with the same name: a reader who looks for one must find one. Panels and torch's names mirror others."""
     names: dict[str, list[str]] = {}
     for name, module in modules(root).items():
         stem = name.rpartition(".")[2]
@@ -220,7 +220,7 @@ def same_names(root: Path) -> list[str]:
 
 
 def same_classes(root: Path) -> list[str]:
-    """Classes of one name: one word for two ideas."""
+    """Classes with the same name: one word for two ideas."""
     places: dict[str, list[str]] = {}
     for name, module in modules(root).items():
         for node in ast.walk(module.tree):
@@ -236,7 +236,7 @@ def too_many_protocols(root: Path) -> list[str]:
 
 
 def unclear(root: Path) -> list[str]:
-    """Prose with clauses that begin with who or what, instead of the name of the thing."""
+    """Prose with clauses that begin with who or what, in place of a noun."""
     texts = {name: house.prose(module.source) for name, module in modules(root).items()}
     if (rate := house.free_relatives([*texts.values()])) <= MOST_FREE_RELATIVES:
         return []
@@ -245,14 +245,14 @@ def unclear(root: Path) -> list[str]:
 
 
 def uncommented(root: Path) -> list[str]:
-    """A package whose lines do not say why they are there."""
+    """A package with too few comments."""
     sources = [module.source for module in modules(root).values()]
     lines, noted = sum(map(len, map(str.splitlines, sources))), sum(map(len, map(house.comments, sources)))
     return [f"{noted} comments in {lines} lines"] if noted < LEAST_COMMENTS * lines else []
 
 
 def retired_words(root: Path) -> list[str]:
-    """Words that have given way to the field's, in names and prose."""
+    """Private words that were replaced by those of the field, in names and prose."""
     word = re.compile(rf"(?<![a-z])({'|'.join(RETIRED)})s?(?![a-z])", re.IGNORECASE)
     return [
         f"{name}:{number} says {found[1]}, not {RETIRED[found[1].lower()]}"
@@ -263,7 +263,7 @@ def retired_words(root: Path) -> list[str]:
 
 
 def too_short(root: Path) -> list[str]:
-    """Files too small for a role, in the floors that were moved; entry points and torch's own names may be."""
+    """Files that are too short for a role of their own; entry points and files with torch's names may be short."""
     return [
         f"{name}: {n} lines, at least {SHORTEST_FILE}"
         for name, module in modules(root).items()
@@ -273,12 +273,12 @@ def too_short(root: Path) -> list[str]:
 
 
 def headless(root: Path) -> list[str]:
-    """Modules that do not begin by saying what they are."""
+    """Modules without a docstring."""
     return [f"{name}: no docstring" for name, module in modules(root).items() if not ast.get_docstring(module.tree)]
 
 
 def unpickling(root: Path) -> list[str]:
-    """Loads of pickles outside the pickler: everything read elsewhere may come from a stranger."""
+    """Loads of pickles outside the pickler: data read elsewhere may come from a stranger."""
     return [
         f"{name}:{line} unpickles"
         for name, module in modules(root).items()
@@ -305,9 +305,9 @@ def _loads(tree: ast.Module) -> Iterator[int]:
 
 
 def waiting_locked(root: Path) -> list[str]:
-    """Events, and conditions that are entered by themselves and not by a lock: Ctrl-C can leave them locked.
+    """Events, and conditions that are entered themselves and not through their lock: Ctrl-C can leave them locked.
 
-    `base.conditions` has others.
+    `base.conditions` has safe ones.
     """
     return [
         f"{name}:{line} waits by threading.{kind}"
@@ -326,7 +326,7 @@ def _waits(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def scripts(root: Path) -> list[str]:
-    """Sources of the JupyterLab extension that are too long, do not begin by saying what they are, or use `any`."""
+    """Sources of the JupyterLab extension that are too long, have no header comment, or use `any`."""
     breaches = []
     for path in sorted((root / "extension" / "src").glob("*.ts*")):
         lines = path.read_text().splitlines()
@@ -339,13 +339,13 @@ def scripts(root: Path) -> list[str]:
 
 
 def namesakes(root: Path) -> list[str]:
-    """Test files of one name: pytest, given both, stops before the first test."""
+    """Test files with the same name: pytest, given both, stops before the first test."""
     names = Counter(path.name for path in (root / "tests").rglob("test_*.py"))
     return [f"{name}: {n} files of this name" for name, n in names.items() if n > 1]
 
 
 def missing_exports(root: Path) -> list[str]:
-    """Modules that cannot be imported alone, and names in `__all__` that are not there or stand there twice."""
+    """Modules that cannot be imported alone, and names in `__all__` that do not exist or are repeated."""
     script = f"""
 import importlib
 for name in {list(modules(root))!r}:
@@ -382,7 +382,7 @@ RULES: list[Rule] = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_package_keeps(rule: Rule) -> None:
+def test_the_package_keeps_each_rule(rule: Rule) -> None:
     assert rule(ROOT) == []
 
 
@@ -445,7 +445,7 @@ def _plant(root: Path, files: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("rule", "files", "breach"), CASES)
-def test_each_rule_bites(tmp_path: Path, rule: Rule, files: dict[str, str], breach: str) -> None:
+def test_each_rule_reports_a_breach(tmp_path: Path, rule: Rule, files: dict[str, str], breach: str) -> None:
     _plant(tmp_path, files)
     assert any(breach in line for line in rule(tmp_path)), rule(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What is claimed of other packages is what CI runs."""
+"""The required versions of other packages are those that CI runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def claims():
     return {canonicalize_name(each.name): Version(next(iter(each.specifier)).version) for each in found}
 
 
-def test_the_oldest_that_are_claimed_are_those_that_ci_runs():
+def test_the_lowest_required_versions_are_those_that_ci_runs():
     oldest, claimed = pins("constraints-oldest.txt"), claims()
     assert {"ipykernel", "ipython", "ipywidgets", "jupyter-client", "torch"} == set(oldest)
     assert {name: claimed[name] for name in oldest} == oldest
 
 
-def test_what_is_known_to_work_together_is_no_older_than_what_is_claimed():
+def test_the_pinned_versions_are_no_older_than_the_required_ones():
     known, claimed = pins("constraints.txt"), claims()
     assert {name for name, lowest in claimed.items() if known[name] < lowest} == set()

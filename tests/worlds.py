@@ -33,14 +33,14 @@ def config(directory: Path, number: int, **changes: Any) -> WorldConfig:
 
 @contextlib.contextmanager
 def world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
-    """`count` agents that know each other; agent 0 is the current one."""
+    """Start `count` agents that know each other; agent 0 is the current one."""
     with _world([config(directory, number, **changes) for number in range(count)]) as agents:
         yield agents
 
 
 @contextlib.contextmanager
 def mapped(directory: Path, *maps: dict[str, dict[str, str]]) -> Iterator[list[Agent]]:
-    """A world of agents with these device maps, one each."""
+    """Start one agent for each of these device maps."""
     with _world([config(directory, number, device_maps=each) for number, each in enumerate(maps)]) as agents:
         yield agents
 
@@ -53,14 +53,14 @@ def _world(configs: list[WorldConfig]) -> Iterator[list[Agent]]:
             agents.append(start_agent(each))
         until(lambda: all(len(agent.members()) == len(configs) for agent in agents))
         with current.using(agents[0]):
-            yield list(agents)  # a test may take out those that it ends itself
+            yield list(agents)  # a test may remove the agents that it ends itself
     finally:
         for agent in reversed(agents):
             agent.stop()
 
 
 def until(condition: Callable[[], bool], what: str = "the condition") -> None:
-    """Wait for something that other threads bring about; fails rather than hang."""
+    """Wait for a condition that other threads fulfil; fail instead of hanging."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain for {what}"
@@ -68,7 +68,7 @@ def until(condition: Callable[[], bool], what: str = "the condition") -> None:
 
 
 def stop(pid: int) -> None:
-    """Stop a process. The signal reaches its threads one by one; when this returns none of them runs any more."""
+    """Stop a process. The signal reaches its threads one by one; when this returns, none of them runs."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, f"process {pid} to stop")
 
@@ -78,7 +78,7 @@ def _state(task: Path) -> str:
 
 
 def nothing_left(agents: list[Agent]) -> None:
-    """Wait until no RRef, context or call is left anywhere; fails with what is."""
+    """Wait until no RRef, context or call is left in any agent; fail with the rows that are."""
     deadline = time.monotonic() + PATIENCE
     while rows := left(agents):
         assert time.monotonic() < deadline, f"after {PATIENCE:g} s still there: {rows}"
@@ -86,7 +86,7 @@ def nothing_left(agents: list[Agent]) -> None:
 
 
 def left(agents: list[Agent]) -> dict[str, Any]:
-    """What tables still hold, by agent."""
+    """The rows that are left in tables, by agent."""
     gc.collect()
     tables = {
         agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps", "collectives") and rows}
@@ -99,13 +99,13 @@ def left(agents: list[Agent]) -> dict[str, Any]:
 
 
 def address_of(agent: Agent) -> str:
-    """Where members on its host find an agent."""
+    """The address of an agent for members on its host."""
     return agent.machine.ask(lambda node: node.members.me.address)
 
 
 @contextlib.contextmanager
 def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agent]]:
-    """As `world`, but each agent believes to be on a host of its own: they talk over TLS."""
+    """As `world`, but each agent has a host id of its own: they connect over TLS."""
     agents: list[Agent] = []
     leader = ""
     try:

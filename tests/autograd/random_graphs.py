@@ -14,7 +14,7 @@ from rpcbench.autograd.regions import LocalPass
 
 
 class TwoOut(torch.autograd.Function):
-    """Two outputs, and an argument in between that is no tensor."""
+    """Has two outputs, and an argument that is no tensor between its tensors."""
 
     @staticmethod
     def forward(ctx, a, _number, b):
@@ -28,7 +28,7 @@ class TwoOut(torch.autograd.Function):
 
 
 class Widened(torch.autograd.Function):
-    """Gives a gradient of another shape and type than its argument's, for torch to correct."""
+    """Gives a gradient of another shape and dtype than its argument; torch has to correct it."""
 
     @staticmethod
     def forward(ctx, a):
@@ -130,12 +130,12 @@ class RandomGraph:
         return edges(tensors), grads
 
     def passes(self):
-        """The roots that take part in each of one or two passes."""
+        """Return the roots that take part in each of one or two passes."""
         keys = list(self.roots)
         return [self.random.sample(keys, self.random.randint(1, len(keys))) for _ in range(self.random.randint(1, 2))]
 
     def whole(self, keys):
-        """The gradients at `ends` and the runs of all hooks in one local backward from these roots."""
+        """Return the gradients at `ends` and the runs of all hooks in one local backward from these roots."""
         starts = [pair for key in keys for pair in zip(*self.roots[key], strict=True) if pair[1] is not None]
         if not starts:
             return [None] * len(self.ends), collections.Counter()
@@ -144,7 +144,7 @@ class RandomGraph:
         return torch.autograd.grad(roots, self.ends, grads, retain_graph=True, allow_unused=True), self.runs.copy()
 
     def in_parts(self, passes, retain_graph):
-        """The same in passes that go on side by side, roots arriving in any order; the runs are of all of them."""
+        """Return the same for concurrent passes with roots that arrive in any order; the runs are of all passes."""
         running = [self.begun(keys, retain_graph) for keys in passes]
         arrivals = [(number, key) for number, keys in enumerate(passes) for key in keys]
         self.random.shuffle(arrivals)
@@ -156,13 +156,13 @@ class RandomGraph:
         return [self.at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
 
     def begun(self, keys, retain_graph):
-        """A pass, of whose roots it is known or not what they lead to."""
+        """Begin a pass, with or without the nodes that its roots reach."""
         roots = {key: self.roots[key][0] for key in keys}
         found = [Reach(root) for root in roots.values()] if self.random.random() < 0.5 else ()
         return LocalPass(roots, retain_graph, found)
 
     def at_ends(self, local_pass, fired):
-        """The results of a pass, in the order of `ends`."""
+        """Return the results of a pass, in the order of `ends`."""
         leaves = dict(local_pass.leaves())
         messages = {one.key: one.grads for one in fired}
         assert len(messages) == len(fired), "a message fired twice"
@@ -173,14 +173,14 @@ class RandomGraph:
         ]
 
     def agrees(self, passes, retain_graph=True):
-        """Whether passes in parts give what local backwards give, with each hook run as often."""
+        """Return whether passes in parts equal local backwards, in gradients and in the runs of each hook."""
         want, runs = zip(*map(self.whole, passes), strict=True)
         got, runs_in_parts = self.in_parts(passes, retain_graph)
         return runs_in_parts == sum(runs, collections.Counter()) and all(map(same, got, want))
 
 
 def same(got, want):
-    """Whether all gradients are equal, and the same ones are there."""
+    """Return whether the same gradients exist, and all are equal."""
     return all(
         a is b if a is None or b is None else torch.allclose(a.to_dense(), b.to_dense(), rtol=1e-12, atol=1e-12)
         for a, b in zip(got, want, strict=True)

@@ -38,7 +38,7 @@ def ping(x: torch.Tensor, levels: int, here: str, there: str) -> torch.Tensor:
 
 
 class Server:
-    """Holds a weight, and shows the gradients its worker has for it."""
+    """Holds a weight, and returns the gradient that its worker has for it."""
 
     def __init__(self) -> None:
         self.weight = nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.double).view(3, 3))
@@ -58,7 +58,7 @@ def values(*shape: int) -> torch.Tensor:
 
 
 def check(function: Any, local: Any, *leaves: torch.Tensor) -> None:
-    """Gradients of `function`, with calls, against those of `local`, without."""
+    """Check the gradients of `function`, which makes calls, against those of `local`, which makes none."""
     with autograd.context() as context:
         autograd.backward(context, [function(*leaves).sum()])
         found = autograd.get_gradients(context)
@@ -68,15 +68,15 @@ def check(function: Any, local: Any, *leaves: torch.Tensor) -> None:
         torch.testing.assert_close(found[leaf], gradient, rtol=1e-12, atol=1e-12)
 
 
-def test_one_call(agents: list[Agent]) -> None:
+def test_gradients_through_one_call_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda x: rpc_sync("worker1", scale, (x,)), scale, values(4))
 
 
-def test_a_residual_over_a_call(agents: list[Agent]) -> None:
+def test_gradients_through_a_residual_around_a_call_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda x: rpc_sync("worker1", scale, (x * 2,)) + x * 2, lambda x: scale(x * 2) + x * 2, values(4))
 
 
-def test_a_diamond_over_two_workers(agents: list[Agent]) -> None:
+def test_gradients_through_a_diamond_over_two_workers_equal_a_local_backward(agents: list[Agent]) -> None:
     def both(x: torch.Tensor) -> torch.Tensor:
         h = x.exp()
         left, right = (rpc_async(f"worker{n}", scale, (h, float(n))) for n in (1, 2))
@@ -85,18 +85,18 @@ def test_a_diamond_over_two_workers(agents: list[Agent]) -> None:
     check(both, lambda x: scale(x.exp(), 1.0) * scale(x.exp(), 2.0), values(4))
 
 
-def test_a_call_that_calls_on(agents: list[Agent]) -> None:
+def test_gradients_through_nested_calls_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda x: rpc_sync("worker1", double_via, (x, "worker2")), lambda x: scale(x * 2) * x, values(4))
 
 
-def test_ping_pong(agents: list[Agent]) -> None:
+def test_gradients_through_calls_back_and_forth_equal_a_local_backward(agents: list[Agent]) -> None:
     def local(x: torch.Tensor, levels: int) -> torch.Tensor:
         return x if levels == 0 else local(x * 1.5, levels - 1).sin() + x
 
     check(lambda x: rpc_sync("worker1", ping, (x, 5, "worker1", "notebook")), lambda x: local(x, 5), values(3))
 
 
-def test_a_weight_used_before_and_after_a_call(agents: list[Agent]) -> None:
+def test_gradients_of_a_weight_used_before_and_after_a_call_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda w: rpc_sync("worker1", scale, (w * 2,)) * w, lambda w: scale(w * 2) * w, values(3))
 
 
@@ -108,11 +108,11 @@ def test_an_unused_call_does_not_stall_the_pass(agents: list[Agent]) -> None:
     check(unused, scale, values(3))
 
 
-def test_an_rref_passed_on_and_fetched(agents: list[Agent]) -> None:
+def test_gradients_through_a_fetched_rref_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda x: remote("worker1", scale, (x,)).to_here() * 2, lambda x: scale(x) * 2, values(3))
 
 
-def test_a_parameter_travels_with_its_gradient(agents: list[Agent]) -> None:
+def test_gradients_of_a_parameter_in_a_call_equal_a_local_backward(agents: list[Agent]) -> None:
     check(lambda p: rpc_sync("worker1", scale, (p,)), scale, nn.Parameter(torch.ones(3, dtype=torch.double)))
 
 
@@ -128,7 +128,7 @@ def test_gradients_stay_on_the_worker_that_has_the_leaf(agents: list[Agent]) -> 
     torch.testing.assert_close(here, expected[1], rtol=1e-12, atol=1e-12)
 
 
-def test_twice_in_one_context_adds_up(agents: list[Agent]) -> None:
+def test_gradients_of_two_passes_in_one_context_add_up(agents: list[Agent]) -> None:
     x = values(3)
     with autograd.context() as context:
         loss = rpc_sync("worker1", scale, (x,)).sum()
@@ -140,7 +140,7 @@ def test_twice_in_one_context_adds_up(agents: list[Agent]) -> None:
             autograd.backward(context, [loss])
 
 
-def test_contexts_of_many_threads_stay_apart(agents: list[Agent]) -> None:
+def test_contexts_of_many_threads_do_not_mix_their_gradients(agents: list[Agent]) -> None:
     x, found = values(3), {}
 
     def train(number: int) -> None:
@@ -184,7 +184,7 @@ def test_an_error_two_hops_away_arrives_with_type_and_worker(agents: list[Agent]
         assert "in backward" in str(caught.value.__cause__)
 
 
-def test_a_lost_worker_ends_the_pass(agents: list[Agent]) -> None:
+def test_a_lost_worker_fails_the_pass(agents: list[Agent]) -> None:
     with autograd.context() as context:
         loss = rpc_sync("worker2", scale, (values(3),)).sum()
         agents[2]._peers.close()
@@ -194,7 +194,7 @@ def test_a_lost_worker_ends_the_pass(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("roots", [torch.ones(()), 5, None, [3.0]], ids=str)
-def test_roots_that_are_no_list_of_tensors(agents: list[Agent], roots: Any) -> None:
+def test_roots_that_are_no_list_of_tensors_are_refused(agents: list[Agent], roots: Any) -> None:
     with autograd.context() as context, pytest.raises(TypeError, match=r"such as \[loss\]"):
         autograd.backward(context, roots)
 
@@ -208,12 +208,12 @@ def test_roots_that_are_no_list_of_tensors(agents: list[Agent], roots: Any) -> N
         ([torch.ones((), requires_grad=True)], "valid gradient function"),
     ],
 )
-def test_bad_roots(agents: list[Agent], roots: list[torch.Tensor], reason: str) -> None:
+def test_invalid_roots_are_refused(agents: list[Agent], roots: list[torch.Tensor], reason: str) -> None:
     with autograd.context() as context, pytest.raises(RuntimeError, match=reason):
         autograd.backward(context, roots)
 
 
-def test_contexts_do_not_nest_and_end(agents: list[Agent]) -> None:
+def test_contexts_cannot_be_nested_or_used_after_their_end(agents: list[Agent]) -> None:
     with autograd.context() as context:
         again = autograd.context()
         with pytest.raises(RuntimeError, match="Already have an autograd context"):
@@ -224,7 +224,7 @@ def test_contexts_do_not_nest_and_end(agents: list[Agent]) -> None:
         autograd.backward(context, [values(1).sum()])
 
 
-def test_a_pass_over_two_contexts_is_refused_here_and_elsewhere(agents: list[Agent]) -> None:
+def test_a_pass_over_tensors_of_two_contexts_is_refused_on_each_worker(agents: list[Agent]) -> None:
     x = values(3)
     with autograd.context():
         received = rpc_sync("worker1", scale, (x,))
@@ -238,5 +238,5 @@ def test_a_pass_over_two_contexts_is_refused_here_and_elsewhere(agents: list[Age
         assert x in autograd.get_gradients(context)
 
 
-def test_outside_a_context_the_graph_is_cut(agents: list[Agent]) -> None:
+def test_a_call_outside_a_context_cuts_the_graph(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", scale, (values(3),)).is_leaf

@@ -1,4 +1,4 @@
-"""Contexts and passes as programs use them: many at once, one after the other, added up, and left."""
+"""Contexts and passes in programs: concurrent, one after the other, accumulated, and ended."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Server:
 
 
 # -- mode "fast"
-def test_a_fast_pass_is_right_where_all_is_used(agents: list[Agent]) -> None:
+def test_a_fast_pass_is_right_if_all_calls_are_used(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         autograd.backward(context, [rpc_sync("worker1", work_via, (x, "worker2")).sum()], mode="fast")
@@ -76,7 +76,7 @@ def test_a_fast_pass_is_right_where_all_is_used(agents: list[Agent]) -> None:
     torch.testing.assert_close(found, torch.autograd.grad((work(x * 2) * x).sum(), x)[0])
 
 
-def test_a_fast_pass_names_the_call_that_nobody_used_at_once(agents: list[Agent]) -> None:
+def test_a_fast_pass_fails_at_once_and_names_the_unused_call(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         loss = rpc_sync("worker1", wasteful, (x, "worker2")).sum()
@@ -87,13 +87,13 @@ def test_a_fast_pass_names_the_call_that_nobody_used_at_once(agents: list[Agent]
         torch.testing.assert_close(autograd.get_gradients(context)[x], torch.autograd.grad(work(x).sum(), x)[0])
 
 
-def test_there_are_two_modes(agents: list[Agent]) -> None:
+def test_an_unknown_mode_is_refused(agents: list[Agent]) -> None:
     with autograd.context() as context, pytest.raises(ValueError, match="'slow'"):
         autograd.backward(context, [leaf(1).sum()], mode="slow")  # type: ignore[arg-type]
 
 
-# -- many at once
-def test_eight_threads_with_fifty_contexts_each_on_the_same_parameters(agents: list[Agent]) -> None:
+# -- concurrent passes
+def test_eight_threads_with_fifty_contexts_each_get_their_own_gradients(agents: list[Agent]) -> None:
     server: RRef[Server] = remote("worker1", Server)
     x = leaf(3)
 
@@ -116,7 +116,7 @@ def forward_scaled(server: RRef[Server], x: torch.Tensor, factor: float) -> torc
     return server.local_value().forward(x) * factor
 
 
-def test_passes_of_one_context_may_overlap(agents: list[Agent]) -> None:
+def test_passes_of_one_context_can_overlap(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         losses = [rpc_async(f"worker{1 + n % 2}", work, (x, float(n))).wait().sum() for n in range(8)]
@@ -129,7 +129,7 @@ def test_passes_of_one_context_may_overlap(agents: list[Agent]) -> None:
 
 
 class Apart(torch.autograd.Function):
-    """Whether two of its gradients are ever made at once; each waits a little for another."""
+    """Records whether two of its backwards ever run at once; each waits a little for another."""
 
     meeting, met = threading.Barrier(2), False
 
@@ -151,7 +151,7 @@ def apart(x: torch.Tensor) -> torch.Tensor:
     return Apart.apply(x)
 
 
-def test_gradients_of_one_pass_that_come_to_a_worker_together_run_one_after_the_other(agents: list[Agent]) -> None:
+def test_gradients_of_one_pass_that_arrive_together_run_one_after_the_other(agents: list[Agent]) -> None:
     x = leaf(3)
     Apart.met = False
     with autograd.context() as context:
@@ -161,7 +161,7 @@ def test_gradients_of_one_pass_that_come_to_a_worker_together_run_one_after_the_
     assert not Apart.met
 
 
-def test_a_chain_longer_than_messages_tell_is_discovered(agents: list[Agent]) -> None:
+def test_a_chain_longer_than_messages_list_is_discovered(agents: list[Agent]) -> None:
     x = h = leaf(3)
     with autograd.context() as context:
         for turn in range(24):
@@ -174,7 +174,7 @@ def test_a_chain_longer_than_messages_tell_is_discovered(agents: list[Agent]) ->
     torch.testing.assert_close(found, torch.autograd.grad(h.sum(), x)[0])
 
 
-def test_a_worker_that_joins_in_mid_training_takes_part(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_worker_that_joins_during_a_context_takes_part(agents: list[Agent], tmp_path: Path) -> None:
     x = leaf(3)
     with autograd.context() as context:
         first = rpc_sync("worker1", work, (x,))
@@ -187,8 +187,8 @@ def test_a_worker_that_joins_in_mid_training_takes_part(agents: list[Agent], tmp
     agents.pop().stop()
 
 
-# -- added up
-def test_gradients_add_up_over_contexts_on_all_workers(agents: list[Agent]) -> None:
+# -- accumulated
+def test_gradients_of_several_contexts_accumulate_on_all_workers(agents: list[Agent]) -> None:
     near, far = remote("worker1", Server), remote("worker2", Server)
     params = [server.rpc_sync().parameter() for server in (near, far)]
     optimizer = DistributedOptimizer(torch.optim.SGD, params, lr=1.0)
@@ -210,7 +210,7 @@ def through_both(near: RRef[Server], far: RRef[Server], x: torch.Tensor) -> torc
     return rpc_sync("worker2", forward_scaled, (far, near.local_value().forward(x), 1.0))
 
 
-def test_a_worker_that_two_others_know_adds_once(tmp_path: Path) -> None:
+def test_a_worker_that_two_others_know_accumulates_once(tmp_path: Path) -> None:
     with world(tmp_path, 4) as agents:
         server: RRef[Server] = remote("worker3", Server)
         x = leaf(3)
@@ -227,7 +227,7 @@ def forward_at_third(server: RRef[Server], x: torch.Tensor) -> torch.Tensor:
     return rpc_sync("worker3", forward_scaled, (server, x, 1.0))
 
 
-def test_adding_up_changes_only_the_sum(agents: list[Agent]) -> None:
+def test_accumulate_changes_only_the_accumulator(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.accumulator() as total, autograd.context() as context:
         autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()])
@@ -244,7 +244,7 @@ def modes(x: torch.Tensor) -> tuple[bool, bool, torch.dtype]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), (x @ x).dtype
 
 
-def test_grad_mode_and_autocast_travel_on_request(agents: list[Agent]) -> None:
+def test_grad_mode_and_autocast_are_sent_on_request(agents: list[Agent]) -> None:
     x = torch.ones(2, 2)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert rpc_sync("worker1", modes, (x,)) == (True, False, torch.float32)
@@ -252,7 +252,7 @@ def test_grad_mode_and_autocast_travel_on_request(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (True, False, torch.float32)
 
 
-def test_a_world_may_take_its_modes_along_in_all_calls(tmp_path: Path) -> None:
+def test_a_world_can_send_the_modes_of_the_caller_with_all_calls(tmp_path: Path) -> None:
     x = torch.ones(2, 2)
     with world(tmp_path, 2, same_modes=True) as agents, torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16):
@@ -273,7 +273,7 @@ def later_mode() -> Any:
     return rpc_async("notebook", torch.is_grad_enabled)
 
 
-def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent]) -> None:
+def test_a_cut_graph_gives_one_warning_per_function(agents: list[Agent]) -> None:
     x = leaf(3)
     with pytest.warns(UserWarning, match=r"the call of work sends .*autograd.context\(\)") as told:
         rpc_sync("worker1", work, (x * 2,))
@@ -281,14 +281,14 @@ def test_a_graph_that_is_cut_is_told_once_for_each_function(agents: list[Agent])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rpc_sync("worker1", work, (x * 2,))
-        rpc_sync("worker1", torch.neg, (x,))  # a leaf is no mistake
+        rpc_sync("worker1", torch.neg, (x,))  # a leaf needs no warning
         with torch.no_grad():
             rpc_sync("worker1", torch.abs, (x * 2,))
         with autograd.context():
             rpc_sync("worker1", torch.exp, (x * 2,))
 
 
-def test_a_gradient_that_ends_at_a_result_is_told_once_for_each_worker(agents: list[Agent]) -> None:
+def test_a_gradient_that_ends_at_a_received_result_gives_one_warning_per_worker(agents: list[Agent]) -> None:
     x = leaf(3)
     weight = remote("worker1", Server).rpc_sync().parameter()
     with pytest.warns(UserWarning, match=r"that worker1 returned outside .*autograd\.context\(\)") as told:
@@ -302,7 +302,7 @@ def test_a_gradient_that_ends_at_a_result_is_told_once_for_each_worker(agents: l
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agents[0].values.recorder._warned.clear()  # type: ignore[union-attr]
-        result = rpc_sync("worker1", work, (x,))  # is only looked at
+        result = rpc_sync("worker1", work, (x,))  # only its values are used
         (pickle.loads(pickle.dumps(result)).sum() + result.detach().requires_grad_().sum()).backward()
         weight.to_here().sum().backward()
         with autograd.context() as context:
@@ -311,14 +311,14 @@ def test_a_gradient_that_ends_at_a_result_is_told_once_for_each_worker(agents: l
 
 
 def outside(to: str, function: Any, x: torch.Tensor) -> torch.Tensor:
-    """A call on a thread that is in no context."""
+    """Call a function from a thread without a context."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(current.using(current.current())(rpc_sync), to, function, (x,)).result()
 
 
 # -- ends
 class Waiting(torch.autograd.Function):
-    """Its gradient takes until the gate opens."""
+    """Its backward waits until the gate opens."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -357,7 +357,7 @@ def test_ctrl_c_ends_a_pass_on_all_workers(agents: list[Agent]) -> None:
         assert torch.equal(autograd.get_gradients(context)[x], torch.ones_like(x))
 
 
-def test_a_message_that_could_not_be_sent_is_in_no_context(agents: list[Agent]) -> None:
+def test_a_message_that_could_not_be_sent_is_not_recorded(agents: list[Agent]) -> None:
     x = leaf(1 << 16)
     with autograd.context() as context:
         (entry,) = entries(agents[0], agents[1])
@@ -370,7 +370,7 @@ def test_a_message_that_could_not_be_sent_is_in_no_context(agents: list[Agent]) 
         assert x in autograd.get_gradients(context)
 
 
-def test_a_call_that_comes_late_does_not_revive_a_context(agents: list[Agent]) -> None:
+def test_a_late_call_does_not_recreate_a_released_context(agents: list[Agent]) -> None:
     go = threading.Event()
     with autograd.context(), current.using(agents[0]):
         _gates["go"] = go
@@ -390,7 +390,7 @@ def wait_and_call(x: torch.Tensor, to: str) -> torch.Tensor:
     return rpc_sync(to, work, (x,))
 
 
-def test_torchs_private_names(agents: list[Agent]) -> None:
+def test_private_names_of_torch_are_supported(agents: list[Agent]) -> None:
     x = leaf(3)
     fresh = autograd._new_context()
     assert autograd._current_context()._context_id() == fresh._context_id()

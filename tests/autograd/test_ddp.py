@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` in a distributed backward: trainers in real processes, whose replicas call one server."""
+"""`DistributedDataParallel` in a distributed backward: trainers in real processes call one server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def curve(x: Tensor) -> Tensor:
 
 
 class Trainer:
-    """One replica of a layer, and the same layer beside it for local backwards."""
+    """One replica of a layer, and a copy of it for local backwards."""
 
     def __init__(self, rank: int, meeting: str, options: dict[str, Any]) -> None:
         if not dist.is_initialized():
@@ -44,7 +44,7 @@ class Trainer:
         return list(self.replica.module.parameters())
 
     def _losses(self, through: Callable[[Tensor], Tensor], module: DistributedDataParallel) -> Iterator[Tensor]:
-        """Of the first input within no_sync(), then of the second."""
+        """Yield the loss of the first input within no_sync(), then the loss of the second input."""
         for wait, x in ((module.no_sync(), self.inputs[0]), (contextlib.nullcontext(), self.inputs[1])):
             with wait:
                 yield through(module(x)).sum()
@@ -56,7 +56,7 @@ class Trainer:
         return [param.grad.clone() for param in self.beside.parameters() if param.grad is not None]
 
     def differences(self) -> list[float]:
-        """How far gradients in a context are from those of local backwards; a replica's average, not the own."""
+        """Return the differences between averaged gradients in a context and those of local backwards."""
         with autograd.context() as context:
             for loss in self._losses(lambda y: rpc_sync(SERVER, curve, (y,)), self.replica):
                 autograd.backward(context, [loss])
@@ -65,12 +65,12 @@ class Trainer:
         return [float((found[param] - grad).abs().max()) for param, grad in zip(self._params(), want, strict=True)]
 
     def kept(self) -> bool:
-        """Whether a gradient that was handed out stays while others are made, and `.grad` and hooks are left alone."""
+        """Return whether later passes do not change a returned gradient, and run the hook once each; check `.grad`."""
         first, *_ = self._params()
         first.grad = torch.full_like(first, 5.0)
         handle = first.register_hook(lambda grad: self.hooked.append(grad) or grad * 2)  # type: ignore[no-untyped-call, func-returns-value]
         with autograd.context() as context:
-            for x in self.inputs[:2]:  # with the first, torch makes its buckets anew
+            for x in self.inputs[:2]:  # after the first pass, torch makes new buckets
                 autograd.backward(context, [self.replica(x).sum()])
             once = autograd.get_gradients(context)[first]
             before = once.clone()
@@ -98,7 +98,7 @@ def cluster(no_leaks: None) -> Iterator[Cluster]:
 
 
 def on_both(cluster: Cluster, tmp_path: Path, what: str, **options: Any) -> list[Any]:
-    """What a method of both trainers returns, called at the same time."""
+    """Call a method of both trainers at the same time; return both results."""
     meeting = str(tmp_path / "meeting")
     made: list[RRef[Trainer]] = [cluster.remote(n, Trainer, (r, meeting, options)) for r, n in enumerate(TRAINERS)]
     asked = [getattr(trainer.rpc_async(timeout=60), what)() for trainer in made]
@@ -112,15 +112,17 @@ def test_gradients_are_averaged_as_in_a_local_backward(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "bucket views"])
-def test_what_is_there_already_stays(cluster: Cluster, tmp_path: Path, options: Any) -> None:
+def test_a_pass_leaves_returned_gradients_grad_and_hooks_unchanged(
+    cluster: Cluster, tmp_path: Path, options: Any
+) -> None:
     assert on_both(cluster, tmp_path, "kept", **options) == [True, True]
 
 
-def test_what_reduces_in_a_way_of_its_own_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_replica_with_a_static_graph_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     for words in on_both(cluster, tmp_path, "refused", static_graph=True):
         assert "static_graph" in words and "make it without" in words
 
 
-def test_leaves_without_replicas_take_no_detour() -> None:
+def test_leaves_without_replicas_are_not_reduced() -> None:
     leaves = [(torch.ones(1), torch.ones(1))]
     assert gradients.split_replicas(leaves) == (leaves, [])

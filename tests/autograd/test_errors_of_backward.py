@@ -40,13 +40,13 @@ def test_an_error_keeps_type_and_attributes(code: Any) -> None:
     assert isinstance(error.__cause__, RemoteError) and error.__cause__.worker == "worker3"
 
 
-def test_a_group_keeps_its_errors() -> None:
+def test_an_exception_group_keeps_its_errors() -> None:
     error = told(ExceptionGroup("several", [KeywordsOnly(code=7), KeyError("k")]))
     assert isinstance(error, RpcError) and isinstance(error, ExceptionGroup)
     assert [type(inner) for inner in error.exceptions] == [KeywordsOnly, KeyError]
     assert error.message.startswith("Error on Node 3: several")
 
 
-def test_what_cannot_be_both_is_told_as_an_rpc_error() -> None:
+def test_an_error_class_that_allows_no_subclass_becomes_a_plain_rpc_error() -> None:
     error = told(Final("x"))
     assert type(error) is RpcError and str(error) == "Error on Node 3: x"

@@ -1,4 +1,4 @@
-"""Received tensors in the graph, and the walk over it."""
+"""Received tensors in the graph, and searches of the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def arrived(*shape):
     return torch.ones(*shape or (3,)).requires_grad_()
 
 
-def test_one_message_is_one_node_with_its_key():
+def test_the_tensors_of_one_message_share_one_node_with_its_key():
     first, plain, second = receive([arrived(2), torch.ones(1), arrived(4)], (7, 1))
 
     assert first.grad_fn is second.grad_fn and first.grad_fn.key == (7, 1)
@@ -26,7 +26,7 @@ def test_one_message_is_one_node_with_its_key():
     assert first.grad_fn.wanted == (True, False, True)
 
 
-def test_tensors_stay_the_same_objects_of_the_same_class():
+def test_received_tensors_stay_the_same_objects_of_the_same_class():
     tensors = [torch.nn.Parameter(torch.ones(2)), torch.Tensor._make_subclass(Marked, torch.ones(2)).requires_grad_()]
     tensors[1].note = "kept"
 
@@ -38,7 +38,7 @@ def test_tensors_stay_the_same_objects_of_the_same_class():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
-def test_received_tensors_may_be_changed_in_place(dtype):
+def test_received_tensors_can_be_changed_in_place(dtype):
     first, second = receive([torch.ones(3, dtype=dtype).requires_grad_() for _ in range(2)], 0)
     node = first.grad_fn
 
@@ -50,7 +50,7 @@ def test_received_tensors_may_be_changed_in_place(dtype):
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Marked])
-def test_a_view_is_replaced_by_a_tensor_that_may_be_changed_in_place(kind):
+def test_a_received_view_is_replaced_by_a_tensor_that_can_be_changed_in_place(kind):
     view = torch.ones(6)[:3].as_subclass(kind).requires_grad_()
     view.note = "kept"
     assert view._is_view()
@@ -62,7 +62,7 @@ def test_a_view_is_replaced_by_a_tensor_that_may_be_changed_in_place(kind):
     assert torch.equal(first.mul_(2), torch.full((3,), 2.0))
 
 
-def test_a_tensor_twice_in_a_message_collects_once():
+def test_a_tensor_that_is_twice_in_a_message_collects_gradients_once():
     tensor = arrived()
 
     first, second = receive([tensor, tensor], 0)
@@ -72,20 +72,20 @@ def test_a_tensor_twice_in_a_message_collects_once():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_is_recorded_in_any_grad_mode_of_the_receiving_thread(mode):
+def test_received_tensors_are_recorded_in_any_grad_mode_of_the_receiving_thread(mode):
     tensor = arrived()
     with mode():
         receive([tensor], 0)
     assert is_recv(tensor.grad_fn)
 
 
-def test_a_local_backward_through_a_received_tensor_says_what_to_call():
+def test_a_local_backward_through_a_received_tensor_fails_with_advice():
     (tensor,) = receive([arrived()], (7, 1))
     with pytest.raises(RpcError, match=r"\(7, 1\).*rpcbench.autograd.backward"):
         tensor.sum().backward()
 
 
-def test_edges_are_of_tensors_that_require_grad():
+def test_edges_are_none_for_tensors_that_require_no_grad():
     leaf = arrived()
     inner = leaf * 2
 
@@ -106,7 +106,7 @@ def test_reach_finds_leaves_and_messages_and_stops_there():
     assert list(found.recvs) == ["m1", "m2"] and {leaf_of(node) for node in found.leaves} == {weight, unused}
 
 
-def test_each_node_comes_once_and_after_all_it_leads_to():
+def test_reach_lists_each_node_once_after_all_nodes_below_it():
     torch.manual_seed(0)
     pool = [arrived(), *receive([arrived()], "m")]
     for _ in range(200):
@@ -119,7 +119,7 @@ def test_each_node_comes_once_and_after_all_it_leads_to():
     assert all(place[child] < place[node] for node, below in found.below.items() for child, _ in below)
 
 
-def test_a_deep_graph_is_walked_without_recursion():
+def test_a_deep_graph_is_searched_without_recursion():
     (tensor,) = receive([arrived()], "m")
     for _ in range(20_000):
         tensor = tensor * 1
@@ -127,11 +127,11 @@ def test_a_deep_graph_is_walked_without_recursion():
     assert len(found.below) == 20_001 and list(found.recvs) == ["m"]
 
 
-def test_ends_are_those_of_all_that_is_reached_each_once() -> None:
+def test_ends_equal_those_of_a_full_search_each_once() -> None:
     weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
     received = receive([torch.ones(2).requires_grad_()], "key")[0]
     sent = [received * weight, weight + 0.5, other.detach(), received, weight, weight]
-    for _ in range(16):  # where both ways to a node were gone, each would double what is seen of it
+    for _ in range(16):  # if both edges to a node were followed, each round would double the work
         sent[0] = sent[0] * sent[0] + sent[1]
     found, all_of_it = ends(edges(sent)), Reach(edges(sent))
     assert found.recvs == all_of_it.recvs and [*found.recvs] == ["key"]
@@ -139,12 +139,12 @@ def test_ends_are_those_of_all_that_is_reached_each_once() -> None:
     assert {*found.terminals} == {*all_of_it.terminals}
 
 
-def test_ends_come_in_the_order_of_what_was_sent() -> None:
+def test_ends_come_in_the_order_of_the_sent_tensors() -> None:
     sent = [torch.ones(2, requires_grad=True) for _ in range(5)]
     assert all(leaf_of(node) is leaf for node, leaf in zip(ends(edges(sent)).leaves, sent, strict=True))
 
 
-def test_a_glance_ends_where_there_is_much_to_see() -> None:
+def test_ends_within_returns_none_beyond_its_limit_of_nodes() -> None:
     weight = torch.ones(2, requires_grad=True)
     sent = edges([((weight * 2) * 2) * 2])
     assert ends_within(sent, 2) is None

@@ -1,4 +1,4 @@
-"""What panels are told of a context: each stage of its life, on each worker, as it comes; nothing if nobody listens."""
+"""The changes of a context that panels get: each stage, on each worker, in order; none without a listener."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 def listen(agent: Agent) -> list[str]:
-    """What is told of contexts from now on."""
+    """Return a list that gets the kind of each later change of the table "contexts"."""
     heard: list[str] = []
 
     def note(kind: str, table: str, key: str, row: object) -> None:
@@ -51,7 +51,7 @@ def one_step() -> None:
         autograd.backward(context, [loss])
 
 
-def test_every_stage_is_told_in_order(agents: list[Agent]) -> None:
+def test_each_stage_of_a_context_is_reported_in_order(agents: list[Agent]) -> None:
     here, there = map(listen, agents)
     one_step()
     until(lambda: bool(there) and there[-1] == "ContextReleased")
@@ -60,7 +60,7 @@ def test_every_stage_is_told_in_order(agents: list[Agent]) -> None:
     assert there == RECORDED_THERE + RAN_THERE
 
 
-def test_a_part_that_has_run_is_told_while_another_waits(agents: list[Agent]) -> None:
+def test_a_finished_part_of_a_pass_is_reported_while_another_waits(agents: list[Agent]) -> None:
     here, there = map(listen, agents)
     x = torch.ones(3, requires_grad=True)
     with autograd.context() as context:
@@ -72,7 +72,7 @@ def test_a_part_that_has_run_is_told_while_another_waits(agents: list[Agent]) ->
     assert here[-2:] == ["WalkFinished", "ContextReleased"]
 
 
-def test_discovery_is_told_where_messages_do_not_say_enough(
+def test_discovery_is_reported_if_messages_list_too_few_sends(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backward, "MOST_BEHIND", 0)
@@ -83,7 +83,7 @@ def test_discovery_is_told_where_messages_do_not_say_enough(
     assert there == [*RECORDED_THERE, "SendDiscovered", "WalkMoved", "WalkMoved", *RAN_THERE]
 
 
-def test_a_pass_that_fails_is_told_on_both_sides(agents: list[Agent]) -> None:
+def test_a_failed_pass_is_reported_on_both_members(agents: list[Agent]) -> None:
     here, there = map(listen, agents)
     x = torch.ones(3, requires_grad=True)
     x.register_hook(lambda grad: 1 / 0)  # type: ignore[arg-type, return-value]
@@ -95,13 +95,13 @@ def test_a_pass_that_fails_is_told_on_both_sides(agents: list[Agent]) -> None:
 
 
 def row(agent: Agent) -> dict[str, Any]:
-    """What the agent's graph says of the only context."""
+    """Return the row of the only context in the table "graphs"."""
     (found,) = agent.tables()["graphs"].values()
     return found
 
 
 def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """(kind, row as it is then) of each change of the table "graphs" from now on."""
+    """Return a list that gets (kind, row at that time) of each later change of the table "graphs"."""
     heard: list[tuple[str, Any]] = []
 
     def note(kind: str, table: str, key: str, row: Made) -> None:
@@ -113,7 +113,7 @@ def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any
     return heard
 
 
-def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(
+def test_gradients_are_reported_with_shapes_and_regions_as_they_run(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (graphs(agent, monkeypatch) for agent in agents)
@@ -133,7 +133,7 @@ def test_who_holds_which_gradient_is_told_by_shape_and_region_by_region(
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_leaves_of_every_layout_can_be_told() -> None:
+def test_leaves_of_each_layout_are_reported_with_shape_and_size() -> None:
     parts = [torch.ones(2), torch.ones(3)]
     nested = [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
     leaves = [*nested, torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.half)]
@@ -142,7 +142,7 @@ def test_leaves_of_every_layout_can_be_told() -> None:
     assert [one["bytes"] for one in told_of] == [0, 0, 0, 4]
 
 
-def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaves_beyond_the_limit_of_a_row_are_counted(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_events, "MOST_LEAVES", 2)
     leaves = [torch.ones(1, requires_grad=True) for _ in range(5)]
     with autograd.context() as context:
@@ -150,6 +150,6 @@ def test_more_leaves_than_a_row_takes_are_counted(agents: list[Agent], monkeypat
         assert (len(row(agents[0])["leaves"]), row(agents[0])["more"]) == (2, 3)
 
 
-def test_while_nobody_listens_no_name_is_looked_for(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_row_of_a_graph_is_made_without_a_listener(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_events.GraphEvents, "_row", lambda *_: pytest.fail("a row was made"))
     one_step()

@@ -1,4 +1,4 @@
-"""Leaves are called what they are called where they live, and looking for that runs nothing of the user's."""
+"""Leaves are reported with their names on their own worker, and the search for names runs no code of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rpcbench.autograd.graph_events import LeafNames, leaf_names
 
 
 class Shy:
-    """Whatever of it is asked for would raise."""
+    """Raises if a property or a missing attribute is read."""
 
     def __init__(self) -> None:
         self.weight = nn.Parameter(torch.ones(2))
@@ -25,7 +25,7 @@ class Shy:
         raise AssertionError("a property was asked for")
 
 
-def test_variables_modules_and_shared_objects_give_names() -> None:
+def test_leaves_are_named_after_variables_modules_and_shared_objects() -> None:
     w = torch.ones(3, requires_grad=True)
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1, bias=False)))
     stage: Any = nn.Sequential(nn.Linear(2, 2))
@@ -42,7 +42,7 @@ def test_variables_modules_and_shared_objects_give_names() -> None:
     }
 
 
-def test_each_leaf_is_looked_for_once_and_then_forgotten_with_it() -> None:
+def test_each_leaf_is_searched_for_once_and_its_name_is_dropped_with_it() -> None:
     asked: list[int] = []
 
     stages: list[Any] = [nn.Linear(2, 2)]

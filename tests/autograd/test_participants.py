@@ -1,4 +1,4 @@
-"""Graphs as users make them over several workers, and what of them a pass touches."""
+"""Graphs of users over several workers, and the parts of them that a pass touches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def passed_on(rref: RRef[torch.Tensor], to: str) -> torch.Tensor:
 
 
 class Held:
-    """A worker's own parameter, whose hook counts its runs."""
+    """A parameter of a worker, with a hook that counts its runs."""
 
     def __init__(self) -> None:
         self.weight = torch.ones(3, dtype=torch.double, requires_grad=True)
@@ -56,11 +56,11 @@ class Held:
         return x * self.weight
 
     def looked_at(self, context: int) -> tuple[int, bool]:
-        """How often the hook has run, and whether there is a gradient."""
+        """Return how often the hook has run, and whether there is a gradient."""
         return self.runs, self.weight in autograd.get_gradients(context)
 
 
-def test_several_roots_are_one_backward(agents: list[Agent]) -> None:
+def test_a_pass_with_several_roots_equals_one_local_backward(agents: list[Agent]) -> None:
     x = leaf(3)
 
     def losses(call: Any) -> list[torch.Tensor]:
@@ -75,7 +75,7 @@ def test_several_roots_are_one_backward(agents: list[Agent]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_an_rref_that_two_more_workers_fetch(agents: list[Agent]) -> None:
+def test_gradients_of_an_rref_that_several_workers_fetch_equal_a_local_backward(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         made = remote("worker1", curve, (x,))
@@ -87,8 +87,8 @@ def test_an_rref_that_two_more_workers_fetch(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("hooked", ["leaf", "joining"])
-def test_a_hook_where_ways_over_workers_join_sees_the_whole_sum_once(agents: list[Agent], hooked: str) -> None:
-    """A hook that is not linear: run on portions, the sum would be another."""
+def test_a_hook_where_paths_over_workers_join_runs_once_with_the_whole_sum(agents: list[Agent], hooked: str) -> None:
+    """The hook is not linear: if it ran on portions, the sum would differ."""
 
     def gradient(call: Any, backward: Any) -> tuple[Any, list[Any]]:
         x, runs = leaf(3), []
@@ -108,7 +108,7 @@ def test_a_hook_where_ways_over_workers_join_sees_the_whole_sum_once(agents: lis
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_without_retain_graph_the_second_pass_names_where_the_graph_is_gone(agents: list[Agent]) -> None:
+def test_a_second_pass_without_retain_graph_names_the_worker_of_the_freed_graph(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         loss = rpc_sync("worker1", curve, (x,)).sum()
@@ -120,7 +120,7 @@ def test_without_retain_graph_the_second_pass_names_where_the_graph_is_gone(agen
     torch.testing.assert_close(found, 2 * torch.autograd.grad(curve(x).sum(), x)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_what_nobody_used_neither_runs_nor_has_a_gradient(agents: list[Agent]) -> None:
+def test_an_unused_call_runs_no_hooks_and_gets_no_gradient(agents: list[Agent]) -> None:
     x = leaf(3)
     used, unused = remote("worker1", Held), remote("worker2", Held)
     with autograd.context() as context:
@@ -144,14 +144,14 @@ class Counting(Link):
         super().outgoing(to, seq, message, may_wait)
 
 
-def test_a_needed_send_costs_two_messages_at_most(agents: list[Agent]) -> None:
+def test_a_send_of_the_pass_costs_at_most_two_messages(agents: list[Agent]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for agent in agents:
         agent.links.use(Counting(counts))
     x = leaf(3)
     with autograd.context() as context:
         near = rpc_sync("worker1", curve, (x,))
-        rpc_sync("worker2", curve, (x,))  # which nobody uses
+        rpc_sync("worker2", curve, (x,))  # unused
         autograd.backward(context, [rpc_sync("worker2", curve, (near,)).sum()])
     needed = 4  # two calls, and two answers
     assert counts["Gradients"] == needed and counts["Settled"] <= needed

@@ -1,4 +1,4 @@
-"""Real processes that die, and functions that raise, in the middle of a backward pass."""
+"""Real processes that die, and functions that raise, during a backward pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster() -> Iterator[rpcbench.Cluster]:
 
 
 class InBackward(torch.autograd.Function):
-    """Ends its process, or raises, when gradients come."""
+    """Ends its process, or raises, when gradients arrive."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, what: str) -> torch.Tensor:
@@ -102,13 +102,13 @@ def begin_and_die(x: torch.Tensor) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_contexts_of_a_worker_that_dies_are_released_everywhere(cluster: rpcbench.Cluster) -> None:
+def test_contexts_of_a_worker_that_dies_are_released_on_all_workers(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(WorkerLostError, match="worker1"):
         rpc_sync("worker1", begin_and_die, (torch.ones(3, requires_grad=True),))
     nothing_left(cluster, "worker2", "worker3")
 
 
-def test_a_context_known_through_a_dead_worker_alone_is_released(cluster: rpcbench.Cluster) -> None:
+def test_a_context_known_only_through_a_dead_worker_is_released(cluster: rpcbench.Cluster) -> None:
     x = torch.ones(3, requires_grad=True)
     with autograd.context():
         rpc_sync("worker1", rpc_sync, ("worker2", torch.sin, (x,)))

@@ -1,4 +1,4 @@
-"""What can be sent and gets its gradient back: every kind of tensor, however it is used over there."""
+"""Each kind of tensor can be sent and gets its gradient back, for any use of it by the callee."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Marked(torch.Tensor):
 
 
 class Squared(torch.autograd.Function):
-    """A user's own, with a graph of its own."""
+    """A Function of the user."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,9 @@ def needs_grad(x: torch.Tensor) -> bool:
     ],
     ids=lambda part: getattr(part, "__name__", None) or type(part).__name__,
 )
-def test_its_gradient_is_that_of_a_local_call(agents: list[Agent], function: Any, x: torch.Tensor) -> None:
+def test_the_gradient_of_a_sent_tensor_equals_that_of_a_local_call(
+    agents: list[Agent], function: Any, x: torch.Tensor
+) -> None:
     inputs = x * 1 if function is in_place else x
     with autograd.context() as context:
         loss = rpc_sync("worker1", function, (inputs,)).pow(2).sum()
@@ -121,7 +123,7 @@ def test_its_gradient_is_that_of_a_local_call(agents: list[Agent], function: Any
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
-def test_sparse_tensors_travel_and_so_do_their_gradients(agents: list[Agent], layout: torch.layout) -> None:
+def test_sparse_tensors_and_their_gradients_can_be_sent(agents: list[Agent], layout: torch.layout) -> None:
     dense = torch.eye(3, dtype=torch.double)
     x = (dense.to_sparse() if layout is torch.sparse_coo else dense.to_sparse_csr()).requires_grad_()
     with autograd.context() as context:
@@ -131,7 +133,7 @@ def test_sparse_tensors_travel_and_so_do_their_gradients(agents: list[Agent], la
     torch.testing.assert_close(gradient.to_dense(), expected.to_dense())
 
 
-def test_a_tensor_twice_in_a_message_and_two_that_share_memory(agents: list[Agent]) -> None:
+def test_a_tensor_sent_twice_and_tensors_that_share_memory_get_right_gradients(agents: list[Agent]) -> None:
     x = leaf(3)
     for make in (lambda h: [h, h], lambda h: [h, h.view(3)], lambda h: [h[:2], h[1:]]):
         pair = make(x * 2)
@@ -141,7 +143,7 @@ def test_a_tensor_twice_in_a_message_and_two_that_share_memory(agents: list[Agen
         torch.testing.assert_close(found, torch.autograd.grad(both(make(x * 2)).sum(), x)[0])
 
 
-def test_what_a_message_brought_and_nobody_used_has_no_gradient(agents: list[Agent]) -> None:
+def test_an_unused_tensor_of_a_message_gets_no_gradient(agents: list[Agent]) -> None:
     x, unused, ran = leaf(3), leaf(3), []
     other = unused * 2
     other.register_hook(ran.append)
@@ -150,7 +152,7 @@ def test_what_a_message_brought_and_nobody_used_has_no_gradient(agents: list[Age
         assert list(autograd.get_gradients(context)) == [x] and not ran
 
 
-def test_a_call_is_recorded_in_any_grad_mode_as_torch_does(agents: list[Agent]) -> None:
+def test_a_call_is_recorded_in_any_grad_mode_as_in_torch(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context():
         assert rpc_sync("worker1", recorded_in_no_grad, (x,))
@@ -172,8 +174,8 @@ def gradient_of_table(table: RRef[nn.Embedding], context: int) -> torch.Tensor:
     return autograd.get_gradients(context)[table.local_value().weight]
 
 
-# -- whose gradients they are
-def test_gradients_share_no_memory() -> None:
+# -- ownership of gradients
+def test_copied_gradients_share_no_memory() -> None:
     a, b, c, d = (leaf(4) for _ in range(4))
     big = torch.arange(8.0, dtype=torch.double)
     held = LeafGradients()
@@ -186,12 +188,12 @@ def test_gradients_share_no_memory() -> None:
     assert found[d] is own  # not copied without need
 
 
-def test_what_two_passes_add_at_once_is_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_two_passes_add_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     x, held, meeting = leaf(3), LeafGradients(), threading.Barrier(2)
 
     def total(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(threading.BrokenBarrierError):
-            meeting.wait(0.2)  # in vain, where only one adds at a time
+            meeting.wait(0.2)  # times out if only one thread adds at a time
         return first + second
 
     monkeypatch.setattr(gradients, "total", total)

@@ -1,4 +1,4 @@
-"""A pass in parts is one local backward: same gradients, each hook once."""
+"""A pass in parts equals one local backward: the same gradients, and each hook runs once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def square(runs):
 
 
 class Residual:
-    """`loss = 2 * (5 * reply + 3 * h)` after `h = 2 * weight` was sent as `7 * h`: the reply comes back before."""
+    """`loss = 2 * (5 * reply + 3 * h)`, where `h = 2 * weight`, and `7 * h` was sent to get the reply."""
 
     def __init__(self):
         self.weight = number()
@@ -40,7 +40,7 @@ class Residual:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_random_graphs_agree_with_one_local_backward(block):
+def test_passes_over_random_graphs_equal_one_local_backward(block):
     for seed in range(block * 50, block * 50 + 50):
         graph = RandomGraph(seed)
         passes = graph.passes()
@@ -48,7 +48,7 @@ def test_random_graphs_agree_with_one_local_backward(block):
 
 
 def captured(starts, ends, taps_, retain_graph):
-    """What happens if torch's engine hands out what leaves a part."""
+    """A wrong way to run a part: torch's engine captures the gradients that leave it."""
     every = [*ends, *dict.fromkeys(target for edges_ in taps_.values() for _, target in edges_)]
     grads = torch.autograd.grad(list(starts), every, list(starts.values()), retain_graph, allow_unused=True)
     return grads[: len(ends)], list(zip(every[len(ends) :], grads[len(ends) :], strict=True))
@@ -68,7 +68,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_random_graphs_show_what_is_wrong(mutant, monkeypatch):
+def test_random_graphs_detect_each_mutant(mutant, monkeypatch):
     monkeypatch.setattr(*MUTANTS[mutant])
     graphs = map(RandomGraph, range(150))
     assert not all(graph.agrees(graph.passes()) for graph in graphs)
@@ -77,7 +77,7 @@ def test_random_graphs_show_what_is_wrong(mutant, monkeypatch):
 # -- order
 
 
-def test_a_reply_is_fired_before_what_was_sent_for_it_gets_its_gradient():
+def test_a_reply_fires_before_the_send_that_it_answers_gets_its_gradient():
     graph, runs = Residual(), []
     graph.h.register_hook(square(runs))
     graph.reply.register_hook(square(runs))
@@ -91,7 +91,7 @@ def test_a_reply_is_fired_before_what_was_sent_for_it_gets_its_gradient():
     assert both.leaves() == [(graph.weight, 2 * 13**2)] and graph.weight.grad is None
 
 
-def test_one_root_is_one_call_of_torch(monkeypatch):
+def test_a_pass_with_one_root_calls_torch_once(monkeypatch):
     calls = []
     run = regions._engine_run_backward
     monkeypatch.setattr(regions, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
@@ -108,7 +108,7 @@ def test_one_root_is_one_call_of_torch(monkeypatch):
     assert same([*fired.grads, *(got[weight] for weight in model.parameters())], want)
 
 
-def test_micro_batches_with_shared_weights_are_one_call_each_and_one_for_the_sums(monkeypatch):
+def test_micro_batches_with_shared_weights_call_torch_once_each_and_once_for_the_sums(monkeypatch):
     calls = []
     run = regions._engine_run_backward
     monkeypatch.setattr(regions, "_engine_run_backward", lambda *args, **how: calls.append(args) or run(*args, **how))
@@ -137,7 +137,7 @@ def test_a_module_backward_hook_sees_the_whole_sum_once():
     assert local.arrive("a", [ONE]) == local.arrive("b", [ONE]) == [] and seen == [5]
 
 
-def test_leaves_keep_grad_alone_and_frozen_ones_have_no_gradient():
+def test_a_pass_does_not_set_grad_and_skips_frozen_leaves():
     graph, frozen = Residual(), number()
     output = graph.h * frozen
     frozen.requires_grad_(False)
@@ -162,7 +162,7 @@ def test_sparse_and_dense_portions_add_up(order):
     assert leaf is table and torch.equal(grad.to_dense(), torch.tensor([[2.0] * 2, [4.0] * 2, [2.0] * 2, [3.0] * 2]))
 
 
-def test_portions_of_several_types_add_up_to_the_type_of_what_they_are_for():
+def test_portions_of_several_dtypes_add_up_in_the_dtype_of_the_leaf():
     weight = number(dtype=torch.float32)
     h = weight * 2
     roots = [h * torch.full((1,), 3.0).double(), torch.complex(h, h).real, h * 5]
@@ -185,7 +185,7 @@ class Straight(torch.autograd.Function):
         return grad, None
 
 
-def test_a_portion_may_be_none():
+def test_a_portion_can_be_none():
     weight, other = number(), number()
     h = weight * 2
     local = LocalPass({"straight": edges([Straight.apply(other, h)]), "h": edges([h * 3])})
@@ -194,13 +194,13 @@ def test_a_portion_may_be_none():
     assert local.leaves() == [(other, 1), (weight, 6)]
 
 
-def test_nothing_stands_for_gradients_that_did_not_come():
+def test_missing_gradients_of_a_message_are_none():
     used, *_ = receive([number(), ONE.clone(), torch.ones(2, 3).requires_grad_()], "m")
     (fired,) = LocalPass({"r": edges([used * 2])}).arrive("r", [ONE])
     assert fired.grads == [2, None, None]
 
 
-def test_a_message_fires_even_if_no_gradient_came():
+def test_a_message_fires_even_if_all_its_gradients_are_none():
     (tensor,) = receive([number()], "m")
     local = LocalPass({"a": edges([tensor * 2]), "b": edges([tensor * 3])})
     assert local.arrive("a", [None]) == []
@@ -229,7 +229,7 @@ def test_buffers_are_freed_unless_the_graph_is_retained():
 
 
 def above_the_cut(graph):
-    """The node from which an edge leaves the loss's region, towards `h`."""
+    """Return the node from which an edge leaves the region of the loss, towards `h`."""
     return graph.loss.grad_fn.next_functions[0][0]
 
 
@@ -240,7 +240,7 @@ def hooks_above_the_cut(graph):
     return count - 1
 
 
-def test_nothing_of_a_pass_stays_on_the_graph():
+def test_a_pass_leaves_no_hooks_on_the_graph():
     graph, during = Residual(), []
     graph.reply.register_hook(lambda _: during.append(hooks_above_the_cut(graph)))
     local = LocalPass(graph.roots)
@@ -249,10 +249,10 @@ def test_nothing_of_a_pass_stays_on_the_graph():
     assert during == [1] and hooks_above_the_cut(graph) == 0
 
 
-# -- side by side, and failing
+# -- concurrent passes, and errors
 
 
-def test_a_hook_may_run_backward_over_the_same_graph():
+def test_a_hook_can_run_a_backward_over_the_same_graph():
     graph, inner = Residual(), []
 
     def begin_others(*_grads):
@@ -270,7 +270,7 @@ def test_a_hook_may_run_backward_over_the_same_graph():
     assert inner[0].grads == [20] and inner[1:] == [(graph.weight, 52), 48]
 
 
-def test_passes_on_several_threads_may_share_a_graph():
+def test_passes_on_several_threads_can_share_a_graph():
     graph = Residual()
     passes = {name: LocalPass(graph.roots, retain_graph=True) for name in "ab"}
     reached, go = ({name: threading.Event() for name in passes} for _ in range(2))
@@ -298,7 +298,7 @@ def test_passes_on_several_threads_may_share_a_graph():
     assert [one.leaves() for one in passes.values()] == [[(graph.weight, 2 * (6 + 7))], [(graph.weight, 2 * (12 + 7))]]
 
 
-def test_an_error_of_a_hook_passes_through_and_leaves_the_graph_usable():
+def test_an_error_in_a_hook_is_raised_and_leaves_the_graph_usable():
     graph = Residual()
     broken = graph.reply.register_hook(lambda grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -308,7 +308,7 @@ def test_an_error_of_a_hook_passes_through_and_leaves_the_graph_usable():
     assert [fired.grads for fired in LocalPass(graph.roots).arrive("loss", [ONE])] == [[10]]
 
 
-def test_gradients_that_nobody_waits_for_are_refused():
+def test_unexpected_gradients_are_refused():
     local = LocalPass(Residual().roots)
     local.arrive("loss", [ONE])
     for key, grads in [("loss", [ONE]), ("stranger", [ONE]), ("send", [ONE, ONE])]:

@@ -1,5 +1,5 @@
-"""A kernel as an extension of JupyterLab launches one: it shows by a comm, fails without an error that is shown, and
-loses its first cell."""
+"""A kernel like those of JupyterLab extensions: it sends output by a comm, fails without a visible error, and loses
+its first cell."""
 
 from __future__ import annotations
 

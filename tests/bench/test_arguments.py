@@ -39,7 +39,7 @@ def test_an_error_with_advice_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err.startswith("benchmarks: no row has 'no such row' in its title; there are\n")
 
 
-def test_the_comparison_is_handed_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(command, "run", lambda **options: asked.append(options))
     main(["--rounds", "3", "--seed", "7", "--json", "out.json", "--quick", "--only", "echo", "--only", "int"])

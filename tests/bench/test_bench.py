@@ -1,4 +1,4 @@
-"""The comparison itself: wrong results are never figures, both sides get the same work, who waits stands still."""
+"""The comparison itself: wrong results are never measured, both sides get the same work, a waiting side is stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rpcbench.base.errors import RpcError
 
 
 class Held:
-    """An RRef acted out."""
+    """A stand-in for an RRef."""
 
     def __init__(self, value: Any, call: Callable[..., Any] = lambda *_: None) -> None:
         self.value = value
@@ -51,7 +51,7 @@ class Held:
 
 
 class Methods:
-    """What an RRef's `rpc_sync()` gives: methods of its value."""
+    """The result of `rpc_sync()` of an RRef: the methods of its value."""
 
     def __init__(self, rref: Held) -> None:
         self._rref = rref
@@ -61,7 +61,7 @@ class Methods:
 
 
 def acted(sent: list[Any], spoil: Callable[[Any], Any]) -> Api:
-    """The modules acted out in this process: notes what is sent, changes what comes back."""
+    """Return a stand-in for the modules in this process: it records calls, and `spoil` changes their results."""
     far: list[torch.Tensor] = []
     gradients: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -113,7 +113,7 @@ ACTED = [title for title, work in WORKLOADS.items() if work.on == BOTH]
 
 
 def acted_out(title: str, seed: int, spoil: Callable[[Any], Any] = lambda result: result) -> tuple[list[Any], bool]:
-    """What was sent by one run of the workload, and whether it took the result for right."""
+    """Run the workload once; return the calls that it sent, and whether it accepted the result."""
     sent: list[Any] = []
     torch.manual_seed(seed)
     operation = WORKLOADS[title].prepare(acted(sent, spoil), random.Random(seed))
@@ -122,13 +122,13 @@ def acted_out(title: str, seed: int, spoil: Callable[[Any], Any] = lambda result
 
 
 @pytest.mark.parametrize("title", ACTED)
-def test_a_right_result_is_told_from_a_wrong_one(title: str) -> None:
+def test_a_workload_accepts_a_right_result_and_rejects_a_wrong_one(title: str) -> None:
     assert acted_out(title, 1)[1]
     assert not acted_out(title, 1, lambda result: result if result is None else result + 1)[1]
 
 
 @pytest.mark.parametrize("title", [title for title in ACTED if "d=" not in title and "step" not in title])
-def test_the_seed_alone_draws_the_work(title: str) -> None:
+def test_the_work_depends_only_on_the_seed(title: str) -> None:
     def drawn(seed: int) -> str:
         sent = acted_out(title, seed)[0]
         return str([(name, [getattr(arg, "shape", arg) for arg in args]) for name, args in sent])
@@ -141,20 +141,20 @@ def test_the_seed_alone_draws_the_work(title: str) -> None:
     ("title", "size"),
     [("echo 1 KB", 1 << 10), ("echo 64 KB", 64 << 10), ("echo 1 MB", 1 << 20), ("send 16 MB, int back", 16 << 20)],
 )
-def test_a_payload_has_the_size_it_is_called_by(title: str, size: int) -> None:
+def test_a_payload_has_the_size_in_its_title(title: str, size: int) -> None:
     for seed in range(8):
         assert acted_out(title, seed)[0][0][1][0].nbytes == size
 
 
 @pytest.mark.parametrize("many", [1, 16, 256])
-def test_calls_in_flight_are_as_many_as_the_row_says(many: int) -> None:
+def test_the_number_of_calls_in_flight_is_that_in_the_title(many: int) -> None:
     sent: list[Any] = []
     operation = WORKLOADS[f"{many} in flight, per call"].prepare(acted(sent, lambda result: result), random.Random(1))
     operation.run()
     assert len(sent) == operation.calls == many
 
 
-def test_a_batch_counts_neither_warm_up_nor_wrong_results() -> None:
+def test_a_batch_excludes_its_warm_up_and_fails_for_a_wrong_result() -> None:
     runs: list[int] = []
     timed = batch(Operation(lambda: runs.append(1), lambda _: True), 0.0)
     assert (len(timed.seconds), len(runs)) == (3, 3 + 1 + 3)
@@ -162,7 +162,7 @@ def test_a_batch_counts_neither_warm_up_nor_wrong_results() -> None:
         batch(Operation(lambda: 1, lambda result: result == 2), 0.0)
 
 
-def test_time_is_shared_by_the_calls_of_an_operation() -> None:
+def test_the_time_of_an_operation_is_divided_by_its_calls() -> None:
     clock = iter([5.0, 11.0])
     operation = Operation(lambda: time.sleep(0.02), lambda _: True, calls=4)
     seconds, cpu = batch(operation, 0.0, lambda: next(clock))
@@ -170,7 +170,7 @@ def test_time_is_shared_by_the_calls_of_an_operation() -> None:
     assert all(0.005 <= each < 0.02 for each in seconds)
 
 
-def test_the_ratio_says_how_much_faster_ours_is() -> None:
+def test_the_ratio_is_the_time_of_the_other_side_divided_by_ours() -> None:
     ours = Samples(0.5, [Batch([1e-3] * 9 + [1.0], 1e-4), Batch([1e-3], 1e-4)])
     theirs = Samples(0.5, [Batch([2e-3, 2e-3], 3e-4), Batch([4e-3] * 3 + [9.0], 5e-4)])
     figures = {SMALL: {"us": ours, "them": theirs}}
@@ -183,7 +183,7 @@ def test_the_ratio_says_how_much_faster_ours_is() -> None:
     assert cells == [[SMALL], ["1 ms (1 ms)"], ["4 ms (2 ms)"], ["4.00x"], ["4.00x"], ["✓ 2x"]]
 
 
-def test_a_row_may_count_its_slow_calls_and_be_measured_on_one_side() -> None:
+def test_a_row_can_be_a_percentile_and_be_measured_on_one_side() -> None:
     slow = "beside a busy thread, 99th percentile"
     panel = "with a panel open"
     figures = {
@@ -197,7 +197,7 @@ def test_a_row_may_count_its_slow_calls_and_be_measured_on_one_side() -> None:
     assert goals[panel] == ("1.5 ms (1.5 ms)", "", "", f"✗ at most 1.2x of “{SMALL}”: 1.50x")
 
 
-def test_other_rows_than_times_have_units_of_their_own() -> None:
+def test_rows_of_memory_and_cpu_have_their_own_units() -> None:
     plan = Plan(1)
     memory, idle = "memory that a worker adds", "4 workers that rest"
     figures = {
@@ -209,13 +209,15 @@ def test_other_rows_than_times_have_units_of_their_own() -> None:
     assert cells[idle] == ("0.20% of a core (0.20% of a core)", "", "✓ at most 1.00% of a core")
 
 
-def test_the_table_goes_into_a_page_and_its_ratios_into_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_written_into_a_page_and_its_ratios_into_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = {SMALL: {"rpcbench": Samples(0.5, [Batch([1e-3])]), "torch": Samples(0.5, [Batch([5e-3])])}}
     monkeypatch.setattr(command, "compare", lambda *_: figures)
     page, plot = tmp_path / "RESULTS.md", tmp_path / "plot.svg"
     arguments = ["--seed", "1", "--svg", str(plot), "--markdown", str(page)]
     page.write_text("before\n")
-    assert main(arguments) == 1, "no place for it"
+    assert main(arguments) == 1, "the page has no place for the table"
     page.write_text("before\n<!-- bench -->\nold<!-- end of bench -->\nafter\n")
     for _ in range(2):
         assert main(arguments) == 0
@@ -227,7 +229,9 @@ def test_the_table_goes_into_a_page_and_its_ratios_into_a_plot(tmp_path: Path, m
     assert plot.read_text() == as_plot(figures, "rpcbench", "torch", Plan(1))
 
 
-def test_runs_under_several_interpreters_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_under_several_interpreters_are_columns_of_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = []
     for name, ours in (("slow", 1e-3), ("quick", 5e-4)):
         figures = {SMALL: {"rpcbench": Samples(0.5, [Batch([ours])]), "torch": Samples(0.5, [Batch([2e-3])])}}
@@ -259,7 +263,7 @@ def api(request: pytest.FixtureRequest) -> str:
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
+def test_a_waiting_pair_is_stopped_and_works_when_it_is_thawed(api: str) -> None:
     before = psutil.Process().children()
     with pairs([Side("side", api)]) as [waiting]:
         members = [child for child in psutil.Process().children() if child not in before]
@@ -273,7 +277,7 @@ def test_a_pair_waits_stopped_and_works_when_thawed(api: str) -> None:
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_what_fails_on_one_side_is_an_error_with_its_traceback() -> None:
+def test_a_failure_on_one_side_is_raised_with_its_traceback() -> None:
     before = psutil.Process().children()
     with pairs([Side("the side", TORCH)]) as [side]:
         side.thaw()
@@ -310,7 +314,7 @@ def port() -> Iterator[int]:
 
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("near", [False, True])
-def test_a_plain_loop_sends_all_and_tells_the_time_of_both(near: bool, port: int, tmp_path: Path) -> None:
+def test_a_plain_loop_sends_all_payloads_and_reports_the_cpu_time(near: bool, port: int, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bare" if near else f"tcp://127.0.0.1:{port}"
     served: list[bool] = []
 
@@ -334,7 +338,7 @@ def test_a_plain_loop_sends_all_and_tells_the_time_of_both(near: bool, port: int
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_two_hosts_hear_each_other_and_go() -> None:
+def test_two_hosts_are_connected_and_are_removed_afterwards() -> None:
     if problem := obstacle():
         pytest.skip(problem)
     with two_hosts() as (one, other):
@@ -345,7 +349,7 @@ def test_two_hosts_hear_each_other_and_go() -> None:
     assert names.isdisjoint(path.name for path in Path("/run/netns").iterdir())
 
 
-def test_another_runtime_is_measured_where_it_is_installed(
+def test_a_runtime_that_is_not_installed_is_refused_with_advice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -353,7 +357,7 @@ def test_another_runtime_is_measured_where_it_is_installed(
     assert "monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
 
 
-def test_a_runtime_does_only_what_it_has_and_has_no_goals() -> None:
+def test_another_runtime_runs_only_supported_rows_and_has_no_goals() -> None:
     ray, monarch = (rows.OTHERS[name].module for name in ("ray", "monarch"))
     can = {title: [rows.does(api, work.needs) for api in (ray, monarch, TORCH)] for title, work in WORKLOADS.items()}
     assert can[SMALL] == [True, True, True]
@@ -366,8 +370,8 @@ def test_a_runtime_does_only_what_it_has_and_has_no_goals() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["ray", "monarch"])
-def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
-    """Run where it is installed; no environment of ours brings it."""
+def test_another_runtime_runs_all_rows_that_it_supports(name: str, tmp_path: Path) -> None:
+    """This runs only where the runtime is installed; no environment of this project includes it."""
     pytest.importorskip(rows.OTHERS[name].imports)
     file = tmp_path / "figures.json"
     assert main(["--against", name, "--quick", "--seed", "1", "--json", str(file)]) == 0
@@ -381,7 +385,7 @@ def test_another_runtime_does_the_same_work(name: str, tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rows are run by `.ci/run`."""
+    """`.ci/run` runs all rows."""
     file = tmp_path / "figures.json"
     texts = [SMALL, "busy thread", "panel", "plain loop", "bare", "in one process, d=16", "first call"]
     only = [argument for text in texts for argument in ("--only", text)]

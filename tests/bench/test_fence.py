@@ -34,7 +34,7 @@ print(left.pid)"""
 
 @pytest.fixture
 def fenced() -> None:
-    """Asks the machine itself, not the fence: that one must work wherever it can."""
+    """Skip without namespaces; ask the machine itself, because the fence must work wherever they exist."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("namespaces need util-linux and iproute2")
     probe = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "true"]
@@ -47,26 +47,26 @@ def _inside(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("fenced")
-def test_no_process_of_others_is_seen() -> None:
+def test_a_fenced_command_sees_no_other_process() -> None:
     assert _inside("import os, psutil; print(os.getpid(), psutil.pids())") == "1 [1]"
 
 
 @pytest.mark.usefixtures("fenced")
-def test_no_port_of_others_is_reached_but_its_own_are() -> None:
+def test_a_fenced_command_reaches_only_its_own_ports() -> None:
     with socket.create_server(("", 0)) as ours:
         assert _inside(REACHES, str(ours.getsockname()[1])) == "False True"
 
 
 @pytest.mark.usefixtures("fenced")
-def test_what_it_leaves_behind_ends_with_it() -> None:
-    seconds = f"{3600 + os.getpid()}.5"  # nobody else sleeps so long
+def test_processes_that_a_fenced_command_leaves_end_with_it() -> None:
+    seconds = f"{3600 + os.getpid()}.5"  # no other process sleeps for this time
     assert _inside(LEAVES, seconds).isdecimal()
-    # The system ends what is left as the fence goes, and that may take it a moment.
+    # The system ends the remaining processes with the fence, which may take a moment.
     until(lambda: not any(seconds in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])))
 
 
 @pytest.mark.usefixtures("fenced")
-def test_a_command_that_fails_is_told_with_its_words() -> None:
+def test_a_failed_command_raises_an_error_with_its_output() -> None:
     with pytest.raises(BenchError, match="what went wrong"):
         _inside("import sys; sys.exit('what went wrong')")
 
@@ -75,8 +75,8 @@ def test_a_command_that_fails_is_told_with_its_words() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("fenced", "no_leaks")
-def test_a_peer_is_measured_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(peers, "measure")  # so that it cannot be measured here
+def test_a_peer_is_measured_inside_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(peers, "measure")  # it cannot be measured outside
     seen = fence.measure(OURS._replace(fenced=True), Plan(calls=2, lines=3))
     assert tuple(seen) == (*peers.CALLS, *peers.STOPPED, *peers.KILLED)
     assert seen[peers.CALLS[2]].endswith("; 3 of 3")
@@ -96,7 +96,7 @@ def test_a_peer_that_needs_a_fence_is_not_measured_without_one(
     assert PEERS["nbdistributed"].fenced
 
 
-def test_namespaces_that_cannot_be_made_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_obstacle_is_reported_if_no_namespaces_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuses = tmp_path / "unshare"
     refuses.write_text("#!/bin/sh\necho 'unshare failed: not here' >&2\nexit 1\n")
     refuses.chmod(0o755)

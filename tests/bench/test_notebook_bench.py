@@ -1,4 +1,4 @@
-"""The bounds of the notebook in small: all of them are measured, and what goes wrong is counted."""
+"""The bounds of the notebook, in small runs: all of them are measured, and errors are counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.pairs import BenchError
 
 
 class Acted:
-    """A notebook that shows what its cells print, or not: `twist(cell, lines)` says under which cell what is shown."""
+    """A stand-in for a notebook: `twist(cell, lines)` gives the cell and the lines that it shows for printed lines."""
 
     def __init__(self, twist):
         self.messages, self.twist, self.cells = [], twist, 0
@@ -47,7 +47,7 @@ def test_lines_in_a_wrong_cell_and_lost_lines_are_counted():
     assert lost == 0 < wrong
 
 
-def test_a_bound_is_kept_or_not():
+def test_the_table_marks_each_bound_as_kept_or_broken():
     kept, broken = Bound("kept", 0.5, 0.25), Bound("broken", 0, 2, counts=True)
     assert [list(column.cells) for column in as_table([kept, broken]).columns] == [
         ["kept", "broken"], ["500.0 ms", "0"], ["250.0 ms", "2"], ["✓", "✗"]
@@ -73,7 +73,7 @@ def test_the_table_is_printed_and_written(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_what_does_not_do_as_it_should_is_an_error() -> None:
+def test_a_cell_with_an_unexpected_outcome_raises_an_error() -> None:
     with kernel({}) as made:
         assert made.run("print('here')\n6 * 7").result.content["data"]["text/plain"] == "42"
         with pytest.raises(BenchError, match=r"(?s)ended in ZeroDivisionError, not in none.*1 / 0"):

@@ -1,4 +1,4 @@
-"""What it costs to look: the loads change what panels show, worlds are as large as said, bounds are held against."""
+"""The cost of panels: each load changes its panel, worlds have the stated size, measurements are compared to bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rpcbench.telemetry.views import diff
 
 
 @pytest.mark.parametrize("name", panel_pace.CHANGES)
-def test_each_change_moves_its_panel(name: str, tmp_path: Path, no_leaks: None) -> None:
+def test_each_load_changes_the_view_of_its_panel(name: str, tmp_path: Path, no_leaks: None) -> None:
     with world(tmp_path, 3) as agents:
         collector = agents[0].part(Collector)
         seen: list[object] = []
@@ -40,7 +40,7 @@ SECTIONS = {"rrefs": "rrefs", "autograd": "links", "pipeline": "ops"}
 
 
 @pytest.mark.parametrize("name", panel_frames.SHOWN)
-def test_worlds_have_a_thousand_rows_of_which_some_change(name: str) -> None:
+def test_worlds_have_a_thousand_rows_and_some_of_them_change(name: str) -> None:
     views = [PANELS[name].look(world) for world in panel_frames.worlds(name, 3)]
     shown = views[0][SECTIONS[name]].values()
     counts = sum(row["sent"] for row in shown) if name == "autograd" else len(shown)
@@ -56,10 +56,10 @@ def test_worlds_have_a_thousand_rows_of_which_some_change(name: str) -> None:
 def test_a_browser_draws_a_thousand_rows(name: str) -> None:
     if problem := panel_frames.obstacle():
         pytest.skip(problem)
-    assert panel_frames.frames(name, 20, panel_pace.UPDATES) > 2  # 10 is the bound, on a machine that does nothing else
+    assert panel_frames.frames(name, 20, panel_pace.UPDATES) > 2  # the bound is 10, on an idle machine
 
 
-def test_bounds_are_said_with_what_they_are_held_against() -> None:
+def test_the_table_shows_bounds_with_the_measured_values() -> None:
     bounds = [
         Bound("costs", 0.03, 0.02, 0.1), Bound("costs much", 0.03, 0.2, 0.1),
         Bound("draws", 10, 36.6), Bound("draws slowly", 10, 9.0),

@@ -1,4 +1,4 @@
-"""Notebooks of several libraries beside ours: ours is measured for real, what others do wrong is told as it is."""
+"""Comparison with notebooks of other libraries: ours is really measured, and faults of others are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = ROWS[0]
 @pytest.mark.process
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("no_leaks")
-def test_every_row_of_ours_is_seen() -> None:
+def test_all_rows_are_measured_for_our_notebook() -> None:
     seen = peers.measure(OURS, Plan(calls=2, lines=3))
     assert tuple(seen) == ROWS
     told = [re.sub(r"^[\d.]+ m?s\b", "TIME", text) for text in seen.values()]
@@ -36,7 +36,7 @@ def test_every_row_of_ours_is_seen() -> None:
 
 
 class Acted:
-    """A kernel of a library that does badly: `ends` maps a part of a cell to the error it ends in, None: it goes on."""
+    """A stand-in for a faulty kernel: `ends` maps a part of a cell to the error that ends it; None: it never ends."""
 
     def __init__(self, ends: dict[str, str | None], shown: tuple[str, ...] = ()) -> None:
         self.messages: list[Message] = []
@@ -67,7 +67,7 @@ class Acted:
 
 @pytest.fixture
 def acted(monkeypatch: pytest.MonkeyPatch):
-    """Rows of a group as they are seen with an acted kernel, whose second worker is process 0."""
+    """Measures the rows of a group with a stand-in for a kernel; its second worker is process 0."""
 
     def seen(titles, deeds, kernel: Acted, name: str = "Monarch") -> list[str]:
         user = Notebook(PEERS[name], Plan(calls=1, lines=2), kernel, Path(), 1.5)
@@ -79,7 +79,7 @@ def acted(monkeypatch: pytest.MonkeyPatch):
     return seen
 
 
-def test_a_lost_line_a_stray_line_and_a_lost_type_are_told(acted) -> None:
+def test_lost_lines_stray_lines_and_lost_error_types_are_reported(acted) -> None:
     kernel = Acted({"1 / 0": "ActorError"}, ("<line 0 1.0>\n",))
     told = acted(peers.CALLS, peers._calls, kernel)
     assert told[:2] == ["1.5 s", "250 ms"]
@@ -88,20 +88,20 @@ def test_a_lost_line_a_stray_line_and_a_lost_type_are_told(acted) -> None:
     assert acted(peers.CALLS, peers._calls, Acted({}))[2:] == ["never; 0 of 2", "no; goes on"]
 
 
-def test_what_goes_on_is_told_and_the_rest_is_not_tried(acted) -> None:
+def test_a_cell_that_never_ends_is_reported_and_the_rest_is_not_tried(acted) -> None:
     assert acted(peers.STOPPED, peers._stopped, Acted({"busy": None})) == ["not within 20 s", "not tried"]
     told = acted(peers.KILLED, peers._killed, Acted({"busy": None}, ("gpus: 1 is dead",)))
     assert told[1:] == ["not within 20 s; yes", "not tried", "not tried"]
 
 
-def test_a_death_that_names_nobody_and_a_library_that_cannot_restart(acted) -> None:
+def test_a_death_without_a_worker_name_and_a_missing_restart_are_reported(acted) -> None:
     told = acted(peers.KILLED, peers._killed, Acted({"busy": "SomeError", "gpus=0": "OtherError"}, ("a worker died",)))
     assert told[1:] == ["250 ms, SomeError; no", "250 ms, OtherError", peers.NO_WAY]
     told = acted(peers.KILLED, peers._killed, Acted({"restart": "NotImplementedError"}, ("Engine 1",)), "ipyparallel")
     assert told[1:] == ["250 ms, no error; yes", "250 ms", "NotImplementedError"]
 
 
-def test_two_digits() -> None:
+def test_times_are_shown_with_two_digits() -> None:
     assert [peers.about(seconds) for seconds in (0.00123, 0.0456, 0.996, 1.04, 12.6)] == [
         "1.2 ms", "46 ms", "1 s", "1 s", "13 s"
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_the_table_is_printed_and_written(measured, capsys: pytest.CaptureFixtur
     assert "old" not in text
 
 
-def test_what_is_not_installed_or_not_known_is_refused(measured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_library_that_is_not_installed_or_not_known_is_refused(measured, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--peers", "Dask", "Monarch"]) == 1
     assert "Monarch is not installed here: pip install torchmonarch" in capsys.readouterr().err
     assert main(["--peers", "Spark"]) == 1
@@ -146,7 +146,7 @@ def test_what_is_not_installed_or_not_known_is_refused(measured, capsys: pytest.
     assert measured == []
 
 
-def test_a_library_that_does_not_start_is_told_of_and_the_others_stand(
+def test_a_library_that_does_not_start_is_reported_and_the_others_are_measured(
     measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fine = peers.measure

@@ -1,4 +1,4 @@
-"""Pipelines beside torch's: the same training to the last digits, calls counted as they go, shares as simulated."""
+"""Pipelines compared with those of torch: equal training, counted calls, and idle shares as simulated."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
 from rpcbench.pipeline.ops import Op, parse
 
-TRIES = 40  # of a second or so; one is enough where nothing else runs
+TRIES = 40  # of about a second; one is enough on an idle machine
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker() -> None:
-    """A process that multiprocessing starts once, and keeps, is no leak of whichever test comes first."""
+    """Start the process that multiprocessing keeps, so that no test reports it as a leak."""
     resource_tracker.ensure_running()
 
 
@@ -36,11 +36,13 @@ def sides() -> Iterator[tuple[Side, Side]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("model", "schedule"), list(itertools.product(MODELS, SCHEDULES)))
-def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Side], model: str, schedule: str) -> None:
+def test_losses_equal_those_of_torch_distributed_pipelining(
+    sides: tuple[Side, Side], model: str, schedule: str
+) -> None:
     order = Order(model, schedule, 5, 11, torch.float64)
     mine, other = (side.run(order) for side in sides)
     assert mine.losses == pytest.approx(other.losses, rel=1e-12)
-    assert len(set(mine.losses)) == 5, "it trains"
+    assert len(set(mine.losses)) == 5, "each step changes the loss"
     assert min(mine.cpu, other.cpu) > 0 and len(mine.seconds) == len(other.seconds) == 5
 
 
@@ -48,8 +50,8 @@ def test_losses_are_those_of_torch_distributed_pipelining(sides: tuple[Side, Sid
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.alone
-def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
-    """With the lag that this machine has just now: how small it is on one that does nothing else, the bench says."""
+def test_idle_shares_equal_those_of_the_simulator(no_leaks: None) -> None:
+    """The simulation includes the present lag of this machine; the benchmark shows the lag of an idle one."""
     plan = idle_shares.Plan(steps=1)
     with Cluster(plan.workers) as cluster:
         for name in idle_shares.SCHEDULES:
@@ -59,7 +61,7 @@ def test_idle_shares_are_those_of_the_simulator(no_leaks: None) -> None:
                 found.append(idle_shares.idle(name, cluster.workers, plan))
 
 
-def test_the_lag_is_what_workers_waited_in_vain() -> None:
+def test_the_lag_is_the_waiting_time_beyond_the_schedule() -> None:
     ops = parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
     assert idle_shares.lag(ops, simulate(ops, cost).spans) == 0
     assert idle_shares.lag(ops, simulate(ops, cost, transfer=0.25).spans) == pytest.approx(0.25)
@@ -67,7 +69,7 @@ def test_the_lag_is_what_workers_waited_in_vain() -> None:
     assert idle_shares.lag(alone, simulate(alone, cost).spans) == 0
 
 
-def test_a_stage_of_fixed_cost_costs_what_the_simulator_is_told() -> None:
+def test_a_stage_of_fixed_cost_has_the_costs_of_the_simulator() -> None:
     told = {word: cost(Op.parse(word)) for word in ("0F0", "3F0", "0B0", "3B0", "0I0", "3I0", "0W0", "3W0")}
     assert told == {"0F0": 1, "3F0": 1, "0B0": 2, "3B0": 2, "0I0": 0, "3I0": 1, "0W0": 2, "3W0": 1}
     stage = FixedCost(0.0)
@@ -75,7 +77,7 @@ def test_a_stage_of_fixed_cost_costs_what_the_simulator_is_told() -> None:
     assert stage.before.grad is not None and stage.weight.grad is not None
 
 
-def test_a_share_counts_as_right_within_three_points() -> None:
+def test_an_idle_share_is_accepted_within_three_points() -> None:
     assert [idle_shares.Idle("x", 0.25, measured).ok for measured in (0.27, 0.23, 0.29, 0.21)] == [
         True,
         True,
@@ -99,14 +101,14 @@ def test_the_command_measures_all_lines(tmp_path: Path, capsys: pytest.CaptureFi
     assert "geometric mean" in capsys.readouterr().out
 
 
-def test_what_an_operation_takes_by_itself_is_no_overhead() -> None:
+def test_the_overhead_excludes_the_time_of_the_operation_itself() -> None:
     assert 0 < pipelines.alone(torch.ones(4, 1)) < 60
     found = [pipelines._overhead(whole, 60.0) for whole in (210.0, 211.0)]
     assert [line.ok for line in found] == [True, False] and found[0].value == 150
     assert found[0].measured == "210 µs" and found[0].beside.startswith("60 µs of it") and "150 µs" in found[0].beside
 
 
-def test_a_rate_is_all_samples_in_all_seconds_so_a_step_that_is_held_up_counts() -> None:
+def test_the_rate_is_all_samples_divided_by_all_seconds() -> None:
     order = Order("MLP", "gpipe", 3, 0)
     mine, other = Steps([0.25, 0.25, 1.0], [0.0] * 3, 2.0), Steps([0.5, 0.5, 0.5], [0.0] * 3, 3.0)
     line = pipelines._compared(order, mine, other)
@@ -140,7 +142,7 @@ def test_both_sides_are_started_as_often_as_planned(monkeypatch: pytest.MonkeyPa
     assert [line.value for line in (*lines, mean)] == [2.0] * 5 and mean.ok
 
 
-def test_what_misses_its_goal_is_marked() -> None:
+def test_a_line_that_misses_its_goal_is_marked() -> None:
     made = [
         pipelines.Line("a", "1", "", "at most 2", 1, 2, True),
         pipelines.Line("b", "3", "", "at most 2", 3, 2, False),

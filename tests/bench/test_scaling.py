@@ -17,14 +17,14 @@ SIZES = (1.0, 10.0, 100.0, 1e3, 1e4)
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
 def test_the_exponent_is_that_of_the_upper_half(exponent: float) -> None:
-    """A fixed cost hides it in the lower half."""
+    """A fixed cost hides the exponent in the lower half."""
     fixed = 5.0 if exponent else 0.0
     curve = Curve("things", "cost", [(size, fixed + 2 * size**exponent) for size in SIZES], LINEAR)
     assert curve.exponent == pytest.approx(exponent, abs=0.02)
     assert curve.is_fair == (exponent <= 1)
 
 
-def test_what_grows_more_than_is_fair_is_marked() -> None:
+def test_a_curve_that_grows_too_fast_is_marked() -> None:
     flat = Curve("things", "flat", [(size, 1.0) for size in SIZES], FLAT)
     growing = Curve("things", "growing", [(size, size) for size in SIZES], FLAT)
     table = scaling.as_table([flat, growing])
@@ -41,7 +41,7 @@ def test_what_grows_more_than_is_fair_is_marked() -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_every_series_runs_and_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_series_runs_and_is_written_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "_SECONDS", 0.0)
     small = [series._replace(sizes=series.sizes[:2]) for series in scaling.all_series(quick=True)]
     monkeypatch.setattr(command.scaling, "all_series", lambda quick: small)

@@ -1,4 +1,4 @@
-"""The soak in small: it finds what stays, and says so."""
+"""The soak test, in small runs: it finds and reports leaks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _kept: list[object] = []
 
 
 @pytest.mark.process
-def test_a_small_soak_is_quiet_after_each_round(no_leaks: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_soak_without_leaks_leaves_no_rows_after_each_round(
+    no_leaks: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     readings = soak.soak(Plan(calls=300, rrefs=60, rounds=3))
     assert [list(found) for found in readings] == [["notebook", "worker1", "worker2", "worker3"]] * 3
     assert all(reading.rows == 0 < reading.own for found in readings for reading in found.values())
 
 
 @pytest.mark.process
-def test_an_rref_that_stays_is_found(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_rref_that_is_never_dropped_is_reported(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_QUIET_SECONDS", 1.0)
     monkeypatch.setattr(soak, "_call", lambda cluster, count: cluster.rpc_sync("worker2", _keep, (RRef([1]),)))
     with pytest.raises(RpcError, match=r"rows that do not go: \{'notebook': 1, 'worker2': 1\}"):
@@ -32,7 +34,7 @@ def _keep(rref: RRef[list[int]]) -> None:
     _kept.append(rref)
 
 
-def test_who_still_grows_in_the_end_is_named(
+def test_a_member_that_still_grows_at_the_end_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flat = Reading(5 << 20, 0)
@@ -50,12 +52,12 @@ def test_who_still_grows_in_the_end_is_named(
 
 
 @pytest.mark.process
-def test_what_each_call_leaves_behind_is_found(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_leak_in_each_call_is_measured(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_call", lambda cluster, count: cluster.rpc_sync("worker2", _keep_more, (count,)))
     grown = growth(soak.soak(Plan(calls=3 * 30_000, rrefs=0, rounds=3)))
     assert grown["worker2"] > SLACK > max(grown["worker1"], grown["worker3"])
 
 
 def _keep_more(count: int) -> None:
-    """As much as `count` calls take where each of them leaves a tuple."""
+    """Keep as much memory as `count` calls that leave one tuple each."""
     _kept.append([(number,) for number in range(count)])

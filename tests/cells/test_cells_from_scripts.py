@@ -1,4 +1,4 @@
-"""`Cluster.run`: a cell from plain Python. No shell of IPython is here."""
+"""`Cluster.run` runs a cell from plain Python, without a shell of IPython."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster():
         yield made
 
 
-def test_values_come_back_and_variables_go_there(cluster):
+def test_run_pushes_variables_and_returns_values(cluster):
     assert get_ipython() is None
     assert cluster.run("worker1", "y = x + 1\nz = [y]", push={"x": 6}, want=("y", "z")) == {"y": 7, "z": [7]}
     assert cluster.run("worker1", "y * 2") == 14
@@ -33,7 +33,7 @@ def test_values_come_back_and_variables_go_there(cluster):
     assert cluster.run("worker1", "import asyncio\nawait asyncio.sleep(0, 'awaited')") == "awaited"
 
 
-def test_several_workers_answer_by_name(cluster):
+def test_run_on_several_workers_returns_values_by_worker(cluster):
     pids = {name: cluster.pid(name) for name in cluster.workers}
     assert cluster.run("all", "import os\nos.getpid()") == pids
     assert cluster.run(["worker2", "worker1"], "os.getpid()") == pids
@@ -42,7 +42,7 @@ def test_several_workers_answer_by_name(cluster):
     assert cluster.run("worker1,worker2", "1") == {"worker1": 1, "worker2": 1}
 
 
-def test_output_is_printed_here(cluster, capsys):
+def test_output_of_workers_is_printed_in_the_calling_process(cluster, capsys):
     cluster.run("worker1", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n%time 1\n7", want="sys")
     printed = capsys.readouterr()
     assert printed.out.startswith("out\n") and "Wall time" in printed.out and printed.out.endswith("7\n")
@@ -56,7 +56,7 @@ def test_a_display_is_printed_as_text(cluster, capsys):
     assert capsys.readouterr().out == "{'k': 1}\n(image/png)\n"
 
 
-def test_an_error_keeps_its_type_and_its_story(cluster):
+def test_an_error_keeps_its_type_and_cause_and_lists_the_other_failed_workers(cluster):
     with pytest.raises(ZeroDivisionError) as caught:
         cluster.run("all", "1 / 0")
     assert isinstance(caught.value.__cause__, RemoteError)
@@ -71,13 +71,13 @@ def test_an_error_keeps_its_type_and_its_story(cluster):
         cluster.run("[x]", "1")
 
 
-def test_a_cell_has_no_deadline_unless_it_is_given_one(cluster):
+def test_a_cell_that_exceeds_its_timeout_is_interrupted(cluster):
     with pytest.raises(RpcTimeoutError, match=r"more than 0\.3 s and was interrupted"):
         cluster.run("worker1", "import time\nwhile True:\n    time.sleep(0.01)", timeout=0.3)
     assert cluster.run("worker1", "'still here'") == "still here"
 
 
-def test_ctrl_c_interrupts_it_there(cluster, capsys):
+def test_ctrl_c_interrupts_the_cell_on_its_worker(cluster, capsys):
     shown = []
 
     def stop():
@@ -92,7 +92,7 @@ def test_ctrl_c_interrupts_it_there(cluster, capsys):
     assert cluster.run("worker1", "'still here'") == "still here"
 
 
-def test_a_script_runs_cells_without_ipython(tmp_path):
+def test_a_script_that_runs_cells_does_not_load_ipython(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nimport rpcbench\n"
@@ -105,7 +105,7 @@ def test_a_script_runs_cells_without_ipython(tmp_path):
     assert (done.stdout, done.stderr) == ("there\n42\nFalse\n", "")
 
 
-def test_a_lost_worker_is_an_error(cluster):
+def test_a_cell_whose_worker_is_lost_raises_worker_lost_error(cluster):
     with pytest.raises(WorkerLostError, match="worker2"):
         cluster.run("worker2", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     cluster.restart("worker2")

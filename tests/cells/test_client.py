@@ -1,4 +1,4 @@
-"""A cell on its workers, as the notebook waits for it: with an agent that only notes what it is given."""
+"""The notebook's side of a cell on workers, with an agent that only records its jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpcbench.cells.runner import INTERRUPT, Cell
 
 
 class Agent:
-    """Its threads get no turn, as on a busy machine."""
+    """An agent whose threads do not run, as on a busy machine."""
 
     def __init__(self):
         self.submitted = []
@@ -23,8 +23,8 @@ class Agent:
         raise AssertionError("no thread has had a turn")
 
 
-def test_a_cell_that_may_run_already_is_waited_for_and_named(monkeypatch):
-    """The worker may run it before the thread that sent it here has another turn."""
+def test_stop_names_a_worker_that_may_run_the_cell_already(monkeypatch):
+    """The worker may begin the cell before the sending thread in the notebook runs again."""
     monkeypatch.setattr(client, "_handling_seconds", lambda: 0.01)
     agent, area = Agent(), SimpleNamespace(finish=lambda: None)
     prompts = SimpleNamespace(take_over=print, look=lambda: None, close=lambda: None)

@@ -1,4 +1,4 @@
-"""Equal outputs are shown once, when all are through; nothing else is changed or lost."""
+"""Equal outputs are shown once, when all workers have finished; nothing else is changed or lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpcbench.cells.display import abbreviated, collapsed
 
 
 class Recorder:
-    """A screen that keeps what it is given, as text."""
+    """A screen that records its input, text by lines."""
 
     def __init__(self):
         self.shown = []
@@ -48,11 +48,11 @@ def areas(screen, count=3):
         ("worker1", "worker1"),
     ],
 )
-def test_names_in_short(names, short):
+def test_names_with_consecutive_numbers_are_abbreviated_to_ranges(names, short):
     assert abbreviated(iter(names.split())) == short
 
 
-def test_what_is_equal_is_shown_once_however_it_was_cut_up(screen):
+def test_equal_outputs_are_shown_once_even_if_they_arrive_in_different_pieces(screen):
     one, two, three = areas(screen)
     one.show("stdout", "a\nb\n")
     two.show("stdout", "a\n")
@@ -63,12 +63,12 @@ def test_what_is_equal_is_shown_once_however_it_was_cut_up(screen):
         area.show("result", bundle({"text/html": "<b>"}, display_id=f"of {id(area)}"))
         area.finish()
     three.show("result", bundle({"text/html": "<b>"}))
-    assert screen.shown == [], "held back until all are through"
+    assert screen.shown == [], "output is held back until all workers have finished"
     three.finish()
     assert screen.shown == ["[worker1-3] a", "[worker1-3] b", "[worker1-3] ", {"text/html": "<b>"}]
 
 
-def test_what_differs_is_shown_as_ever_in_the_order_of_the_workers(screen):
+def test_different_outputs_are_shown_separately_in_the_order_of_the_workers(screen):
     one, two, three = areas(screen)
     for area, text in ((three, "same\n"), (two, "other\n"), (one, "same\n")):
         area.show("stdout", text)
@@ -76,7 +76,7 @@ def test_what_differs_is_shown_as_ever_in_the_order_of_the_workers(screen):
     assert screen.shown == ["[worker1,worker3] same", "[worker2] other"]
 
 
-def test_the_stream_counts_and_silence_shows_nothing(screen):
+def test_equal_texts_on_different_streams_differ_and_a_silent_worker_shows_nothing(screen):
     one, two, three = areas(screen)
     one.show("stdout", "x\n")
     two.show("stderr", "x\n")
@@ -85,7 +85,7 @@ def test_the_stream_counts_and_silence_shows_nothing(screen):
     assert screen.shown == ["[worker1] x", "[worker2] x"]
 
 
-def test_what_comes_after_the_end_is_shown_under_the_name_of_its_worker(screen):
+def test_output_after_the_end_is_shown_with_the_name_of_its_worker(screen):
     made = areas(screen, 2)
     for area in made * 2:
         area.show("stdout", "x\n")
@@ -93,7 +93,7 @@ def test_what_comes_after_the_end_is_shown_under_the_name_of_its_worker(screen):
     assert screen.shown == ["[worker1-2] x", "[worker1] x", "[worker2] x"]
 
 
-def test_a_flood_is_not_held_back(screen, monkeypatch):
+def test_output_beyond_the_limit_is_shown_at_once(screen, monkeypatch):
     monkeypatch.setattr(collapse, "MOST", 10)
     one, two = areas(screen, 2)
     one.show("stdout", "123456\n")
@@ -106,7 +106,7 @@ def test_a_flood_is_not_held_back(screen, monkeypatch):
     assert screen.shown[3:] == ["[worker2] quiet"]
 
 
-def test_one_worker_alone_is_shown_at_once(screen):
+def test_output_of_a_single_worker_is_shown_at_once(screen):
     (area,) = collapsed(screen, ["worker1"], False)
     area.show("stdout", "now\n")
     assert screen.shown == ["now"]

@@ -1,4 +1,4 @@
-"""A comm made on a worker and its mirror, without processes: whatever the order of arrival, both say the same."""
+"""A comm on a worker and its proxy in the notebook, without processes: both see the same messages in the same order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Front(BaseComm):
 
 
 class Agent:
-    """The notebook's: what it sends is handed over by the test."""
+    """The notebook's agent; the test delivers its notices."""
 
     def __init__(self):
         self.on_end, self.sent, self.watchers = [], [], []
@@ -57,19 +57,19 @@ class Sides:
         self.comms = WorkerComms(self.cell)
         self.agent = Agent()
         self.mirrors = CommProxies(self.agent)
-        # A class for each test: comms of another test may only now be collected, and say goodbye.
+        # A class for each test: comms of another test may be collected only now, and send a close.
         self.front_end = type("FrontEnd", (Front,), {"said": []})
         self.on("worker")
 
     def on(self, side, shell=None):
-        """From here on this process is that one."""
+        """From now on, this process acts as that side."""
         self._patch.setattr(comm, "get_comm_manager", lambda: self.managers[side])
         self._patch.setattr(comm, "create_comm", self.front_end)
         if side == "worker":
             self.comms.install(shell)
 
     def deliver(self, order=list):
-        """What the worker has said arrives in the notebook."""
+        """Deliver the messages of the worker to the notebook."""
         self.on("notebook")
         for content in order(self.output_stream):
             self.mirrors.take(1, content)
@@ -79,7 +79,7 @@ class Sides:
         return self.managers["notebook"].comms[made.comm_id]
 
     def reply(self, order=list):
-        """What the front end has said arrives at the worker."""
+        """Deliver the messages of the front end to the worker."""
         self.on("worker")
         for notice in order(self.agent.sent):
             self.comms.heard(0, notice)
@@ -92,12 +92,12 @@ def sides(monkeypatch):
 
 
 @given(st.permutations(range(6)))
-def test_any_order_of_arrival_gives_the_order_of_saying(order):
+def test_a_reorder_buffer_restores_the_order_of_sending(order):
     turns = ReorderBuffer()
     assert list(itertools.chain.from_iterable(turns.add(n, str(n)) for n in order)) == list("012345")
 
 
-def test_buffers_and_bytes_travel_as_text():
+def test_buffers_and_bytes_are_encoded_as_text_and_a_set_is_refused():
     parts = memoryview(b"\x00\xff" * 3).cast("H")
     back = decoded(encoded({"kind": "comm_msg", "data": {"raw": b"\xff"}, "buffers": [parts, b""]}))
     assert back["data"] == {"raw": "/w=="}
@@ -107,7 +107,7 @@ def test_buffers_and_bytes_travel_as_text():
 
 
 @pytest.mark.parametrize("order", [list, reversed])
-def test_what_a_worker_says_is_said_here_in_order(sides, order):
+def test_messages_of_a_worker_reach_the_front_end_in_order(sides, order):
     made = comm.create_comm(target_name="t", data={"a": 1}, metadata={"version": "2"}, buffers=[b"xy"])
     made.send({"b": 2}, buffers=[b"z"])
     made.close({"c": 3})
@@ -123,7 +123,7 @@ def test_what_a_worker_says_is_said_here_in_order(sides, order):
 
 
 @pytest.mark.parametrize("order", [list, reversed])
-def test_what_the_front_end_says_reaches_the_callbacks_in_order(sides, order):
+def test_messages_of_the_front_end_reach_the_callbacks_in_order(sides, order):
     made, heard = comm.create_comm(), []
     made.on_msg(lambda m: heard.append((m["content"]["data"], [bytes(b) for b in m["buffers"]])))
     made.on_close(lambda m: heard.append("closed"))
@@ -139,7 +139,7 @@ def test_what_the_front_end_says_reaches_the_callbacks_in_order(sides, order):
 
 
 @pytest.mark.parametrize(("kind", "there"), [("process", True), ("kernel", False)])
-def test_in_a_kernel_only_cells_of_the_notebook_make_comms_for_it(sides, kind, there):
+def test_a_kernel_worker_forwards_only_the_comms_of_the_notebooks_cells(sides, kind, there):
     sides.on("worker", SimpleNamespace(kernel=True) if kind == "kernel" else None)
     during = comm.create_comm()
     sides.cell.runs = False
@@ -149,7 +149,7 @@ def test_in_a_kernel_only_cells_of_the_notebook_make_comms_for_it(sides, kind, t
     assert (beside.comm_id in sides.managers["notebook"].comms) is there
 
 
-def test_an_interrupt_takes_no_word_from_the_midst(sides, monkeypatch):
+def test_an_interrupt_during_a_send_loses_no_message(sides, monkeypatch):
     made = comm.create_comm()
     say = made._say
 
@@ -166,7 +166,7 @@ def test_an_interrupt_takes_no_word_from_the_midst(sides, monkeypatch):
     assert [data for kind, _, data, *_ in sides.front_end.said if kind == "comm_msg"] == [{"n": 1}, {"n": 2}]
 
 
-def test_words_for_a_comm_that_is_closed_are_dropped(sides):
+def test_messages_for_a_closed_comm_are_dropped(sides):
     made = comm.create_comm()
     sides.deliver()
     sides.front(made).says({"n": 1})
@@ -176,7 +176,7 @@ def test_words_for_a_comm_that_is_closed_are_dropped(sides):
     sides.reply()
 
 
-def test_a_callback_that_fails_spares_the_next(sides, caplog):
+def test_an_error_in_a_callback_is_logged_and_the_next_message_is_handled(sides, caplog):
     made, heard = comm.create_comm(), []
     made.on_msg(lambda m: heard.append(m["content"]["data"]["n"]) or 1 / (m["content"]["data"]["n"] - 1))
     sides.deliver()
@@ -188,7 +188,7 @@ def test_a_callback_that_fails_spares_the_next(sides, caplog):
 
 
 @pytest.mark.parametrize("end", ["lost", "left", "the cluster's"])
-def test_nobody_answers_any_more_so_it_is_closed(sides, end):
+def test_comms_are_closed_when_their_worker_or_the_cluster_ends(sides, end):
     gone, kept = comm.create_comm(), comm.create_comm()
     own, sides.output_stream = (
         [c for c in sides.output_stream if gone.comm_id in c],
@@ -208,7 +208,7 @@ def test_nobody_answers_any_more_so_it_is_closed(sides, end):
     assert closed == ({gone.comm_id, kept.comm_id} if end == "the cluster's" else {gone.comm_id})
 
 
-def test_a_front_end_that_fails_is_no_matter_of_the_cell(sides, monkeypatch, caplog):
+def test_an_error_of_the_front_end_is_logged_and_not_raised(sides, monkeypatch, caplog):
     comm.create_comm()
     monkeypatch.setattr(Front, "publish_msg", lambda *_, **__: json.loads("no"))
     sides.deliver()

@@ -1,4 +1,4 @@
-"""What a worker shows alone, and what it shows among others."""
+"""The output of a single worker, and of one of several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcbench.cells.display import OutputArea, OutputDisplay
 
 
 class Recorder:
-    """A screen that keeps what it is given."""
+    """A screen that records its input."""
 
     def __init__(self):
         self.shown = []
@@ -37,7 +37,7 @@ def bundle(data, **transient):
     return json.dumps({"data": data, "metadata": {}, "transient": transient})
 
 
-def test_alone_everything_is_shown_at_once_and_as_it_is(screen):
+def test_output_of_a_single_worker_is_shown_at_once_and_unchanged(screen):
     area = OutputArea(screen, "worker1")
     area.show("stdout", "no newline")
     area.show("result", bundle({"text/plain": "42"}))
@@ -49,7 +49,7 @@ def test_alone_everything_is_shown_at_once_and_as_it_is(screen):
     ]
 
 
-def test_among_others_lines_are_whole_and_labelled(screen):
+def test_output_of_one_of_several_workers_is_shown_in_whole_labelled_lines(screen):
     area = OutputArea(screen, "worker1", "worker1")
     area.show("stdout", "one\ntw")
     assert screen.shown == [("stdout", "[worker1] one\n")]
@@ -59,7 +59,7 @@ def test_among_others_lines_are_whole_and_labelled(screen):
     assert [text for _, text in screen.shown[1:]] == ["[worker1] two\n", "[worker1] rest\n"]
 
 
-def test_among_others_results_wait_for_the_end_and_plain_ones_are_lines(screen):
+def test_results_of_one_of_several_workers_are_shown_at_the_end_plain_ones_as_lines(screen):
     area = OutputArea(screen, "worker1", "worker1")
     area.show("result", bundle({"text/plain": "a\nb"}))
     area.show("result", bundle({"text/plain": "x", "text/html": "<b>x</b>"}))
@@ -71,7 +71,7 @@ def test_among_others_results_wait_for_the_end_and_plain_ones_are_lines(screen):
     assert screen.shown[3] == ("stdout", "[worker1] late\n")
 
 
-def test_display_ids_belong_to_their_worker(screen):
+def test_display_ids_are_prefixed_with_their_worker(screen):
     for worker in ("worker1", "worker2"):
         OutputArea(screen, worker).show("display", bundle({"text/plain": "x"}, display_id="q"))
         OutputArea(screen, worker).show("update", bundle({"text/plain": "y"}, display_id="q"))
@@ -79,7 +79,7 @@ def test_display_ids_belong_to_their_worker(screen):
     assert ids == [(k, f"{w}/q") for w in ("worker1", "worker2") for k in ("display", "update")]
 
 
-def test_a_screen_shows_in_the_context_it_was_made_in(capsys):
+def test_a_display_publishes_in_the_context_in_which_it_was_made(capsys):
     cell = contextvars.ContextVar("cell")
     seen = []
     shell = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What a worker has run can be run again by the next of its name."""
+"""The cells of a worker can be replayed on its successor of the same name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rpcbench.cells.runner import Cell
 
 
 def ran(past, fails=lambda code: None):
-    """What is run again of a past: codes with variables."""
+    """Replay a history; return the codes and variables that ran, and the results."""
     seen = []
 
     def run(code, push):
@@ -27,7 +27,7 @@ def ran(past, fails=lambda code: None):
     return seen, replay(past, run)
 
 
-def test_cells_are_run_again_in_the_order_they_were_sent_in():
+def test_cells_are_replayed_in_the_order_in_which_they_were_sent():
     kept = CellHistories()
     for number in (2, 1, 3):
         kept.note("worker1", Cell(number, f"cell {number}", {"x": number}, ("y",), leave=("z",)))
@@ -38,7 +38,7 @@ def test_cells_are_run_again_in_the_order_they_were_sent_in():
     assert ran(kept.take("worker1")) == ([], [])
 
 
-def test_after_a_failure_the_others_are_run_until_the_worker_is_lost():
+def test_a_replay_goes_on_after_a_failed_cell_and_ends_when_the_worker_is_lost():
     past = WorkerHistory()
     for number, code in enumerate(["a", "b", "c", "d"]):
         past.note(Cell(number, code))
@@ -48,7 +48,7 @@ def test_after_a_failure_the_others_are_run_until_the_worker_is_lost():
     assert [rerun.error for rerun in reruns] == [errors["a"], None, errors["c"]]
 
 
-def test_cells_beyond_the_bound_are_forgotten_and_told_of(monkeypatch):
+def test_cells_beyond_the_limit_are_dropped_and_reported(monkeypatch):
     monkeypatch.setattr(client, "CELLS", 2)
     past = WorkerHistory()
     for number in range(5):
@@ -58,7 +58,7 @@ def test_cells_beyond_the_bound_are_forgotten_and_told_of(monkeypatch):
     assert (reruns[0].code, str(reruns[0].error)) == ("(3 earlier ones)", "only the last 2 are kept")
 
 
-def test_large_variables_are_not_kept_and_their_cells_told_of(monkeypatch):
+def test_cells_with_large_variables_are_not_replayed_and_are_reported(monkeypatch):
     monkeypatch.setattr(client, "BYTES", 5000)
     large = {"nested": [torch.zeros(2000)]}
     model = torch.nn.Linear(100, 100)
@@ -76,7 +76,7 @@ def test_large_variables_are_not_kept_and_their_cells_told_of(monkeypatch):
     assert [rerun.error is None for rerun in reruns] == [False, False, True]
 
 
-def test_what_holds_itself_is_kept_like_anything_else():
+def test_a_variable_that_contains_itself_is_replayed():
     circle = [1]
     circle.append({"again": circle})
     past = WorkerHistory()
@@ -84,7 +84,7 @@ def test_what_holds_itself_is_kept_like_anything_else():
     assert ran(past)[0] == [("code", {"circle": circle})]
 
 
-def test_what_was_forgotten_makes_room(monkeypatch):
+def test_a_dropped_cell_frees_its_share_of_the_size_limit(monkeypatch):
     monkeypatch.setattr(client, "BYTES", 5000)
     monkeypatch.setattr(client, "CELLS", 1)
     past = WorkerHistory()
@@ -95,7 +95,7 @@ def test_what_was_forgotten_makes_room(monkeypatch):
 
 
 @pytest.mark.process
-def test_a_new_worker_has_what_the_old_one_had_run():
+def test_a_restarted_worker_replays_the_cells_of_its_predecessor():
     with Cluster(2) as cluster:
         held = cluster.remote("worker1", torch.ones, (1,))
         cluster.run("worker1", "import os\nx = start", push={"start": 1})
@@ -116,14 +116,14 @@ def test_a_new_worker_has_what_the_old_one_had_run():
         assert cluster.run("worker1", "x, here, first == str(os.getpid())") == (2, "both", True)
         cluster.run("worker1", "again = True")
         again = cluster.restart("worker1", replay=True)
-        assert [rerun.error for rerun in again] == [None] * 6, "those that were run again, and what came after"
+        assert [rerun.error for rerun in again] == [None] * 6, "the replayed cells, and the later one"
         assert cluster.restart("worker1") == []
-        assert cluster.restart("worker1", replay=True) == [], "a start without them is a new beginning"
+        assert cluster.restart("worker1", replay=True) == [], "a restart without replay clears the history"
         del held
 
 
 @pytest.mark.process
-def test_nothing_of_a_replay_is_shown(capsys):
+def test_a_replay_shows_no_output(capsys):
     with Cluster(1) as cluster:
         cluster.run("worker1", "print('once')\n7")
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Output leaves a worker in order, whole, in bounded amounts, and only while its cell runs."""
+"""A worker sends its output in order, whole, in bounded amounts, and only while its cell runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST = CellKey(1, 7)
 
 
 class Asker:
-    """The other end: keeps notices, and says that they were shown once `read` took them."""
+    """The client: it keeps notices, and acknowledges them when `read` takes them."""
 
     def __init__(self):
         self.notices = queue.SimpleQueue()
@@ -82,14 +82,14 @@ def test_texts_of_many_threads_all_arrive_whole(client_id):
     assert sorted(text.strip("<>").split("><")) == sorted(f"{i}.{j}" for i in range(4) for j in range(500))
 
 
-def test_what_is_long_comes_in_pieces_of_which_only_the_last_names_the_kind(client_id):
+def test_long_content_is_sent_in_parts_and_only_the_last_part_has_the_kind(client_id):
     content = json.dumps({"data": "x" * 1_000_000})
     notices = run(client_id, lambda output_stream: output_stream.show("display", content))
     assert [n["kind"] for n in notices] == ["part"] * 3 + ["display", "end"]
     assert "".join(n["content"] for n in notices[:-1]) == content
 
 
-def test_a_flood_waits_for_the_asker(client_id):
+def test_output_beyond_the_window_waits_for_acknowledgements(client_id):
     ahead = []
 
     def write(output_stream):
@@ -106,7 +106,7 @@ def test_a_flood_waits_for_the_asker(client_id):
     assert max(ahead) < WINDOW
 
 
-def test_an_asker_that_says_nothing_only_delays(client_id, monkeypatch):
+def test_a_client_that_acknowledges_nothing_only_delays_the_output(client_id, monkeypatch):
     monkeypatch.setattr("rpcbench.cells.output._ACK_SECONDS", 0.05)
     client_id.output_stream.begin(KEY)
     for i in range(WINDOW + 2):
@@ -114,7 +114,7 @@ def test_an_asker_that_says_nothing_only_delays(client_id, monkeypatch):
     assert [client_id.notices.get(timeout=10)["n"] for _ in range(WINDOW + 2)] == list(range(WINDOW + 2))
 
 
-def test_text_goes_to_the_log_when_no_cell_runs_and_when_the_asker_is_gone(client_id):
+def test_text_goes_to_the_log_when_no_cell_runs_and_when_the_client_is_lost(client_id):
     stream = CellStream("stdout", client_id.output_stream, client_id.logs["stdout"])
     print("before", file=stream)
     assert client_id.logs["stdout"].getvalue() == "before\n"
@@ -130,7 +130,7 @@ def test_text_goes_to_the_log_when_no_cell_runs_and_when_the_asker_is_gone(clien
     assert "worker1 is gone" in client_id.logs["stderr"].getvalue()
 
 
-def test_text_that_is_no_unicode_is_shown_escaped(client_id):
+def test_text_with_a_lone_surrogate_is_sent_escaped(client_id):
     assert run(client_id, lambda output_stream: output_stream.write("stdout", "\ud800!"))[0]["content"] == "\\ud800!"
 
 
@@ -147,7 +147,7 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
         assert (tmp_path / "log").read_text() == "child"
 
 
-def test_words_of_comms_are_in_order_with_the_cell_and_go_beside_it_when_it_is_over(client_id):
+def test_comm_messages_are_in_order_within_a_cell_and_sent_without_one_after_it(client_id):
     client_id.output_stream.tell("comm", "nobody has asked for anything yet")
 
     def write(output_stream):
@@ -163,7 +163,7 @@ def test_words_of_comms_are_in_order_with_the_cell_and_go_beside_it_when_it_is_o
     assert (beside["cell"], beside["kind"], beside["content"]) == (NO_CELL, "comm", "after")
 
 
-def test_words_of_comms_for_an_asker_that_is_gone_are_dropped(client_id):
+def test_comm_messages_for_a_lost_client_are_dropped(client_id):
     client_id.output_stream.begin(LOST)
     client_id.output_stream.end(LOST, "over")
     client_id.output_stream.tell("comm", "for nobody")
@@ -173,7 +173,7 @@ def test_words_of_comms_for_an_asker_that_is_gone_are_dropped(client_id):
     ]
 
 
-def test_what_is_shown_outside_a_cell_says_so(client_id):
+def test_show_outside_a_cell_returns_false(client_id):
     assert not client_id.output_stream.show("input", "{}")
     assert not client_id.output_stream.runs
     run(

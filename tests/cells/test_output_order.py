@@ -1,4 +1,4 @@
-"""Output arrives in any order and is shown in the one it was written in."""
+"""Output arrives in any order and is shown in the order of writing."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ ITEMS = [("stdout", "a"), ("part", "b"), ("part", "c"), ("display", "d"), ("stde
 
 
 @given(st.permutations(numbered(*ITEMS)))
-def test_any_order_of_arrival_gives_the_order_of_writing(notices):
+def test_output_that_arrives_in_any_order_is_put_in_the_order_of_writing(notices):
     order = OrderedOutput()
     items = [item for notice in notices for item in order.add(notice)]
     assert items == [("stdout", "a"), ("display", "bcd"), ("stderr", "e"), ("end", END)]
     assert order.passed == len(notices)
 
 
-def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
+def test_a_cell_is_over_only_when_all_output_before_its_end_was_shown():
     output_buffer = OutputBuffer(Pane(), taken)
     first, second, end = numbered(("stdout", "a"), ("stdout", "b"), ("end", END))
     for notice in (end, second):
@@ -67,7 +67,7 @@ def test_a_cell_is_over_only_when_all_before_its_end_was_shown():
     assert output_buffer.end.error is None
 
 
-def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog):
+def test_a_cell_ends_even_if_some_output_cannot_be_shown(caplog):
     output_buffer = OutputBuffer(Pane(), taken)
     for notice in numbered(("stdout", "bad"), ("stdout", "good"), ("end", END)):
         output_buffer.take(notice)
@@ -76,7 +76,7 @@ def test_output_that_cannot_be_shown_does_not_keep_the_cell_from_its_end(caplog)
     assert "closed file" in caplog.text
 
 
-def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_was_shown():
+def test_output_is_routed_by_worker_and_cell_and_acknowledged_to_its_worker():
     agent = Agent()
     relay = OutputRouter(agent)
     one, other = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
@@ -91,7 +91,7 @@ def test_each_cell_of_each_worker_has_its_own_inbox_and_the_worker_hears_what_wa
     assert [notice["shown"] for to, channel, notice in agent.told if (to, channel) == (1, SHOWN)] == [1, 2]
 
 
-def test_a_lost_worker_ends_its_inboxes_and_no_other():
+def test_a_lost_worker_ends_only_its_own_output_buffers():
     agent = Agent()
     relay = OutputRouter(agent)
     lost, kept = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)

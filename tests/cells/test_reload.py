@@ -1,4 +1,4 @@
-"""Modules loaded anew everywhere: changed ones, new ones, packages, and those that cannot be."""
+"""Modules that are reloaded on all members: changed ones, new ones, packages, and ones that cannot be reloaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster() -> Iterator[rpcbench.Cluster]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """On this process's path, not on the workers': they have started already, or look elsewhere."""
+    """A folder on the path of this process only: the workers have started already, or have another path."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def test_a_module_that_was_changed_is_the_same_everywhere_again(folder: Path) -> None:
+def test_reload_updates_a_changed_module_here_and_on_the_workers(folder: Path) -> None:
     file = folder / "rb_helpers.py"
     file.write_text("def version():\n    return 1\n")
     helpers = importlib.import_module("rb_helpers")
@@ -51,7 +51,7 @@ def test_a_module_that_was_changed_is_the_same_everywhere_again(folder: Path) ->
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_module_that_workers_cannot_find_goes_along(cluster: rpcbench.Cluster, folder: Path) -> None:
+def test_reload_sends_the_source_of_a_module_that_workers_cannot_find(cluster: rpcbench.Cluster, folder: Path) -> None:
     (folder / "rb_package").mkdir()
     (folder / "rb_package" / "__init__.py").write_text("NAME = 'package'\n")
     (folder / "rb_package" / "part.py").write_text("from rb_package import NAME\n\ndef name():\n    return NAME\n")
@@ -62,7 +62,7 @@ def test_a_module_that_workers_cannot_find_goes_along(cluster: rpcbench.Cluster,
     assert file == str(folder / "rb_package" / "part.py")
 
 
-def test_what_fails_here_changes_no_worker(cluster: rpcbench.Cluster, folder: Path) -> None:
+def test_a_module_that_fails_here_is_not_changed_on_the_workers(cluster: rpcbench.Cluster, folder: Path) -> None:
     file = folder / "rb_broken.py"
     file.write_text("VALUE = 1\n")
     cluster.reload("rb_broken")
@@ -73,7 +73,7 @@ def test_what_fails_here_changes_no_worker(cluster: rpcbench.Cluster, folder: Pa
         assert cluster.run("worker1", "import rb_broken\nrb_broken.VALUE") == 1
 
 
-def test_what_fails_on_a_worker_is_raised_with_its_type(cluster: rpcbench.Cluster, folder: Path) -> None:
+def test_a_module_that_fails_on_a_worker_raises_its_error_here(cluster: rpcbench.Cluster, folder: Path) -> None:
     code = "import os\nif os.getpid() != HERE:\n    raise BufferError('there')\n".replace("HERE", "{}")
     (folder / "rb_picky.py").write_text(code.format(__import__("os").getpid()))
     with pytest.raises(BufferError, match="there"):
@@ -83,12 +83,12 @@ def test_what_fails_on_a_worker_is_raised_with_its_type(cluster: rpcbench.Cluste
 
 
 @pytest.mark.parametrize(("module", "words"), [("rb_nowhere", "no module 'rb_nowhere'"), (math, "math is not written")])
-def test_what_has_no_text_is_refused(module: object, words: str) -> None:
+def test_a_module_without_source_text_is_refused(module: object, words: str) -> None:
     with pytest.raises(ImportError, match=words):
         source_of(module)  # type: ignore[arg-type]
 
 
-def test_a_new_module_that_fails_leaves_nothing() -> None:
+def test_a_new_module_that_fails_is_not_left_in_sys_modules() -> None:
     with pytest.raises(ZeroDivisionError):
         execute_source([ModuleSource("rb_fails", "1 / 0", "rb_fails.py", False)])
     assert "rb_fails" not in sys.modules

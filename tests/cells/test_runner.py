@@ -1,4 +1,4 @@
-"""The main thread of a worker: one cell after the other, and interrupts that hit the cell they name or nothing."""
+"""The main thread of a worker runs one cell after another, and an interrupt hits the cell that it names or nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rpcbench.cells.shell import Outcome
 
 
 class Agent:
-    """As much of an agent as a runner needs."""
+    """The part of an agent that a runner needs."""
 
     name, incarnation = "worker1", 0
 
@@ -80,7 +80,7 @@ class Bench:
         self.agent.handlers[runner.INTERRUPT](0, {"cell": number})
 
     def serve(self, script):
-        """Serve until the script is through; its error is the test's."""
+        """Serve until the script has ended; raise its error."""
         failed = []
 
         def run():
@@ -105,7 +105,7 @@ def bench(monkeypatch):
 
 
 def in_background(function):
-    """A thread that runs it; `result()` joins and gives its value."""
+    """Run a function on a new thread; return a function that joins the thread and returns the value."""
     found = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
@@ -120,7 +120,7 @@ def sleeper(started):
     return cell
 
 
-def test_cells_run_on_the_main_thread_in_the_order_they_were_asked_for(bench):
+def test_queued_cells_run_on_the_main_thread(bench):
     ran = []
 
     def script():
@@ -137,7 +137,7 @@ def test_cells_run_on_the_main_thread_in_the_order_they_were_asked_for(bench):
     assert ran == [threading.main_thread()] * 3
 
 
-def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
+def test_an_interrupt_ends_its_cell_at_once_and_a_late_one_does_not_hit_the_next(bench):
     def script():
         started = threading.Event()
         first = in_background(lambda: bench.ask(1, sleeper(started)))
@@ -156,7 +156,7 @@ def test_an_interrupt_ends_its_cell_at_once_and_spares_the_next(bench):
     bench.serve(script)
 
 
-def test_the_next_cell_can_be_interrupted_at_once(bench):
+def test_each_of_several_cells_in_a_row_can_be_interrupted(bench):
     def script():
         for number in range(3):
             started = threading.Event()
@@ -170,7 +170,7 @@ def test_the_next_cell_can_be_interrupted_at_once(bench):
     assert bench.agent.heard == []
 
 
-def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_through(bench):
+def test_a_second_interrupt_of_a_cell_is_delivered_after_a_minimum_interval(bench):
     def script():
         caught, started = [], threading.Event()
 
@@ -192,7 +192,7 @@ def test_a_second_interrupt_of_a_cell_comes_too_but_not_before_the_first_is_thro
     bench.serve(script)
 
 
-def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
+def test_an_interrupt_waits_while_the_main_thread_runs_code_of_the_runtime(bench):
     started, sent, lines = threading.Event(), threading.Event(), []
     code = "started.set()\nwhile not sent.is_set(): time.sleep(0.001)\nlines.append('sent')"
     send = compile(code, runner._RUNTIME[0] + "sending.py", "exec")
@@ -206,7 +206,7 @@ def test_an_interrupt_waits_while_the_runtime_is_at_work(bench):
         result = in_background(lambda: bench.ask(1, cell))
         started.wait(10)
         interrupt = in_background(lambda: bench.interrupt(1))
-        until(lambda: bench.agent.heard)  # at least one signal came, to no effect
+        until(lambda: bench.agent.heard)  # at least one signal has arrived, without effect
         sent.set()
         assert isinstance(result(), CallCancelled)
         interrupt()
@@ -227,7 +227,7 @@ def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):
     bench.serve(script)
 
 
-def test_a_signal_from_outside_stops_the_running_cell_and_leaves_an_idle_worker_alone(bench):
+def test_an_external_sigint_ends_the_running_cell_and_does_not_affect_an_idle_worker(bench):
     def script():
         bench.ask(0, lambda: None)
         main = threading.main_thread().ident
@@ -260,7 +260,7 @@ def test_interrupts_at_any_moment_neither_end_the_worker_nor_hit_another_cell(be
     assert sorted(bench.agent.ended.get(timeout=10) for _ in range(300)) == list(range(300))
 
 
-def test_a_handler_that_a_cell_leaves_behind_lasts_no_longer_than_the_cell(bench):
+def test_a_signal_handler_that_a_cell_installs_is_removed_after_the_cell(bench):
     def script():
         bench.ask(0, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
         started = threading.Event()
@@ -272,7 +272,7 @@ def test_a_handler_that_a_cell_leaves_behind_lasts_no_longer_than_the_cell(bench
     bench.serve(script)
 
 
-def test_streams_and_the_signal_handler_are_given_back(bench, monkeypatch):
+def test_streams_and_the_signal_handler_are_restored(bench, monkeypatch):
     before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)
     bench.serve(lambda: print("not for a cell") or bench.ask(0, lambda: None))
     assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
@@ -283,7 +283,7 @@ def test_streams_and_the_signal_handler_are_given_back(bench, monkeypatch):
     assert (sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT)) == before
 
 
-def test_at_the_end_the_running_cell_is_interrupted_and_one_that_waits_does_not_begin(bench):
+def test_stop_interrupts_the_running_cell_and_cancels_a_queued_one(bench):
     begun, seen = threading.Event(), []
 
     def script():
@@ -299,7 +299,7 @@ def test_at_the_end_the_running_cell_is_interrupted_and_one_that_waits_does_not_
     assert seen == []
 
 
-def test_a_client_hears_of_its_interrupt_while_the_worker_stops(bench):
+def test_a_stopping_worker_still_reports_the_handling_of_interrupts(bench):
     begun, sent = threading.Event(), threading.Event()
     code = compile("begun.set()\nwhile not sent.is_set(): time.sleep(0.001)", runner._RUNTIME[0] + "sending.py", "exec")
 
@@ -318,13 +318,13 @@ def test_a_client_hears_of_its_interrupt_while_the_worker_stops(bench):
     bench.serve(script)
 
 
-def test_a_member_without_a_runner_says_so(monkeypatch):
+def test_run_cell_on_a_member_without_a_runner_raises(monkeypatch):
     monkeypatch.setattr(runner, "current", lambda: Agent())
     with pytest.raises(RuntimeError, match="worker1 runs no cells"):
         runner.run_cell(Cell(0, ""))
 
 
-def test_cells_that_run_or_wait_are_counted(bench):
+def test_running_and_queued_cells_are_counted(bench):
     begun, go = threading.Event(), threading.Event()
 
     def script():
@@ -339,7 +339,7 @@ def test_cells_that_run_or_wait_are_counted(bench):
     bench.serve(script)
 
 
-def test_a_traceback_is_cut(bench, monkeypatch):
+def test_a_long_traceback_is_truncated(bench, monkeypatch):
     async def fail(cell):
         return Outcome(error=ValueError("x"), traceback=("in the cell", "y" * (MOST_TEXT + 50)))
 

@@ -1,4 +1,4 @@
-"""A question on a worker: who gets it, and that it always ends."""
+"""`input()` on a worker asks the notebook, and always ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpcbench.cells.stdin import END, REFUSED, TEXT, Stdin
 
 
 class Outbox:
-    """Where questions arrive; each is answered by the next of `answers`."""
+    """A stream that records questions; each is answered with the next of `answers`."""
 
     def __init__(self, *answers, runs=True):
         self.answers, self.runs, self.asked = list(answers), runs, []
@@ -31,7 +31,7 @@ class Outbox:
         return self.runs
 
 
-def test_inside_python_asks_the_notebook_and_outside_it_does_not():
+def test_input_and_getpass_ask_the_notebook_while_installed_and_are_then_restored():
     before = builtins.input, getpass.getpass
     output_stream = Outbox((TEXT, "yes"), (TEXT, "secret"))
     with output_stream.stdin.installed():
@@ -41,17 +41,17 @@ def test_inside_python_asks_the_notebook_and_outside_it_does_not():
 
 
 @pytest.mark.parametrize(("kind", "error"), [(END, EOFError), (REFUSED, StdinNotImplementedError)])
-def test_what_is_no_answer_is_an_error(kind, error):
+def test_input_raises_if_its_question_is_ended_or_refused(kind, error):
     with pytest.raises(error, match=r"input\(\): "):
         Outbox((kind, "nobody is here")).stdin.input()
 
 
-def test_without_a_cell_nobody_is_asked():
+def test_getpass_outside_a_cell_raises():
     with pytest.raises(StdinNotImplementedError, match=r"getpass\(\) outside a cell.*pass the value as an argument"):
         Outbox(runs=False).stdin.getpass()
 
 
-def test_an_answer_reaches_its_own_question_only():
+def test_an_answer_reaches_only_its_own_question():
     output_stream = Outbox()
     found = {}
 
@@ -72,7 +72,7 @@ def test_an_answer_reaches_its_own_question_only():
     assert found == {"a": "aa", "b": "bb"}
 
 
-def test_a_thread_does_not_wait_longer_than_its_cell():
+def test_input_on_a_thread_raises_eof_error_when_its_cell_ends():
     output_stream, ended = Outbox(), []
 
     def ask():

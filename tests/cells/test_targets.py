@@ -1,4 +1,4 @@
-"""Words become names of workers."""
+"""Target words are resolved to names of workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKERS = ["worker1", "worker2", "worker3"]
         ("both,worker1", "321"),
     ],
 )
-def test_words_mean_workers_each_once(words, meant):
+def test_target_words_are_resolved_to_distinct_workers(words, meant):
     targets = Targets()
     targets.save("rest", ["[1:]"], WORKERS)
     targets.save("pair", ["worker3", "worker2"], WORKERS)
@@ -37,25 +37,25 @@ def test_words_mean_workers_each_once(words, meant):
     assert targets.find(words.split(), WORKERS) == [f"worker{number}" for number in meant]
 
 
-def test_what_is_no_group_is_left_to_who_knows_the_workers():
+def test_an_unknown_word_is_returned_unchanged():
     assert Targets().find(["nobody"], WORKERS) == ["nobody"]
 
 
 @pytest.mark.parametrize("word", ["[]", "[a]", "[1", "[1:2:3:4]", "[1,2]", "[::0]", "[1.0]"])
-def test_what_is_no_slice_is_refused(word):
+def test_an_invalid_slice_is_refused(word):
     with pytest.raises(TargetError, match="slice"):
         Targets().find([word], WORKERS)
 
 
 @pytest.mark.parametrize("words", ["[5]", "[3:]", "[-4]"])
-def test_a_slice_of_nobody_says_who_is_there(words):
+def test_a_target_without_workers_is_refused_and_the_workers_are_named(words):
     with pytest.raises(RuntimeError, match="there are worker1, worker2, worker3"):
         Targets().find([words], WORKERS)
     with pytest.raises(RuntimeError, match="no worker is left"):
         Targets().find(["all"], [])
 
 
-def test_a_group_follows_who_goes():
+def test_a_group_loses_the_workers_that_have_left():
     targets = Targets()
     targets.save("pair", ["worker1", "worker3"], WORKERS)
     assert targets.find(["pair"], ["worker1", "worker2"]) == ["worker1"]
@@ -64,12 +64,12 @@ def test_a_group_follows_who_goes():
 
 
 @pytest.mark.parametrize("name", ["all", "worker1", "a b", "[1]", ""])
-def test_a_group_takes_no_name_that_means_something(name):
+def test_a_reserved_or_invalid_name_of_a_group_is_refused(name):
     with pytest.raises(TargetError, match="cannot name a group"):
         Targets().save(name, ["worker2"], WORKERS)
 
 
-def test_a_group_is_never_part_of_itself():
+def test_a_group_that_contains_itself_is_refused():
     targets = Targets()
     targets.save("one", ["worker1"], WORKERS)
     targets.save("two", ["one"], WORKERS)

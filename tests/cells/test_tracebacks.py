@@ -1,4 +1,4 @@
-"""Tracebacks as a user sees them: without the frames that say nothing to him."""
+"""Tracebacks for users: without the frames of this package."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_frames_of_this_package_and_of_its_contexts_are_left_out(
     assert hidden <= set(whole)
 
 
-def test_a_frame_that_stands_on_no_line_is_shown_at_the_first_of_its_function():
+def test_a_frame_without_a_line_number_is_shown_at_its_functions_first_line():
     code = _fails.__code__
     nowhere = bytes([0x80 | 15 << 3 | 7]) * (len(code.co_code) // 16 + 1)  # each entry: eight instructions on no line
     lineless = FunctionType(code.replace(co_linetable=nowhere), globals())

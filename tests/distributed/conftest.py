@@ -1,4 +1,4 @@
-"""Four workers in one process group, shared by the tests of a session that leave it as it was."""
+"""Four workers in one process group, shared by the tests of a module, which leave it unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Everyone = Callable[..., list[Any]]
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[rpcbench.Cluster]:
-    """A cluster of four whose workers are in a world; a rank waits 20 s for others."""
+    """A cluster of four workers in one process group; a rank waits 20 s for the others."""
     with rpcbench.Cluster(4) as cluster:
         start = {"timeout": 20}
         wait_all([cluster.rpc_async(name, dist.init_process_group, ("gloo",), start) for name in cluster.workers])
@@ -25,5 +25,5 @@ def ranks() -> Iterator[rpcbench.Cluster]:
 
 @pytest.fixture
 def everyone(ranks: rpcbench.Cluster) -> Everyone:
-    """Run a function on all ranks at once; what each returns, in order."""
+    """A function that runs a function on all ranks at once, and returns the results in order of rank."""
     return lambda function, *args: wait_all([ranks.rpc_async(name, function, args) for name in ranks.workers])

@@ -1,4 +1,4 @@
-"""How a call ends, in words: a value that travels from a worker to the test; and how scripts do, without a cluster."""
+"""The outcome of a call as text, which a worker can return to the test; the outcome of scripts without a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """The words of the error that a call ends with; empty where there is none."""
+    """Return the text of the error that a call raises; empty if there is none."""
     try:
         function(*args, **kwargs)
     except RuntimeError as error:
@@ -18,7 +18,7 @@ def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 def survivors_name_the_dead(rank: int, script: str, *arguments: str) -> None:
-    """Run a script three times at once, of which that rank kills itself: the two others fail, and say who has died."""
+    """Run a script as three ranks, of which `rank` kills itself: the two others fail, and name that rank."""
     command = [sys.executable, "-c", script, *arguments]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     try:

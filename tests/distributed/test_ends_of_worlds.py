@@ -1,4 +1,4 @@
-"""What ends a process group in the workbench: a rank that does not come, one that dies, the stop button, a change."""
+"""The ends of a process group: a missing rank, a killed rank, an interrupt, and a change of the cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 
 INIT = "import torch, rpcbench.distributed as dist\ndist.init_process_group('gloo', timeout={})"
 SUM = "dist.all_reduce(x := torch.ones(1)); x.item()"
-HANG_SECONDS = 25.0  # fivefold of what it may take; without word of the end it would be the group's timeout
+HANG_SECONDS = 25.0  # five times the limit; without a notice of the end it would be the group's timeout
 Deed = Callable[[], Any]
 
 
@@ -43,7 +43,7 @@ def begin(cluster: rpcbench.Cluster, timeout: float = 100) -> None:
 
 
 def ends(deed: Deed) -> tuple[str, float]:
-    """On a worker: how a deed ends, and when."""
+    """On a worker: the outcome of a deed, and its time."""
     return outcome(deed), time.monotonic()
 
 
@@ -56,7 +56,7 @@ def reduced() -> float:
     return x.item()
 
 
-def test_a_rank_that_does_not_come_is_named_and_where_the_others_wait(cluster: rpcbench.Cluster) -> None:
+def test_a_timeout_names_the_missing_rank_and_where_the_others_wait(cluster: rpcbench.Cluster) -> None:
     begin(cluster, timeout=5)
     with pytest.raises(RpcTimeoutError) as caught:
         cluster.run("all", "if dist.get_rank() != 1:\n    dist.all_reduce(torch.ones(2))")
@@ -69,7 +69,7 @@ def test_a_rank_that_does_not_come_is_named_and_where_the_others_wait(cluster: r
     begin(cluster)  # the next world does not need the old one to be destroyed
 
 
-def test_a_rank_that_waits_elsewhere_is_told_of(cluster: rpcbench.Cluster) -> None:
+def test_a_timeout_names_the_collective_that_the_missing_rank_waits_in(cluster: rpcbench.Cluster) -> None:
     begin(cluster, timeout=5)
     with pytest.raises(RpcTimeoutError) as caught:
         cluster.run("all", "dist.recv(torch.ones(1), 2) if dist.get_rank() == 1 else dist.barrier()")
@@ -78,7 +78,7 @@ def test_a_rank_that_waits_elsewhere_is_told_of(cluster: rpcbench.Cluster) -> No
 
 @pytest.mark.parametrize("rank", [0, 2])  # rank 0 keeps the store
 @pytest.mark.parametrize("deed", [dist.barrier, lambda: dist.recv(torch.ones(1))])
-def test_a_dead_rank_is_named_at_once(cluster: rpcbench.Cluster, rank: int, deed: Deed) -> None:
+def test_a_killed_rank_is_named_to_the_waiting_ranks_at_once(cluster: rpcbench.Cluster, rank: int, deed: Deed) -> None:
     begin(cluster)
     dead = f"worker{rank + 1}"
     waiting = [cluster.rpc_async(name, ends, (deed,), timeout=HANG_SECONDS) for name in cluster.workers if name != dead]
@@ -92,7 +92,7 @@ def test_a_dead_rank_is_named_at_once(cluster: rpcbench.Cluster, rank: int, deed
 
 
 def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have told that they wait."""
+    """On a worker: whether these ranks have reported that they wait."""
     world = groups.member(None).world
     return world.store.check([f"waits/{rank}" for rank in ranks])
 
@@ -102,7 +102,7 @@ def interrupted(cluster: rpcbench.Cluster, worker: str, code: str) -> None:
         cluster.run(worker, code)
 
 
-def test_an_interrupted_rank_frees_the_others(cluster: rpcbench.Cluster) -> None:
+def test_an_interrupt_of_one_rank_ends_the_waits_of_the_others(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     waiting = cluster.rpc_async("worker3", outcome, (dist.barrier,), timeout=2 * HANG_SECONDS)
     cell = threading.Thread(target=interrupted, args=(cluster, "worker2", "dist.barrier()"))
@@ -116,7 +116,7 @@ def test_an_interrupted_rank_frees_the_others(cluster: rpcbench.Cluster) -> None
     begin(cluster)
 
 
-def test_a_group_that_is_destroyed_frees_all(cluster: rpcbench.Cluster) -> None:
+def test_destroy_process_group_ends_the_waits_of_all_ranks(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     waiting = [cluster.rpc_async(name, ends, (dist.barrier,), timeout=HANG_SECONDS) for name in ("worker1", "worker3")]
     until(lambda: cluster.rpc_sync("worker2", all_wait, (0, 2)))
@@ -126,7 +126,7 @@ def test_a_group_that_is_destroyed_frees_all(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
 
 
-def test_the_stop_of_a_cell_frees_all(cluster: rpcbench.Cluster) -> None:
+def test_the_timeout_of_a_cell_ends_the_waits_of_all_ranks(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     since = time.monotonic()
     with pytest.raises(RpcTimeoutError, match="the cell ran for more than 1 s and was interrupted"):
@@ -135,7 +135,7 @@ def test_the_stop_of_a_cell_frees_all(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
 
 
-def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) -> None:
+def test_a_process_group_ends_when_workers_join_leave_or_restart(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     group = cluster.group("worker1", "worker2")
     waiting = cluster.rpc_async("worker1", outcome, (dist.barrier,))
@@ -144,7 +144,7 @@ def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) 
     assert waiting.wait().startswith(old)
     assert cluster.rpc_sync("worker2", outcome, (dist.get_rank,)).startswith(old)
     begin(cluster)
-    cluster.group("worker3", "worker4")  # of the same number in its world
+    cluster.group("worker3", "worker4")  # it has the same number in its world as the old one
     assert "has ended, not to the current one" in cluster.rpc_sync("worker1", outcome, (dist.get_rank, group))
     cluster.scale(2)
     assert "worker3, worker4 left" in cluster.rpc_sync("worker1", outcome, (dist.barrier,))
@@ -153,7 +153,7 @@ def test_a_change_of_the_cluster_begins_a_generation(cluster: rpcbench.Cluster) 
     cluster.restart("worker2")
     parted = r"WorkerLostError: rank 1 \(worker2\) .* is gone|CollectiveError: .* generation of the cluster: worker2 "
     for said in waiting.wait(), cluster.rpc_sync("worker1", outcome, (dist.barrier,)):
-        assert re.match(parted, said)  # whatever is heard of first
+        assert re.match(parted, said)  # either message may arrive first
     begin(cluster)
 
 
@@ -162,7 +162,7 @@ def in_group(group: NamedGroup) -> tuple[int, float, int]:
     return dist.get_rank(group), x.item(), torch.distributed.get_world_size(group.here())
 
 
-def test_a_group_of_some_workers(cluster: rpcbench.Cluster) -> None:
+def test_a_group_of_some_workers_has_its_own_ranks_and_refuses_other_workers(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(CollectiveError, match=r"worker1, worker2, worker3 is in no process group: run rpcbench.distr"):
         cluster.group("worker1")
     begin(cluster)
@@ -180,7 +180,7 @@ def test_a_group_of_some_workers(cluster: rpcbench.Cluster) -> None:
         cluster.group("worker9")
 
 
-def test_torch_itself_finds_the_environment(cluster: rpcbench.Cluster) -> None:
+def test_workers_have_the_environment_that_torch_distributed_needs(cluster: rpcbench.Cluster) -> None:
     cluster.run("all", "import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
     cluster.run("all", "dist.all_reduce(x := torch.ones(1))")
     assert cluster.run("all", "x.item()") == dict.fromkeys(cluster.workers, 3.0)
@@ -196,5 +196,5 @@ dist.barrier()
 
 
 @pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.long)])
-def test_scripts_without_a_cluster_name_the_dead_as_well(tmp_path: Path, rank: str) -> None:
+def test_ranks_of_a_script_without_a_cluster_name_a_killed_rank(tmp_path: Path, rank: str) -> None:
     survivors_name_the_dead(int(rank), SCRIPT, f"{tmp_path}/meeting", rank)

@@ -1,4 +1,4 @@
-"""Every operation, on every group, for every dtype: what one process computes from all ranks' tensors."""
+"""Each operation, on each group and for each dtype, equals the computation by one process from all ranks' tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"]
 
 
 def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """What a rank brings: small numbers, so that every dtype adds and multiplies them without rounding."""
+    """The tensor of a rank: small numbers, so that every dtype adds and multiplies them without rounding."""
     count = 1
     for size in shape:
         count *= size
@@ -32,7 +32,7 @@ def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 def plain(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The same by one process."""
+    """The result of an operation, computed by one process."""
     first = tensors[0]
     pairs: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
@@ -59,7 +59,7 @@ def handles() -> dict[tuple[int, ...], Any]:
 
 
 def sweep(one: Callable[..., Any], op: str) -> list[str]:
-    """On a worker: what is not equal, of all groups that it is in, shapes and dtypes."""
+    """On a worker: the differences, over all of its groups, all shapes and all dtypes."""
     me, wrong = dist.get_rank(), []
     for ranks, group in handles().items():
         for shape, dtype in cases(op) if me in ranks else ():
@@ -110,7 +110,7 @@ def scatter(op: str, me: int, ranks: Any, group: Any, shape: Any, dtype: Any) ->
 
 
 def ring(op: str, me: int, ranks: Any, group: Any, shape: Any, dtype: Any) -> Any:
-    """Each to the next, in the background; back again, one after the other."""
+    """Each rank sends to the next one in the background; then some send back, one after the other."""
     at = ranks.index(me)
     after, before = ranks[(at + 1) % len(ranks)], ranks[at - 1]
     given, back = torch.zeros_like(tensor(me, shape, dtype)), torch.zeros_like(tensor(me, shape, dtype))
@@ -126,12 +126,12 @@ def ring(op: str, me: int, ranks: Any, group: Any, shape: Any, dtype: Any) -> An
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("one", [all_reduce, reduce])
-def test_reductions(everyone: Any, one: Any, op: str) -> None:
+def test_reductions_equal_those_of_one_process(everyone: Any, one: Any, op: str) -> None:
     assert everyone(sweep, one, op) == [[]] * 4
 
 
 @pytest.mark.parametrize("one", [broadcast, all_gather, gather, scatter, ring])
-def test_moves(everyone: Any, one: Any) -> None:
+def test_operations_that_move_tensors_deliver_the_right_ones(everyone: Any, one: Any) -> None:
     assert everyone(sweep, one, "SUM") == [[]] * 4
 
 
@@ -161,7 +161,7 @@ def several(op: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX"])
-def test_several_tensors_of_each_rank(everyone: Any, op: str) -> None:
+def test_multigpu_operations_combine_several_tensors_of_each_rank(everyone: Any, op: str) -> None:
     assert everyone(several, op) == [[]] * 4
 
 
@@ -177,7 +177,7 @@ def from_anybody() -> list[tuple[int, float]]:
     return sorted(came)
 
 
-def test_recv_from_any_rank_tells_whose_it_is(everyone: Any) -> None:
+def test_recv_from_any_rank_returns_its_source(everyone: Any) -> None:
     assert everyone(from_anybody)[0] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
@@ -186,7 +186,7 @@ def places() -> list[tuple[int, int]]:
             if dist.get_rank() in ranks]  # fmt: skip
 
 
-def test_ranks_of_groups(everyone: Any) -> None:
+def test_each_rank_has_its_place_in_its_groups(everyone: Any) -> None:
     of_each = [[(0, 4), (0, 2), (0, 3)], [(1, 4), (1, 2), (0, 2)], [(2, 4), (1, 3)], [(3, 4), (1, 2), (2, 3)]]
     assert everyone(places) == of_each
 

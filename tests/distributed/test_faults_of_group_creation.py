@@ -1,4 +1,4 @@
-"""What ends the making of torch's groups: a rank that dies once all have agreed, Ctrl-C; and what comes after it."""
+"""Faults while torch creates groups: a rank is killed after all have agreed, or interrupted; later groups work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rpcbench.distributed.world import World
 
 pytestmark = pytest.mark.process
 
-HANG_SECONDS = 25.0  # fivefold of what it may take; torch's own wait would be of minutes
+HANG_SECONDS = 25.0  # five times the limit; torch itself would wait for minutes
 TIMEOUT = 200.0
 
 
@@ -46,7 +46,7 @@ def found() -> None:
 
 
 def torch_does(name: str, deed: Callable[..., None]) -> None:
-    """On a worker: what torch does in place of its own from now on."""
+    """On a worker: replace a function of torch from now on."""
     setattr(groups.c10d, name, deed)
 
 
@@ -61,14 +61,16 @@ def summed() -> float:
 
 
 def goes_on(cluster: rpcbench.Cluster) -> None:
-    """All found a world again, and a group in it."""
+    """All ranks found a world again, and a group in it."""
     begin(cluster)
     assert wait_all([cluster.rpc_async(name, summed) for name in cluster.workers]) == [3.0] * 3
 
 
 @pytest.mark.parametrize("dead", ["worker1", "worker3"])  # worker1 keeps the store
 @pytest.mark.parametrize("founding", [False, True])
-def test_a_rank_that_dies_in_torch_is_named_at_once(cluster: rpcbench.Cluster, dead: str, founding: bool) -> None:
+def test_a_rank_that_is_killed_while_torch_creates_a_group_is_named_at_once(
+    cluster: rpcbench.Cluster, dead: str, founding: bool
+) -> None:
     deed, of_torch = (found, "init_process_group") if founding else (summed, "new_group")
     if not founding:
         begin(cluster)
@@ -86,7 +88,7 @@ def test_a_rank_that_dies_in_torch_is_named_at_once(cluster: rpcbench.Cluster, d
 
 
 def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have told that they wait."""
+    """On a worker: whether these ranks have reported that they wait."""
     world = groups.member(None).world
     return world.store.check([f"waits/{rank}" for rank in ranks])
 
@@ -96,7 +98,7 @@ def interrupted(cluster: rpcbench.Cluster) -> None:
         cluster.run("worker2", "import rpcbench.distributed as dist; dist.new_group([0, 1, 2])")
 
 
-def test_an_interrupted_rank_frees_the_others_and_leaves_no_thread_in_torch(cluster: rpcbench.Cluster) -> None:
+def test_an_interrupt_in_new_group_ends_the_waits_and_threads_of_all_ranks(cluster: rpcbench.Cluster) -> None:
     begin(cluster)
     cluster.rpc_sync("worker3", torch_does, ("new_group", never_comes))
     waiting = [cluster.rpc_async(name, outcome, (summed,), timeout=2 * HANG_SECONDS) for name in ("worker1", "worker3")]
@@ -118,7 +120,7 @@ def lanes() -> list[str]:
 
 
 def too_late(method: str) -> tuple[str, bool, bool, float]:
-    """On a worker: a world that ends while torch is about to be ready; what is left of it, and the next one."""
+    """On a worker: end a world while torch creates its group; return the error, the state left, and a later sum."""
     torchs, ours = groups.c10d.init_process_group, groups.default_group
 
     def ended(world: World, behind: str) -> Any:
@@ -139,7 +141,9 @@ def too_late(method: str) -> tuple[str, bool, bool, float]:
     return said, *left, x.item()
 
 
-def test_what_torch_makes_too_late_is_destroyed(cluster: rpcbench.Cluster, tmp_path: Path) -> None:
+def test_a_group_that_torch_creates_after_the_end_of_its_world_is_destroyed(
+    cluster: rpcbench.Cluster, tmp_path: Path
+) -> None:
     said = cluster.rpc_sync("worker1", too_late, (f"file://{tmp_path}/meeting",), timeout=HANG_SECONDS)
     assert said == ("CollectiveError: over", False, False, 1.0)
 
@@ -154,5 +158,5 @@ dist.new_group([0, 1, 2])
 """
 
 
-def test_a_script_without_a_cluster_names_the_dead_as_well(tmp_path: Path) -> None:
+def test_ranks_of_a_script_name_a_rank_that_is_killed_in_new_group(tmp_path: Path) -> None:
     survivors_name_the_dead(1, SCRIPT, f"{tmp_path}/meeting")

@@ -1,4 +1,4 @@
-"""Ranks that ask for what does not fit together: all are told who is at fault, and the group goes on."""
+"""Ranks with mismatched requests: all ranks raise an error that names the differences, and the group goes on."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def me() -> int:
 
 
 def after(deed: Callable[[], object]) -> tuple[str, float]:
-    """On a worker: how a deed ends, and what the group computes after it."""
+    """On a worker: the outcome of a deed, and the sum that the group computes after it."""
     said = outcome(deed)
     dist.all_reduce(total := torch.ones(1))
     return said, total.item()
 
 
 def told(everyone: Any, deed: Callable[[], object], *words: str) -> None:
-    """All four ranks raise, all with these words, and go on."""
+    """All four ranks raise an error with these words, and go on."""
     for said, total in everyone(after, deed):
         assert said.startswith("CollectiveError: ") and total == 4
         assert all(word in said for word in words), said
@@ -76,12 +76,14 @@ DIFFERENT: list[tuple[Callable[[], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("deed", "first", "second"), DIFFERENT)
-def test_all_ranks_are_told(everyone: Any, deed: Callable[[], object], first: str, second: str) -> None:
+def test_mismatched_or_invalid_requests_raise_the_reason_on_all_ranks(
+    everyone: Any, deed: Callable[[], object], first: str, second: str
+) -> None:
     told(everyone, deed, first, second)
 
 
 def strangers() -> list[str]:
-    """What does not even begin: no other rank waits for it."""
+    """Operations that do not begin: no other rank waits for them."""
     pair = dist.new_group([0, 1])
     x = torch.ones(1)
     return [
@@ -103,7 +105,7 @@ def test_wrong_groups_and_ranks_are_refused_at_once(everyone: Any) -> None:
 
 
 def join_error() -> tuple[str, float]:
-    """Rank 0 sends what rank 1 does not expect; then what it does."""
+    """Rank 0 sends a tensor that rank 1 does not expect; then one that it expects."""
     said, x = "", torch.zeros(2)
     if me() == 0:
         said = outcome(dist.send, torch.ones(3), 1)
@@ -114,7 +116,7 @@ def join_error() -> tuple[str, float]:
     return said, x.sum().item()
 
 
-def test_a_send_that_does_not_fit_its_recv(everyone: Any) -> None:
+def test_a_send_that_does_not_match_its_recv_raises_on_both_ranks(everyone: Any) -> None:
     sender, receiver, *_ = everyone(join_error)
     words = "CollectiveError: rank 0 (worker1) sends float32[3], but rank 1 (worker2) receives float32[2]"
     assert sender == (words, 0.0) and receiver == (words, 10.0)
@@ -135,5 +137,5 @@ def stealing() -> str:
     return said
 
 
-def test_what_an_irecv_waits_for_is_not_taken_by_another(everyone: Any) -> None:
+def test_recv_from_any_rank_is_refused_while_an_irecv_waits(everyone: Any) -> None:
     assert "not possible while an irecv waits" in everyone(stealing)[0]

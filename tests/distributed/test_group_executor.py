@@ -1,4 +1,4 @@
-"""Lanes that several threads use at once: one thread serves each, and no job is lost or runs twice."""
+"""Executors that several threads use at once: one thread serves each, and no job is lost or runs twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS, THREADS = 300, 4
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Python changes threads as often as it can."""
+    """Python switches threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -28,7 +28,7 @@ def restless() -> Iterator[None]:
 
 
 def crowded(number: int) -> tuple[Counter[int], set[int]]:
-    """Which jobs of a new lane have run, and on how many threads, where all were put at once."""
+    """The jobs that a new executor has run, and on which threads, after all were put at once."""
     ran: list[tuple[int, int]] = []
     lane, together = BlockingExecutor(f"lane {number}", lambda: None), threading.Barrier(THREADS)
 
@@ -53,12 +53,12 @@ def test_each_job_runs_once_and_all_on_one_thread() -> None:
         assert jobs == Counter(range(THREADS)) and len(threads) == 1, (number, jobs, threads)
 
 
-def test_two_threads_that_ask_for_a_new_lane_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_requests_for_a_new_executor_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world.World(RendezvousResult(c10d.HashStore(), 0, (RankProcess.here(),)), "gloo", 20)
     others: list[BlockingExecutor] = []
 
     class Slow(BlockingExecutor):
-        """While it is made, somebody else asks for it."""
+        """An executor that is requested again while it is being made."""
 
         def __init__(self, *args: object) -> None:
             super().__init__(*args)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`rpcbench launch`: torchrun, really; by the options of torch.distributed 0.4."""
+"""`rpcbench launch` runs the real torchrun, with the options of torch.distributed 0.4."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ dist.barrier()
 @pytest.mark.parametrize(("option", "passed"), [
     pytest.param((), [], marks=pytest.mark.long), (("--pass-local-rank",), ["--local_rank={}"]),
 ])  # fmt: skip
-def test_ranks_of_a_script(tmp_path: Path, option: tuple[str, ...], passed: list[str]) -> None:
+def test_launch_runs_a_script_on_each_rank_with_its_arguments(
+    tmp_path: Path, option: tuple[str, ...], passed: list[str]
+) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-c", "from rpcbench.cli.main import main; raise SystemExit(main())", "launch", *option]
     command += ["--nproc_per_node", "2"]
@@ -46,6 +48,8 @@ def test_ranks_of_a_script(tmp_path: Path, option: tuple[str, ...], passed: list
         (["--pass-local-rank", "-m", "json"], "--pass-local-rank goes with a script in Python"),
     ],
 )
-def test_what_cannot_be_launched(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+def test_launch_refuses_a_missing_script_and_an_unsuitable_option(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
     assert main(["launch", *arguments]) == 1
     assert f"rpcbench launch: {words}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Named tensors in collectives: results keep the names, and ranks that do not agree on them are told who has which."""
+"""Named tensors in collectives: results keep the names, and ranks with different names raise an error with both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def me() -> int:
 
 
 def full(*names: str, dtype: torch.dtype = torch.double) -> NamedTensor:
-    """(2, 3), all the number of this rank."""
+    """A tensor of shape (2, 3), filled with the number of this rank."""
     return named.named(torch.full((2, 3), me(), dtype=dtype), *(names or ("N", "C")))
 
 
@@ -68,7 +68,7 @@ def of_several() -> list[NamedTensor]:
 
 
 def kept(deed: Callable[[], list[NamedTensor]]) -> list[tuple[Any, float]]:
-    """On a worker: names and the one number of each result."""
+    """On a worker: the names and the single number of each result."""
     return [(each.names, each.rename(None).real.unique().item()) for each in deed()]
 
 
@@ -83,7 +83,7 @@ KEPT: list[tuple[Callable[[], list[NamedTensor]], list[list[float]]]] = [
 
 
 @pytest.mark.parametrize(("deed", "values"), KEPT)
-def test_results_keep_their_names(everyone: Any, deed: Any, values: list[list[float]]) -> None:
+def test_results_of_collectives_keep_their_names(everyone: Any, deed: Any, values: list[list[float]]) -> None:
     assert everyone(kept, deed) == [[(("N", "C"), value) for value in each] for each in values]
 
 
@@ -121,7 +121,9 @@ def after(deed: Callable[[], object]) -> tuple[str, list[float]]:
 
 
 @pytest.mark.parametrize(("deed", "words"), DIFFERENT)
-def test_who_has_other_names_is_told_of(everyone: Any, deed: Callable[[], object], words: str) -> None:
+def test_ranks_with_different_names_raise_an_error_that_shows_the_names(
+    everyone: Any, deed: Callable[[], object], words: str
+) -> None:
     for said, later in everyone(after, deed):
         assert said.startswith("CollectiveError: ") and words in said and FIRST in said, said
         assert later == [6, 3]
@@ -133,6 +135,6 @@ def exchanged() -> str:
     return outcome(dist.recv, full("C", "N"), 0) if me() == 1 else ""
 
 
-def test_sender_and_receiver_agree_on_names(everyone: Any) -> None:
+def test_a_send_and_a_recv_with_different_names_raise_on_both_ranks(everyone: Any) -> None:
     words = f"CollectiveError: rank 0 (worker1) sends {FIRST}, but rank 1 (worker2) receives {ODD}"
     assert everyone(exchanged) == [words, words, "", ""]

@@ -1,4 +1,4 @@
-"""What ranks do together, for who looks: one row for each collective, with who came, who is missing, who was last."""
+"""Collectives in telemetry: one row for each, with the ranks that have arrived, the missing ranks, and the last one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ["worker1", "worker2", "worker3", "worker4"]
 
 
 def looking_at(cluster: rpcbench.Cluster) -> Iterator[Look]:
-    """What the view shows of what began since, once all have told what they know."""
+    """Yield a function that returns the view of collectives begun since, once all members have reported."""
     collector, began = cluster.agent.part(Collector), time.monotonic()
     stop = collector.subscribe(lambda: None)
 
@@ -83,7 +83,7 @@ OPS = [
 ]  # fmt: skip
 
 
-def test_each_collective_is_one_row_that_all_ranks_are_in(everyone: Any, look: Look) -> None:
+def test_each_collective_has_one_row_with_all_ranks(everyone: Any, look: Look) -> None:
     everyone(everything)
     found = rows(look())
     assert [row["op"] for row in found] == OPS
@@ -102,7 +102,9 @@ def test_each_collective_is_one_row_that_all_ranks_are_in(everyone: Any, look: L
         assert all(one["begin"] <= last["begin"] <= one["end"] <= row["end"] for one in entries)
 
 
-def test_who_has_come_and_who_is_missing_is_seen_and_then_who_was_last(ranks: rpcbench.Cluster, look: Look) -> None:
+def test_an_open_collective_shows_its_missing_ranks_and_a_done_one_its_last_rank(
+    ranks: rpcbench.Cluster, look: Look
+) -> None:
     early = [ranks.rpc_async(name, dist.barrier) for name in ("worker1", "worker2", "worker4")]
     until(lambda: len(times(look())) == 3 if rows(look()) else False, "three ranks to enter")
     (row,) = rows(look())
@@ -121,7 +123,7 @@ def test_who_has_come_and_who_is_missing_is_seen_and_then_who_was_last(ranks: rp
     assert row["waited"] == max(waits.values())
 
 
-def test_who_comes_to_look_sees_what_is_under_way_and_what_was_before(ranks: rpcbench.Cluster, everyone: Any) -> None:
+def test_a_new_watcher_sees_past_and_open_collectives(ranks: rpcbench.Cluster, everyone: Any) -> None:
     everyone(dist.barrier)
     waits = ranks.rpc_async("worker2", dist.all_reduce, (torch.ones(2),))
 
@@ -136,7 +138,7 @@ def test_who_comes_to_look_sees_what_is_under_way_and_what_was_before(ranks: rpc
     assert [row["state"] for row in shown().rows.values()] == ["done", "done"]
 
 
-def test_traces_records_and_panels_begin_with_what_begins_then_or_is_under_way(
+def test_traces_records_and_panels_begin_with_new_and_open_collectives(
     ranks: rpcbench.Cluster, everyone: Any, tmp_path: Path
 ) -> None:
     everyone(dist.all_reduce, torch.ones(1))
@@ -171,7 +173,7 @@ def unlike() -> str:
     return ""
 
 
-def test_what_ranks_do_not_agree_on_has_failed_and_the_next_goes_on(everyone: Any, look: Look) -> None:
+def test_a_mismatched_collective_is_shown_as_failed_and_the_next_one_as_done(everyone: Any, look: Look) -> None:
     assert everyone(unlike) == ["refused"] * 4
     everyone(dist.barrier)
     assert [(row["op"], row["state"]) for row in rows(look())] == [("all_reduce(SUM)", "failed"), ("barrier", "done")]
@@ -194,7 +196,7 @@ def exchange() -> int:
     return -1
 
 
-def test_a_send_and_its_receive_are_one_row_whoever_was_asked_for(everyone: Any, look: Look) -> None:
+def test_a_send_and_its_recv_have_one_row_even_with_any_source(everyone: Any, look: Look) -> None:
     assert everyone(exchange)[3] == 2
     found = sorted((row["op"], row["members"], row["state"], row["bytes"]) for row in rows(look()))
     one, other = ("send", NAMES[:2], "done", 12), ("send", NAMES[2:], "done", 12)
@@ -202,7 +204,7 @@ def test_a_send_and_its_receive_are_one_row_whoever_was_asked_for(everyone: Any,
     assert all(row["last"] is not None and row["missing"] == [] for row in rows(look()))
 
 
-def test_a_receive_from_any_rank_is_seen_while_it_waits(ranks: rpcbench.Cluster, look: Look) -> None:
+def test_a_recv_from_any_rank_is_shown_while_it_waits(ranks: rpcbench.Cluster, look: Look) -> None:
     waits = ranks.rpc_async("worker2", dist.recv, (torch.ones(1),))
     until(lambda: [row["op"] for row in rows(look())] == ["recv from any rank"])
     ranks.rpc_sync("worker4", dist.send, (torch.ones(1), 1))
@@ -216,7 +218,9 @@ def in_pair(pair: Any) -> None:
         dist.all_reduce(torch.ones(1), group=pair)
 
 
-def test_groups_are_told_apart(ranks: rpcbench.Cluster, everyone: Any, look: Look) -> None:
+def test_collectives_of_different_groups_are_numbered_separately(
+    ranks: rpcbench.Cluster, everyone: Any, look: Look
+) -> None:
     pairs = [ranks.group("worker1", "worker3"), ranks.group("worker2", "worker3")]
     for pair in pairs:
         everyone(in_pair, pair)
@@ -240,9 +244,7 @@ def gradients(told: bool) -> list[list[float]]:
     return [parameter.grad.flatten().tolist() for parameter in model.parameters()]
 
 
-def test_all_reduces_of_distributed_data_parallel_are_told_by_its_hook_and_are_the_same(
-    everyone: Any, look: Look
-) -> None:
+def test_the_hook_reports_all_reduces_of_distributed_data_parallel_unchanged(everyone: Any, look: Look) -> None:
     plain = everyone(gradients, False)
     assert rows(look()) == []
     assert everyone(gradients, True) == plain
@@ -251,7 +253,7 @@ def test_all_reduces_of_distributed_data_parallel_are_told_by_its_hook_and_are_t
     assert len(found) >= 2 and sum(row["bytes"] for row in found) == 2 * 4 * (8 * 8 + 8 + 8 + 1)
 
 
-def test_a_rank_that_dies_has_not_come_and_what_the_others_waited_in_has_failed() -> None:
+def test_a_collective_with_a_killed_rank_is_shown_as_failed_and_the_rank_as_missing() -> None:
     with rpcbench.Cluster(2) as cluster:
         wait_all([cluster.rpc_async(name, dist.init_process_group) for name in cluster.workers])
         looks = looking_at(cluster)
@@ -283,7 +285,7 @@ def of(bus: EventLog) -> CollectiveEvents:
     return CollectiveEvents(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
 
 
-def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
+def test_the_table_keeps_the_latest_ended_collectives_and_all_open_ones(
     bus: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEPT", 3)
@@ -296,7 +298,7 @@ def test_of_what_has_ended_the_latest_are_kept_and_all_that_is_under_way(
         for key, row in bus.drain(100).rows.get("collectives", {}).items():
             tables[key] = row
     assert list(made.table()) == ["w.0.7", "w.0.8", "w.0.9", "w.0.0"]
-    assert {key: row for key, row in tables.items() if row is not None} == made.table(), "who listens has the same"
+    assert {key: row for key, row in tables.items() if row is not None} == made.table(), "a listener has the same rows"
     hangs.leave()
     assert list(made.table()) == ["w.0.8", "w.0.9", "w.0.0"]
 
@@ -314,10 +316,10 @@ def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
     assert state == {"w.0.1": True, "w.0.2": True, "v.0.2": False}
     assert made.table()["w.0.2"]["end"] == ended
     lane.becomes(part(3))
-    assert "w.0.3" not in made.table(), "what is over becomes nothing else"
+    assert "w.0.3" not in made.table(), "an ended part becomes no other one"
 
 
-def test_what_begins_in_a_world_that_has_just_ended_has_failed() -> None:
+def test_a_collective_in_an_ended_world_is_recorded_as_failed() -> None:
     store = c10d.HashStore()
     here = World(RendezvousResult(store, 0, (RankProcess.here(),)), "gloo", 20)
     end = GroupMember(here, (0,), None, "0")  # type: ignore[arg-type]
@@ -329,7 +331,7 @@ def test_what_begins_in_a_world_that_has_just_ended_has_failed() -> None:
     assert found == [("barrier", True), ("all_gather", True)]
 
 
-def test_nobody_listens_and_nothing_is_told(bus: EventLog) -> None:
+def test_nothing_is_reported_without_a_listener(bus: EventLog) -> None:
     bus.listening = False
     with of(bus).enter(part(1)):
         pass

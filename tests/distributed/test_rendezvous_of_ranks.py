@@ -1,4 +1,4 @@
-"""How ranks find each other: by environment, port and file; who does not come; and again after that."""
+"""Rendezvous of ranks by environment, port and file, also with missing ranks, and again after that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def port() -> Iterator[int]:
 
 
 def found(**how: Any) -> tuple[int, int, float]:
-    """On a worker: rank, ranks, and the sum of 10 ** rank over all of them; then the world is over."""
+    """On a worker: its rank, the number of ranks, and the sum of 10 ** rank over all of them; then the world ends."""
     dist.init_process_group("gloo", timeout=20, **how)
     dist.all_reduce(total := torch.tensor([10.0 ** dist.get_rank()]))
     place = dist.get_rank(), dist.get_world_size(), total.item()
@@ -55,10 +55,10 @@ METHODS: list[Callable[[int, Path], str]] = [
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", METHODS)
-def test_ranks_are_handed_out_or_kept(cluster: rpcbench.Cluster, port: int, tmp_path: Path, method: Any) -> None:
+def test_ranks_are_assigned_or_kept_if_given(cluster: rpcbench.Cluster, port: int, tmp_path: Path, method: Any) -> None:
     how = {"init_method": method(port, tmp_path), "world_size": 3}
     names = ["worker4", "worker2", "worker1"]
-    for _ in range(2):  # at the same place again
+    for _ in range(2):  # twice at the same address
         assert sorted(on(cluster, dict.fromkeys(names, how))) == [(0, 3, 111), (1, 3, 111), (2, 3, 111)]
     if "file" in method(port, tmp_path):
         given = {name: {**how, "rank": rank} for rank, name in enumerate(names)}
@@ -75,7 +75,9 @@ def test_given_ranks_meet_at_the_port_of_rank_0(cluster: rpcbench.Cluster, port:
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", METHODS)
-def test_two_names_at_one_place_stay_apart(cluster: rpcbench.Cluster, port: int, tmp_path: Path, method: Any) -> None:
+def test_groups_with_different_names_at_one_address_are_separate(
+    cluster: rpcbench.Cluster, port: int, tmp_path: Path, method: Any
+) -> None:
     how = {"init_method": method(port, tmp_path), "world_size": 2}
     names = {"worker1": "a", "worker2": "b", "worker3": "b", "worker4": "a"}
     met = on(cluster, {worker: {**how, "group_name": name} for worker, name in names.items()})
@@ -83,7 +85,7 @@ def test_two_names_at_one_place_stay_apart(cluster: rpcbench.Cluster, port: int,
 
 
 @pytest.mark.process
-def test_the_environment_of_a_cluster(cluster: rpcbench.Cluster) -> None:
+def test_workers_of_a_cluster_have_the_environment_of_their_rank(cluster: rpcbench.Cluster) -> None:
     assert on(cluster, {name: {} for name in cluster.workers}) == [(rank, 4, 1111) for rank in range(4)]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     told = [cluster.rpc_sync(name, lambda: [os.environ[each] for each in names]) for name in cluster.workers]
@@ -95,11 +97,13 @@ def waits(method: str, seconds: float) -> str:
 
 
 @pytest.mark.process
-def test_a_world_that_never_fills_says_who_is_missing(cluster: rpcbench.Cluster, tmp_path: Path) -> None:
+def test_an_incomplete_rendezvous_times_out_and_names_the_missing_ranks(
+    cluster: rpcbench.Cluster, tmp_path: Path
+) -> None:
     method = f"file://{tmp_path}/meeting"
     first, second = wait_all([cluster.rpc_async(f"worker{i}", waits, (method, 0.5 * i)) for i in (1, 2)])
     assert first == second and "Of 3 ranks 2 had come; missing: 2." in first and first.startswith("RpcTimeoutError: ")
-    how = {"init_method": method, "world_size": 3}  # who comes late for it meets those who try again
+    how = {"init_method": method, "world_size": 3}  # a late rank meets the ones that try again
     assert sorted(on(cluster, dict.fromkeys(["worker1", "worker2", "worker3"], how)))[2] == (2, 3, 111)
 
 
@@ -109,7 +113,7 @@ def waits_for_ever(method: str, sign: str) -> None:
 
 
 @pytest.mark.process
-def test_who_was_killed_while_it_waited_has_no_rank(tmp_path: Path) -> None:
+def test_a_worker_that_was_killed_while_it_waited_takes_no_rank(tmp_path: Path) -> None:
     meeting, sign = tmp_path / "meeting", tmp_path / "sign"
     method = f"file://{meeting}"
     with rpcbench.Cluster(3) as cluster:
@@ -140,7 +144,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "rank", "size", "words"), REFUSED)
-def test_methods_that_cannot_be(monkeypatch: Any, method: str, rank: int, size: int, words: str) -> None:
+def test_an_invalid_init_method_is_refused_with_its_reason(
+    monkeypatch: Any, method: str, rank: int, size: int, words: str
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CollectiveError) as caught:
@@ -148,7 +154,7 @@ def test_methods_that_cannot_be(monkeypatch: Any, method: str, rank: int, size: 
     assert words in str(caught.value)
 
 
-def test_an_environment_without_numbers_or_with_an_unknown_host(monkeypatch: Any) -> None:
+def test_an_environment_with_an_unknown_host_or_an_invalid_port_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(CollectiveError, match=r"cannot open the store at nowhere\.invalid:29500"):
@@ -158,7 +164,7 @@ def test_an_environment_without_numbers_or_with_an_unknown_host(monkeypatch: Any
         stores.read("env://", 0, 2)
 
 
-def test_a_store_is_kept_on_the_address_that_was_named(port: int) -> None:
+def test_a_store_is_reused_and_listens_only_on_the_named_address(port: int) -> None:
     place = stores.read(f"tcp://127.0.0.1:{port}", 0, 2)
     store = stores.store_at(place, 5)
     assert store is stores.store_at(place, 5)
@@ -167,14 +173,14 @@ def test_a_store_is_kept_on_the_address_that_was_named(port: int) -> None:
     stores.forget("127.0.0.1", port)
 
 
-def test_a_port_that_is_taken_is_told_of() -> None:
+def test_a_port_in_use_is_refused_with_advice() -> None:
     with socket.socket() as taken, pytest.raises(CollectiveError, match=r"rank 0 cannot open .* choose another"):
         taken.bind(("127.0.0.1", 0))
         stores.store_at(stores.read(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
 
 
 @pytest.mark.process
-def test_no_other_socket_takes_the_port_of_a_cluster(cluster: rpcbench.Cluster) -> None:
+def test_no_other_socket_can_take_the_port_of_a_cluster(cluster: rpcbench.Cluster) -> None:
     port = int(str(cluster.rpc_sync("worker1", os.getenv, ("MASTER_PORT",))))
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
@@ -186,12 +192,12 @@ BACKENDS = [("tcp", "torch has dropped the backend 'tcp': use 'gloo'"), ("smoke"
 
 
 @pytest.mark.parametrize(("name", "words"), BACKENDS)
-def test_backends_that_cannot_be(name: str, words: str) -> None:
+def test_an_unknown_or_dropped_backend_is_refused(name: str, words: str) -> None:
     with pytest.raises(CollectiveError, match=words):
         groups.torch_backend(name)
 
 
-def test_backends_answer_for_what_this_torch_has() -> None:
+def test_a_backend_is_refused_only_if_torch_does_not_have_it() -> None:
     has = {"gloo": True, "mpi": torch.distributed.is_mpi_available(), "nccl": torch.cuda.is_available()}
     for name, there in has.items():
         reason = outcome(groups.torch_backend, name)

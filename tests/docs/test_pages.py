@@ -20,7 +20,7 @@ MARK = re.compile(r"not run by the tests: \S.*")
 ELSEWHERE = {"docs/past-one-machine.md"}  # in `test_past_one_machine`, and with the tests of Ray
 LANGUAGES = {"python", "sh", "toml"}
 
-BEFORE = {  # what the cells of a page find, each of them
+BEFORE = {  # code that runs before each cell of a page
     "README.md": """
 import torch
 from torch import nn
@@ -59,12 +59,12 @@ if "cluster" in shell.user_ns:
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
-    """(comment before it, language, text) of each."""
+    """Return (comment before it, language, text) of each block."""
     return BLOCK.findall(PAGES[page])
 
 
 def cells(page: str) -> list[str]:
-    """The blocks that are to run here."""
+    """Return the blocks that must run here."""
     found = [text for comment, kind, text in blocks(page) if kind == "python" and not MARK.fullmatch(comment)]
     return [] if page in ELSEWHERE else [text for text in found if not text.startswith(">>>")]
 
@@ -72,7 +72,7 @@ def cells(page: str) -> list[str]:
 WITH_CELLS = [page for page in PAGES if cells(page)]
 
 
-def test_all_blocks_are_seen() -> None:
+def test_all_blocks_of_all_pages_are_found() -> None:
     assert {"README.md", "docs/collectives.md"} <= set(WITH_CELLS) and PAGES.keys() >= ELSEWHERE
     for page, text in PAGES.items():
         found = blocks(page)
@@ -84,7 +84,7 @@ def test_all_blocks_are_seen() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", WITH_CELLS)
-def test_blocks_run(page: str, no_leaks: None) -> None:
+def test_python_blocks_of_a_page_run(page: str, no_leaks: None) -> None:
     given = [cell for block in cells(page) for cell in (BEFORE.get(page, ""), block)]
     done = subprocess.run(
         [sys.executable, "-c", RUN], input=json.dumps(given), capture_output=True, text=True, timeout=120, cwd=ROOT

@@ -1,4 +1,4 @@
-"""Each block of docs/past-one-machine.md is run, by commands that only seem to reach other hosts."""
+"""Each block of docs/past-one-machine.md runs, with commands that only pretend to reach other hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commands(no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(hosts.BIND_VARIABLE, "127.0.0.1")  # no interface of the machine that runs this is used
 
 
-def test_the_page_has_a_block_for_each_way() -> None:
+def test_the_page_has_a_block_for_each_kind_of_launcher() -> None:
     words = " ".join(BLOCKS)
     assert all(word in words for word in ('"local"', '"kernel"', '"ssh ', '"srun ', '"kubectl ', '"docker ')) and LINES
 
@@ -49,7 +49,7 @@ def test_blocks_start_workers(block: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", LINES)
-def test_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_magic_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = Commands(Targets(), lambda cluster: None)
     _, action, *words = shlex.split(line)
     try:

@@ -1,5 +1,5 @@
-"""The documentation is true: reference pages are those of the docstrings, every public name has one, examples run,
-links lead somewhere.
+"""The documentation is current: reference pages match the docstrings, every public name has one, examples run,
+links lead to files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ sys.path.insert(0, str(ROOT / "docs"))
 import make_reference as reference  # noqa: E402  (a script of the documentation, not a module of the package)
 
 RENEW = f"the pages in docs/api are old; renew them: {reference.COMMAND}"
-ALONE = ("init_rpc", "Cluster")  # examples that make a world of their own
+ALONE = ("init_rpc", "Cluster")  # examples that start their own world
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 
 def documented():
-    """(place, docstring) of every public name, and of the public members of classes."""
+    """Yield (place, docstring) of every public name, and of the public members of classes."""
     for page in reference.PAGES:
         if not importlib.util.find_spec(reference._module(page)):
             continue
@@ -48,26 +48,26 @@ FENCE = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = [path for path in TEXTS if path.parent.name != "api" and FENCE.search(path.read_text())]
 
 
-def test_pages_are_those_of_the_docstrings():
+def test_reference_pages_match_the_docstrings():
     written = {path.name: path.read_text() for path in (ROOT / "docs" / "api").glob("*.md")}
     made = reference.pages()
     assert sorted(written) == sorted(made), RENEW
     assert [name for name in made if made[name] != written[name]] == [], RENEW
 
 
-def test_every_public_name_says_what_it_does():
+def test_every_public_name_has_a_docstring():
     assert [place for place, doc in PLACES.items() if not doc] == []
 
 
 @pytest.fixture(scope="module")
 def names():
-    """What examples may use, in a running cluster."""
+    """The names that examples can use, with a running cluster."""
     with rpcbench.Cluster(2) as cluster:
         yield {"cluster": cluster, "torch": torch, "rpcbench": rpcbench, "rpc": rpc, "dist_autograd": dist_autograd}
 
 
 def failures(text, title, names):
-    """What an example shows that it should not."""
+    """Run the examples of a text; return the report of the failures."""
     found = []
     runner = doctest.DocTestRunner(optionflags=OPTIONS)
     runner.run(doctest.DocTestParser().get_doctest(text, dict(names), title, title, 0), out=found.append)
@@ -76,13 +76,13 @@ def failures(text, title, names):
 
 @pytest.mark.process
 @pytest.mark.parametrize("doc", [doc for doc, place in EXAMPLES.items() if not place.endswith(ALONE)], ids=EXAMPLES.get)
-def test_examples_run(doc, names):
+def test_examples_in_docstrings_run(doc, names):
     assert failures(doc, EXAMPLES[doc], names) == ""
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("doc", [doc for doc, place in EXAMPLES.items() if place.endswith(ALONE)], ids=EXAMPLES.get)
-def test_examples_that_make_their_own_world_run(doc, no_leaks):
+def test_examples_that_start_their_own_world_run(doc, no_leaks):
     script = f"import doctest; doctest.run_docstring_examples({doc!r}, {{}}, optionflags={OPTIONS})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

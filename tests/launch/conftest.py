@@ -1,4 +1,4 @@
-"""Launchers that leave nothing behind."""
+"""Launchers for tests, which must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpcbench.launch import fork_client
 
 @pytest.fixture
 def bench(request, tmp_path):
-    """A launcher of the test's own; afterwards nothing of it may be left."""
+    """A launcher for one test; afterwards no process and no file of it may be left."""
     made = Bench(getattr(request, "param", "fork"), tmp_path)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield made
@@ -23,7 +23,7 @@ def bench(request, tmp_path):
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory):
-    """One forking launcher for all tests of a module that leave it as it was."""
+    """One forking launcher for all tests of a module, which leave it unchanged."""
     made = Bench("fork", tmp_path_factory.mktemp("answers"))
     yield made
     made.launcher.close()
@@ -31,7 +31,7 @@ def forked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spawned(tmp_path_factory):
-    """As `forked`, spawning."""
+    """As `forked`, but it spawns."""
     made = Bench("spawn", tmp_path_factory.mktemp("answers"))
     yield made
     made.launcher.close()
@@ -39,5 +39,5 @@ def spawned(tmp_path_factory):
 
 @pytest.fixture(params=["forked", pytest.param("spawned", marks=pytest.mark.long)])
 def shared(request):
-    """One launcher after the other."""
+    """Each of the two launchers in turn."""
     return request.getfixturevalue(request.param)

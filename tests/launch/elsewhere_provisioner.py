@@ -1,4 +1,4 @@
-"""A kernel provisioner that is not jupyter_client's own; what it launches happens to run here."""
+"""A kernel provisioner other than that of jupyter_client; its kernels run on this host, too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Commands that take workers to "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces.
+"""Commands that start workers on "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces.
 
-As the real ones they pass standard input, output and the exit status on, and start what they are asked to in a session
-of its own: the end of the command alone does not end that.
+Like the real ones, they pass standard input, output and the exit status on, and start the given program in a session of
+its own: the end of the command alone does not end the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ exec setsid --wait {way} "$@"
 
 
 def provide(folder: Path, setenv: Callable[[str, str], object], hosts: Iterable[str], way: str = LOCAL) -> None:
-    """Put the commands, which know these hosts, first on PATH, with a python3 that is this one."""
+    """Put the commands for these hosts first on PATH, with a python3 that runs this interpreter."""
     python = folder / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

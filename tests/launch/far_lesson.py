@@ -1,6 +1,6 @@
-"""A notebook's code, run by a real kernel on this host, with its workers started by srun on others.
+"""Run the code of a notebook in a real kernel on this host, with workers that srun starts on other hosts.
 
-Arguments: the notebook, and the hosts. Prints what its cells do.
+Arguments: the notebook, and the hosts. Prints the output of its cells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A notebook whose workers srun has started on the hosts that are its arguments; it tells of what becomes of them.
+"""A notebook with workers that srun starts on the hosts given as arguments; it reports their states as lines of JSON.
 
-It says "up", waits for a call to worker2, says how that has ended, does what it is told by lines of Python on standard
-input, and says "over" when its cluster is shut down.
+It reports "up", waits for a call to worker2, reports the outcome of that call, evaluates lines of Python from standard
+input, and reports "over" when its cluster has shut down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def say(**facts: object) -> None:
 
 
 def main(*hosts: str) -> None:
-    # As with a cable that is cut: that the command has hung up does not reach the worker.
+    # As with a cut cable, the worker does not learn that the command has hung up.
     hang_up, command._Command._hang_up = command._Command._hang_up, lambda self: None
     options = {"template": "srun -w {host} -N1 -n1 {cmd}", "hosts": hosts}
     with rpcbench.Cluster(len(hosts), launcher="command", options=options) as cluster:

@@ -1,5 +1,5 @@
-"""A driver for Ctrl-C: `once` waits for one in a call that would never end; `often` gets hundreds while it calls, and
-`waiting` while it waits for workers."""
+"""A driver for Ctrl-C: `once` gets one in a call that never ends; `often` gets hundreds while it calls, and `waiting`
+while it waits for workers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def once(cluster: rpcbench.Cluster, sign: str) -> None:
 
 
 def often(cluster: rpcbench.Cluster, sign: str) -> None:
-    """Small and large calls, RRefs made and dropped, cut by Ctrl-C at any place: nothing may be torn, nothing left."""
+    """Interrupt small and large calls and RRefs by Ctrl-C at any point: results stay right, and nothing is left."""
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     large, chance, rounds = torch.ones(1 << 18), random.Random(7), 0
     for _ in range(200):
         try:
-            # Where the first one falls into a finalizer, Python drops it: the next comes later.
+            # If the first signal hits a finalizer, Python drops it: a second one follows later.
             signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.01, 2)
             while True:
                 cluster.rpc_async("worker1", torch.sum, (large,))
@@ -53,7 +53,7 @@ def often(cluster: rpcbench.Cluster, sign: str) -> None:
 
 
 def waiting(cluster: rpcbench.Cluster, sign: str) -> None:
-    """Waits for workers, cut by Ctrl-C at any place: those who come later are heard of all the same."""
+    """Interrupt waits for workers by Ctrl-C at any point: a worker that joins later is still noticed."""
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     chance = random.Random(7)
     for wait in (lambda: cluster._await(lambda: False, [], "nothing"), lambda: cluster.wait_for(2)) * 500:

@@ -1,6 +1,6 @@
-"""A notebook that will be killed: it has two kernel workers, one of which is busy and one has started a process.
+"""A notebook that will be killed: it has two kernel workers; one is busy, the other has started a process.
 
-With the name of a kernel spec those are launched by a provisioner of our own, and nobody guards them.
+With the kernel spec "mine", the provisioner of these tests launches the kernels, and no process guards them.
 """
 
 from __future__ import annotations

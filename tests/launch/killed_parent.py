@@ -1,4 +1,4 @@
-"""A notebook that will be killed: it has two workers, a fork that has exited, and one that holds what it inherited."""
+"""A notebook that will be killed: it has two workers, a fork that has exited, and one that keeps its descriptors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from rpcbench.transport.run_dir import RunDirectory
 def main(mode: str, output: str) -> None:
     directory = RunDirectory()
     launcher = ProcessLauncher(directory, start=mode, entry="launch_entries:main")
-    idle = WorldConfig("w1", 1, "idle", output, bytes(32), stop_seconds=0.5)  # no member, so none that ends by itself
+    idle = WorldConfig(
+        "w1", 1, "idle", output, bytes(32), stop_seconds=0.5
+    )  # not a member, so it does not end by itself
     configs = [idle, replace(idle, name="w2", id=2)]
     workers = [launcher.start(config).pid for config in configs]
-    with launcher._servers_lock:  # as another thread might, at that moment
+    with launcher._servers_lock:  # another thread may hold it at that moment
         leaver = os.fork()
         if leaver == 0:
             launcher.close()

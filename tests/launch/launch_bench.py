@@ -1,4 +1,4 @@
-"""What the tests of processes share: waiting for a condition with a bound, and a launcher with its answers."""
+"""Helpers for tests of processes: a bounded wait for a condition, and a launcher with the answers of its workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = itertools.count(1)
 
 
 def until(condition, seconds=SECONDS):
-    """Wait until `condition()` is true; for facts about other processes, which nothing announces."""
+    """Wait until `condition()` is true; for facts about other processes, which come without notice."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
@@ -29,7 +29,7 @@ def until(condition, seconds=SECONDS):
 
 
 def gone(pid):
-    """Whether the process has ended, whoever is to reap it."""
+    """Whether the process has ended, reaped or not."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,6 +1,6 @@
-"""What the workers of these tests run: `main` calls the function here that `config.cluster` names.
+"""Entry points of workers in these tests: `main` calls the function here that `config.cluster` names.
 
-A worker answers by a JSON file `<name>.json` in `config.directory`, which appears complete.
+A worker answers by a JSON file `<name>.json` in `config.directory`, which is written atomically.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def surroundings(config: WorldConfig) -> None:
 
 
 def _open_descriptors() -> list[str]:
-    # The listing itself has a descriptor, closed by the time we look.
+    # The listing itself has a descriptor, which is closed before the check.
     return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
 
 

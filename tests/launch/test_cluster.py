@@ -1,4 +1,4 @@
-"""Clusters of real processes: what survives what, and that nothing is left behind."""
+"""Clusters of real processes: their calls, losses and ends, which leave nothing behind."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[rpcbench.Cluster]:
-    """For tests that leave it as it was: two workers."""
+    """Two workers, for tests that leave the cluster as it was."""
     with rpcbench.Cluster(2) as made:
         yield made
 
 
-def test_calls_reach_the_workers_and_names_their_processes(cluster: rpcbench.Cluster) -> None:
+def test_calls_run_in_the_processes_of_the_named_workers(cluster: rpcbench.Cluster) -> None:
     assert cluster.workers == ["worker1", "worker2"]
     assert {cluster.rpc_sync(name, os.getpid) for name in cluster.workers} == {cluster.pid(n) for n in cluster.workers}
     assert torch.equal(cluster.rpc_sync("worker2", torch.add, (torch.ones(2), 1)), torch.full((2,), 2.0))
     assert rpcbench.cluster() is cluster and "worker1, worker2" in repr(cluster)
 
 
-def test_device_maps_are_those_of_all_members(no_leaks: None) -> None:
+def test_the_device_maps_of_a_cluster_apply_to_all_members(no_leaks: None) -> None:
     with rpcbench.Cluster(2, device_maps={"worker2": {"cpu": "cpu"}}) as made:
         assert made.rpc_sync("worker1", rpc_sync, ("worker2", torch.add, (torch.ones(2), 1))).tolist() == [2, 2]
         said = made.agent.machine.ask(lambda node: [m.devices.maps for m in node.members.members.values()])
@@ -50,7 +50,7 @@ def test_device_maps_are_those_of_all_members(no_leaks: None) -> None:
         rpcbench.Cluster(1, device_maps={"worker1": {"cuda:99": "cpu"}})
 
 
-def test_the_state_of_each_worker_is_told(cluster: rpcbench.Cluster) -> None:
+def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(cluster: rpcbench.Cluster) -> None:
     future = cluster.rpc_async("worker1", time.sleep, (0.2,))
     first, second = cluster.status()
     assert (first.name, first.pid, first.state, first.incarnation) == ("worker1", cluster.pid("worker1"), "serves", 0)
@@ -63,7 +63,7 @@ def test_the_state_of_each_worker_is_told(cluster: rpcbench.Cluster) -> None:
     assert first.calls == 0 and second.cpu > first.cpu
 
 
-def test_a_stopped_worker_and_a_lost_one_are_seen(no_leaks: None) -> None:
+def test_status_shows_a_stopped_worker_and_a_killed_one(no_leaks: None) -> None:
     with rpcbench.Cluster(2) as made:
         stopped = psutil.Process(made.pid("worker1"))
         stopped.suspend()
@@ -76,7 +76,7 @@ def test_a_stopped_worker_and_a_lost_one_are_seen(no_leaks: None) -> None:
             stopped.resume()
 
 
-def test_bad_input_leaves_it_usable(cluster: rpcbench.Cluster) -> None:
+def test_a_cluster_stays_usable_after_bad_input(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(UnknownWorkerError, match="worker9"):
         cluster.rpc_sync("worker9", os.getpid)
     with pytest.raises(UnknownWorkerError, match="worker9"):
@@ -86,7 +86,7 @@ def test_bad_input_leaves_it_usable(cluster: rpcbench.Cluster) -> None:
     assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
 
 
-def test_two_clusters_side_by_side(cluster: rpcbench.Cluster) -> None:
+def test_two_clusters_can_run_at_once_and_refuse_each_others_rrefs(cluster: rpcbench.Cluster) -> None:
     with rpcbench.Cluster(1) as other:
         assert rpc_sync("worker1", os.getpid) == other.pid("worker1") != cluster.pid("worker1")
         foreign = remote("worker1", max, (1, 2))
@@ -95,7 +95,7 @@ def test_two_clusters_side_by_side(cluster: rpcbench.Cluster) -> None:
     assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
 
 
-def test_scale_up_and_down(cluster: rpcbench.Cluster) -> None:
+def test_scale_starts_and_stops_workers(cluster: rpcbench.Cluster) -> None:
     cluster.scale(3)
     assert cluster.workers == ["worker1", "worker2", "worker3"] and cluster.rpc_sync("worker3", max, (1, 2)) == 2
     cluster.scale(2)
@@ -144,14 +144,14 @@ def _ask_there(name: str) -> int:
     return rpc_sync(name, os.getpid)
 
 
-def test_a_worker_that_ends_itself_is_named_with_its_exit_code(cluster: rpcbench.Cluster) -> None:
+def test_a_worker_that_exits_is_named_with_its_exit_code(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(WorkerLostError, match=r"worker2 was lost before _exit had finished.*exit code 3"):
         cluster.rpc_sync("worker2", os._exit, (3,))
     cluster.scale(2)
     assert cluster.workers == ["worker1", "worker2"]
 
 
-def test_a_restarted_worker_has_nothing_of_its_predecessor(cluster: rpcbench.Cluster) -> None:
+def test_a_restarted_worker_has_no_values_of_its_predecessor(cluster: rpcbench.Cluster) -> None:
     kept: RRef[list[int]] = cluster.remote("worker1", list, ((1, 2),))
     assert kept.to_here() == [1, 2]
     cluster.rpc_sync("worker1", _waiting.extend, ([None] * 9,))
@@ -168,8 +168,8 @@ def test_a_restarted_worker_has_nothing_of_its_predecessor(cluster: rpcbench.Clu
     assert anew.to_here() == [3]
 
 
-def test_a_child_that_a_worker_forked_keeps_nobody_waiting(cluster: rpcbench.Cluster) -> None:
-    """As a DataLoader's: it inherits all descriptors, and lives on when its parent is killed."""
+def test_a_forked_child_of_a_killed_worker_does_not_delay_the_loss(cluster: rpcbench.Cluster) -> None:
+    """Like a child of a DataLoader, it inherits descriptors, and lives on when its parent is killed."""
     child, sockets = cluster.rpc_sync("worker1", _fork)
     try:
         assert sockets == []
@@ -185,7 +185,7 @@ def test_a_child_that_a_worker_forked_keeps_nobody_waiting(cluster: rpcbench.Clu
 
 
 def _fork() -> tuple[int, list[str]]:
-    """A child in a session of its own that sleeps; which sockets it has."""
+    """Fork a child that sleeps in a session of its own; return its id and its sockets."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -204,7 +204,7 @@ def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
-def test_when_the_fork_server_is_killed_its_workers_are_told_as_lost_and_can_be_started_again(no_leaks: None) -> None:
+def test_workers_of_a_killed_fork_server_are_lost_and_can_be_started_again(no_leaks: None) -> None:
     with rpcbench.Cluster(2) as cluster:
         server = psutil.Process(cluster.pid("worker1")).parent()
         busy = [cluster.rpc_async(name, _forever) for name in cluster.workers]
@@ -218,7 +218,7 @@ def test_when_the_fork_server_is_killed_its_workers_are_told_as_lost_and_can_be_
 
 
 @pytest.mark.parametrize("n", [0, -1])
-def test_a_cluster_has_a_worker_at_least(cluster: rpcbench.Cluster, n: int) -> None:
+def test_a_cluster_without_workers_is_refused(cluster: rpcbench.Cluster, n: int) -> None:
     for wrong in (lambda: rpcbench.Cluster(n), lambda: cluster.scale(n)):
         with pytest.raises(ValueError, match="at least one worker"):
             wrong()
@@ -227,7 +227,7 @@ def test_a_cluster_has_a_worker_at_least(cluster: rpcbench.Cluster, n: int) -> N
 # -- Ctrl-C
 @pytest.fixture
 def driver(no_leaks: None, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A driver that waits in a call which will not end."""
+    """A driver that waits in a call that never ends."""
     script = Path(__file__).with_name("interrupted.py")
     command = [sys.executable, str(script), "once", str(tmp_path / "sign")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -235,13 +235,13 @@ def driver(no_leaks: None, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_ctrl_c_ends_the_wait_and_nothing_else(driver: subprocess.Popen[str]) -> None:
+def test_ctrl_c_ends_the_wait_and_the_worker_goes_on(driver: subprocess.Popen[str]) -> None:
     os.killpg(driver.pid, signal.SIGINT)
     assert driver.communicate(timeout=20)[0] == "interrupted 2\n"
     assert driver.returncode == 0
 
 
-def test_ctrl_c_at_any_moment_tears_nothing(no_leaks: None) -> None:
+def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(no_leaks: None) -> None:
     script = Path(__file__).with_name("interrupted.py")
     command = [sys.executable, str(script), "often", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -249,7 +249,7 @@ def test_ctrl_c_at_any_moment_tears_nothing(no_leaks: None) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_at_any_moment_of_a_wait_for_workers_leaves_nothing_locked(no_leaks: None) -> None:
+def test_ctrl_c_at_any_moment_of_a_wait_for_workers_leaves_the_cluster_usable(no_leaks: None) -> None:
     script = Path(__file__).with_name("interrupted.py")
     command = [sys.executable, str(script), "waiting", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -257,7 +257,7 @@ def test_ctrl_c_at_any_moment_of_a_wait_for_workers_leaves_nothing_locked(no_lea
 
 
 # -- ends
-def test_shutdown_leaves_nothing(no_leaks: None) -> None:
+def test_shutdown_leaves_nothing_behind_and_can_be_repeated(no_leaks: None) -> None:
     made = rpcbench.Cluster(1)
     made.shutdown()
     made.shutdown()
@@ -298,7 +298,7 @@ print("ready", flush=True)
     "sys.stdin.read()", pytest.param("pass", marks=pytest.mark.long),
     pytest.param("raise SystemExit(3)", marks=pytest.mark.long), "import os; os._exit(1)",
 ])  # fmt: skip
-def test_however_the_driver_ends_nothing_is_left(no_leaks: None, end: str) -> None:
+def test_a_driver_leaves_nothing_however_it_ends(no_leaks: None, end: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(end=end)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -309,14 +309,18 @@ def test_however_the_driver_ends_nothing_is_left(no_leaks: None, end: str) -> No
         driver.wait(30)
 
 
-def test_a_worker_that_cannot_start_shows_its_last_words(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_that_cannot_start_quotes_its_output(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = functools.partial(ProcessLauncher, entry="no_such_module:main")
     monkeypatch.setattr("rpcbench.launch.process.ProcessLauncher", broken)
     with pytest.raises(RpcError, match="no_such_module"):
         rpcbench.Cluster(1, start="spawn")
 
 
-def test_a_worker_that_fails_to_join_shows_its_last_words(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_that_fails_to_join_quotes_its_output(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = functools.partial(ProcessLauncher, entry="launch_entries:fail")
     monkeypatch.setattr("rpcbench.launch.process.ProcessLauncher", broken)
     with pytest.raises(RpcError, match=r"worker[12] ended \(exit code 1\) before it could serve:\n[\s\S]*the reason"):
@@ -324,7 +328,7 @@ def test_a_worker_that_fails_to_join_shows_its_last_words(no_leaks: None, monkey
 
 
 @pytest.mark.long
-def test_spawned_workers_work_as_forked_ones(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_workers_serve_calls_like_forked_ones(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_START", "spawn")
     with rpcbench.Cluster(1) as cluster:
         assert psutil.Process(cluster.pid("worker1")).cmdline()[-1] == "worker1"

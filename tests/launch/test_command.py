@@ -1,4 +1,4 @@
-"""Workers that a command takes to hosts; here to some that are this one by another name, over TLS on loopback."""
+"""Workers that a command starts on hosts: here on this host under other names, over TLS on loopback."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     provide(tmp_path, monkeypatch.setenv, ["h1", "h2"])
 
 
-# -- workers elsewhere
-def test_workers_take_the_hosts_in_turn_and_talk_over_tls(cluster: rpcbench.Cluster) -> None:
+# -- workers on other hosts
+def test_workers_take_the_hosts_in_turn_and_connect_over_tls(cluster: rpcbench.Cluster) -> None:
     assert cluster.kind == "command"
     hosts = cluster.run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
     assert hosts == {"worker1": "h1", "worker2": "h2", "worker3": "h1"}
@@ -70,17 +70,17 @@ def test_workers_take_the_hosts_in_turn_and_talk_over_tls(cluster: rpcbench.Clus
     assert torch.equal(cluster.rpc_sync("worker2", torch.neg, (big,)), -big)
 
 
-def test_a_worker_has_the_directories_of_the_notebook_and_its_threads(cluster: rpcbench.Cluster) -> None:
+def test_a_worker_has_the_directory_path_and_thread_count_of_the_notebook(cluster: rpcbench.Cluster) -> None:
     code = "import os, sys, torch\n(os.getcwd(), sys.path, torch.get_num_threads(), torch.rand(1).item())"
     found = cluster.run("all", code)
     cwd, path, threads, _ = found["worker1"]
     assert cwd == os.getcwd() and threads == 2
     own = [entry for entry in sys.path if not supervisor._installed(entry) and Path(entry or ".").exists()]
     assert path[: len(own)] == own
-    assert len({drawn for *_, drawn in found.values()}) == 3, "no sibling draws the same"
+    assert len({drawn for *_, drawn in found.values()}) == 3, "each worker draws another number"
 
 
-def test_status_tells_host_and_process_there(cluster: rpcbench.Cluster) -> None:
+def test_status_reports_the_host_and_the_process_id_of_each_worker(cluster: rpcbench.Cluster) -> None:
     code = "import os, socket\n(os.getpid(), socket.gethostname())"
     there = cluster.run("all", code)
     rows = cluster.status()
@@ -98,7 +98,7 @@ def test_no_command_line_or_environment_shows_the_secret(cluster: rpcbench.Clust
     assert secret not in cluster.log("worker1")
 
 
-def test_what_a_worker_writes_outside_cells_is_its_log(cluster: rpcbench.Cluster) -> None:
+def test_output_of_a_worker_outside_cells_is_in_its_log(cluster: rpcbench.Cluster) -> None:
     cluster.run("worker2", "import os\n_ = os.write(2, b'from afar\\n')")
     until(lambda: "from afar" in cluster.log("worker2"))
 
@@ -107,7 +107,7 @@ _interrupts: list[None] = []
 
 
 def count_interrupts() -> None:
-    """On a worker: from now on."""
+    """On a worker: count its interrupts from now on."""
     runner = current().part(CellRunner)
     interrupt_main_thread = runner.interrupt_main_thread
     runner.interrupt_main_thread = lambda: [interrupt_main_thread(), _interrupts.append(None)]
@@ -117,14 +117,14 @@ def interrupts() -> int:
     return len(_interrupts)
 
 
-def test_an_interrupt_reaches_the_main_thread_there(cluster: rpcbench.Cluster) -> None:
+def test_an_interrupt_reaches_the_main_thread_of_the_worker(cluster: rpcbench.Cluster) -> None:
     shown = threading.Timer(0.5, cluster.interrupt, ("worker3",))
     shown.start()
     with pytest.raises(KeyboardInterrupt):
         cluster.run("worker3", "import time\ntime.sleep(100)")
     shown.join()
     cluster.rpc_sync("worker3", count_interrupts)
-    cluster.interrupt("worker3")  # which is idle
+    cluster.interrupt("worker3")  # the worker is idle
     until(lambda: cluster.rpc_sync("worker3", interrupts) == 1)
     assert cluster.run("worker3", "6 * 7") == 42
 
@@ -138,7 +138,7 @@ def test_ranks_meet_at_the_first_worker(cluster: rpcbench.Cluster) -> None:
     assert [each[1:] for each in found.values()] == [("0", "2", HERE), ("0", "1", HERE), ("1", "2", HERE)]
 
 
-def test_a_killed_worker_is_told_of_and_comes_again(cluster: rpcbench.Cluster) -> None:
+def test_a_killed_worker_is_reported_as_lost_and_can_be_restarted(cluster: rpcbench.Cluster) -> None:
     before = cluster.pid("worker1")
     cluster.kill("worker1")
     assert gone(before) and cluster.lost == ["worker1"]
@@ -148,7 +148,7 @@ def test_a_killed_worker_is_told_of_and_comes_again(cluster: rpcbench.Cluster) -
     assert cluster.run("worker1", "1 + 1") == 2
 
 
-def test_a_death_there_is_told_with_its_status_and_last_words(cluster: rpcbench.Cluster) -> None:
+def test_the_loss_of_a_worker_is_reported_with_its_status_and_output(cluster: rpcbench.Cluster) -> None:
     with pytest.raises(WorkerLostError, match=r"exit code 3"):
         cluster.run("worker2", "import os\nos._exit(3)")
     with pytest.raises(WorkerLostError, match=r"(?s)killed by SIGSEGV.*Segmentation fault"):
@@ -158,7 +158,7 @@ def test_a_death_there_is_told_with_its_status_and_last_words(cluster: rpcbench.
 
 
 @pytest.mark.long
-def test_scale_and_the_end_leave_nothing(no_leaks: None, srun: None) -> None:
+def test_scale_and_shutdown_leave_no_process_behind(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         child = made.run("worker1", "import subprocess\nsubprocess.Popen(['sleep', '600']).pid")
         made.scale(2)
@@ -177,7 +177,7 @@ sys.stdin.read()
 """
 
 
-def test_a_notebook_that_is_killed_leaves_nothing(no_leaks: None, srun: None) -> None:
+def test_a_killed_notebook_leaves_no_process_behind(no_leaks: None, srun: None) -> None:
     with subprocess.Popen([sys.executable, "-c", NOTEBOOK, SRUN], stdin=-1, stdout=-1, text=True) as notebook:
         try:
             assert notebook.stdout is not None
@@ -188,7 +188,7 @@ def test_a_notebook_that_is_killed_leaves_nothing(no_leaks: None, srun: None) ->
     until(lambda: all(map(gone, pids)))
 
 
-# -- what cannot be launched
+# -- failed launches
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -199,7 +199,7 @@ def test_a_notebook_that_is_killed_leaves_nothing(no_leaks: None, srun: None) ->
         ({"template": "sh -c '{cmd} < /dev/null' {host}"}, "must forward standard input"),
     ],
 )
-def test_a_launch_that_fails_says_so_in_its_own_words(
+def test_the_error_of_a_failed_launch_quotes_its_output(
     no_leaks: None, srun: None, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(RpcError, match=f"(?s){words}"):
@@ -220,12 +220,12 @@ def test_a_launch_that_fails_says_so_in_its_own_words(
         ("ssh {host} {cmd}", "-oProxyCommand=x", "'-oProxyCommand=x' is not a host name"),
     ],
 )
-def test_a_template_that_cannot_work_is_refused(template: str, hosts: str, words: str) -> None:
+def test_an_invalid_template_is_refused(template: str, hosts: str, words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("{", r"\{").replace("}", r"\}")):
         CommandLauncher(RunDirectory(), template, hosts)
 
 
-def test_fields_stand_for_words_or_parts_of_them() -> None:
+def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
     launcher = CommandLauncher(RunDirectory(), "sh -c 'cd /; exec {cmd}' x-{host} {name}", ["a", "b"], "/my python")
     config = WorldConfig("worker4", 4, "c", "/", bytes(32))
     assert launcher._argv(config) == [
@@ -241,7 +241,7 @@ def config(directory: RunDirectory, **changes: Any) -> WorldConfig:
     return WorldConfig("worker1", 1, "test", str(directory.path), secrets.token_bytes(32), **fields)
 
 
-def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_path: Path) -> None:
+def test_a_command_that_ignores_its_input_and_interrupts_is_killed(no_leaks: None, tmp_path: Path) -> None:
     stubborn = tmp_path / "stubborn"
     stubborn.write_text("#!/bin/sh\nsleep 600 & wait\n")
     stubborn.chmod(0o755)
@@ -264,14 +264,14 @@ def test_a_command_that_minds_nothing_is_ended_all_the_same(no_leaks: None, tmp_
         launcher.start(config(directory))
 
 
-def test_what_is_told_goes_to_nobody_else_where_the_command_ends_meanwhile(no_leaks: None) -> None:
-    """A descriptor that is closed while it is written to may be another file's by then."""
+def test_the_input_of_a_command_is_not_closed_during_a_write(no_leaks: None) -> None:
+    """A descriptor that is closed during a write may belong to another file by then."""
 
     class Input:
         def write(self, line: bytes) -> None:
             ends = threading.Thread(target=command._hang_up)
             ends.start()
-            said.append(closed.wait(0.3))  # it must not be: so this is how long the test takes
+            said.append(closed.wait(0.3))  # it must stay open, so this wait always times out
             told.set()
             said.append(ends)
 
@@ -292,13 +292,13 @@ def test_what_is_told_goes_to_nobody_else_where_the_command_ends_meanwhile(no_le
     directory.remove()
 
 
-def test_a_command_that_ends_at_once_tells_so_in_its_own_words(no_leaks: None) -> None:
+def test_a_cluster_with_a_command_that_ends_at_once_fails(no_leaks: None) -> None:
     for _ in range(10):
         with pytest.raises(RpcError, match="worker1 ended"):
             started(1, "false {cmd}", "")
 
 
-def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_start_leaves_no_command_running(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(server: ForkServerClient, pid: int, grace: float) -> None:
         pids.append(pid)
         raise KeyboardInterrupt
@@ -315,9 +315,9 @@ def test_a_start_that_is_interrupted_leaves_no_command(no_leaks: None, monkeypat
         launcher.close()
 
 
-# -- what the command starts
+# -- the supervisor that the command starts
 def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[int, str]:
-    """Status and complaints of an outpost that is told this; who tells it `stays` until it has ended, or not."""
+    """The exit status and stderr of a supervisor with this input, which stays open until its end if `stays`."""
     command = [sys.executable, "-m", "rpcbench.worker", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None
@@ -326,12 +326,12 @@ def outposted(line: bytes, name: str = "worker1", stays: bool = False) -> tuple[
         return process.wait(60), process.stderr.read().decode()
 
 
-def test_an_outpost_that_is_told_nothing_says_what_it_needs(no_leaks: None) -> None:
+def test_a_supervisor_without_input_exits_with_the_reason(no_leaks: None) -> None:
     status, said = outposted(b"")
     assert status == 1 and said.count("\n") == 1 and "worker1 received no world to join" in said
 
 
-def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> None:
+def test_a_supervisor_refuses_a_terminal_which_would_show_the_secret(no_leaks: None) -> None:
     ours, theirs = pty.openpty()
     try:
         command = [sys.executable, "-m", "rpcbench.worker", "worker1"]
@@ -342,15 +342,15 @@ def test_a_terminal_is_refused_as_it_would_show_the_secret(no_leaks: None) -> No
     assert done.returncode == 1 and b"must not be a terminal" in done.stderr
 
 
-def test_another_version_is_refused_before_anything_starts(no_leaks: None) -> None:
+def test_a_supervisor_refuses_a_notebook_of_another_version(no_leaks: None) -> None:
     asked = json.loads(supervisor.request(config(RunDirectory())))
     asked["versions"] = ["protocol 99", "Python 3.99"]
     status, said = outposted(json.dumps(asked).encode() + b"\n")
     assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
 
 
-def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_path: Path) -> None:
-    """As that of the notebook's user may be on a host, or in a container, where the worker's is another one."""
+def test_a_supervisor_ignores_directories_that_its_user_cannot_enter(no_leaks: None, tmp_path: Path) -> None:
+    """On another host or in a container, the worker may run as another user than the notebook."""
     closed = tmp_path / "closed"
     (closed / "in").mkdir(parents=True)
     closed.chmod(0)
@@ -363,7 +363,7 @@ def test_a_directory_that_its_user_may_not_enter_is_none(no_leaks: None, tmp_pat
 
 
 @pytest.mark.long
-def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
+def test_a_worker_with_another_secret_is_refused(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         leader = made.agent.machine.ask(lambda node: node.members.me.remote)
         stranger = replace(made._config, name="worker9", id=9, leader=leader, remote="", secret=bytes(32), host="other")
@@ -373,8 +373,8 @@ def test_another_secret_is_refused(no_leaks: None, srun: None) -> None:
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import ctypes\nctypes.CDLL(None).sleep(600)"])
-def test_a_busy_worker_ends_with_its_world_though_its_command_does_not(no_leaks: None, srun: None, code: str) -> None:
-    """As behind a cut cable."""
+def test_a_busy_worker_ends_with_its_world_even_if_its_command_goes_on(no_leaks: None, srun: None, code: str) -> None:
+    """For example behind a cut cable."""
     with started(1) as made:
         worker = made.pid("worker1")
         cell = Cell(1, f"import sys\nprint('runs', file=sys.__stderr__, flush=True)\n{code}")
@@ -384,8 +384,8 @@ def test_a_busy_worker_ends_with_its_world_though_its_command_does_not(no_leaks:
         until(lambda: gone(worker))
 
 
-def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: None) -> None:
-    """As from `scancel`, or a container that is stopped."""
+def test_a_signal_to_the_supervisor_ends_the_worker_with_that_signal(no_leaks: None, srun: None) -> None:
+    """For example from `scancel`, or from a container that is stopped."""
     with started(1) as made:
         worker = made.pid("worker1")
         psutil.Process(worker).parent().terminate()
@@ -393,7 +393,7 @@ def test_a_signal_for_the_outpost_is_one_for_the_worker(no_leaks: None, srun: No
         assert gone(worker) and made.status()[0].state == "killed by SIGTERM"
 
 
-def test_the_outpost_being_killed_ends_the_worker(no_leaks: None, srun: None) -> None:
+def test_a_killed_supervisor_ends_its_worker(no_leaks: None, srun: None) -> None:
     with started(1) as made:
         worker = made.pid("worker1")
         directory = Path(
@@ -401,6 +401,6 @@ def test_the_outpost_being_killed_ends_the_worker(no_leaks: None, srun: None) ->
         )
         psutil.Process(worker).parent().kill()
         until(lambda: made.lost == ["worker1"] and gone(worker))
-        for path in sorted(directory.rglob("*"), reverse=True):  # nobody was left to do it
+        for path in sorted(directory.rglob("*"), reverse=True):  # no process was left to do it
             path.unlink()
         directory.rmdir()

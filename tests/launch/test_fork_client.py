@@ -1,4 +1,4 @@
-"""The warm fork_server: who shares it, when it is made anew, and that it never outlives its notebook."""
+"""The warm fork server: launchers share it, it is replaced if it is outdated, and it never outlives its notebook."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def main(config):
 
 
 def lodger(tmp_path):
-    """A launcher with one worker that stays; and the fork_server of that."""
+    """A launcher with one worker that stays, and the id of that worker's fork server."""
     made = Bench("fork", tmp_path)
     handle = made.start("idle")
     made.answer(handle)
     return made, made.fork_server_of(handle)
 
 
-def test_a_cluster_that_comes_later_finds_the_fork_server_warm(tmp_path):
+def test_later_launchers_share_the_warm_fork_server(tmp_path):
     first, server = lodger(tmp_path)
     first.launcher.close()
     assert not gone(server)
@@ -48,7 +48,7 @@ def test_a_cluster_that_comes_later_finds_the_fork_server_warm(tmp_path):
     third.launcher.close()
 
 
-def test_a_launcher_that_closes_ends_its_own_workers_alone(tmp_path):
+def test_a_launcher_that_closes_ends_only_its_own_workers(tmp_path):
     staying, leaving = Bench("fork", tmp_path), Bench("fork", tmp_path)
     stays, stubborn = staying.start("idle"), leaving.start("stubborn")
     for bench, handle in ((staying, stays), (leaving, stubborn)):
@@ -62,7 +62,7 @@ def test_a_launcher_that_closes_ends_its_own_workers_alone(tmp_path):
     assert stays.poll() == -signal.SIGTERM
 
 
-def test_a_killed_warm_fork_server_is_made_anew(tmp_path):
+def test_a_killed_warm_fork_server_is_replaced(tmp_path):
     first, server = lodger(tmp_path)
     first.launcher.close()
     os.kill(server, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_killed_warm_fork_server_is_made_anew(tmp_path):
     second.launcher.close()
 
 
-def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
+def test_a_worker_has_the_directory_environment_and_path_of_its_start(tmp_path, monkeypatch):
     first, server = lodger(tmp_path)
     first.launcher.close()
     elsewhere = tmp_path / "elsewhere"
@@ -89,26 +89,26 @@ def test_each_start_has_the_surroundings_of_its_moment(tmp_path, monkeypatch):
     second.launcher.close()
 
 
-def test_variables_that_count_when_torch_is_loaded_make_a_new_fork_server(tmp_path, monkeypatch):
+def test_a_changed_variable_that_torch_reads_when_loaded_makes_a_new_fork_server(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     first, server = lodger(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     second, found = lodger(tmp_path)
     assert found != server
     assert second.answer(second.start("draw"))["threads"] == 2
-    assert first.start("nothing").wait(SECONDS) == 0, "it keeps its own"
+    assert first.start("nothing").wait(SECONDS) == 0, "the first launcher keeps its own fork server"
     first.launcher.close()
     until(lambda: gone(server))
     second.launcher.close()
 
 
-def test_a_loaded_file_that_was_changed_makes_a_new_fork_server(tmp_path, monkeypatch):
+def test_a_worker_runs_the_new_text_of_a_changed_entry_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "edited_entry.py"
     values = []
     for value in (1, 2):
         source.write_text(STATES_ITS_VALUE.format(value=value))
-        os.utime(source, (value, value))  # in another second: compiled files of Python know no finer time
+        os.utime(source, (value, value))  # another second: compiled files of Python have no finer times
         bench = Bench("fork", tmp_path, entry="edited_entry:main")
         values.append(bench.answer(bench.start("any"))["value"])
         bench.launcher.close()
@@ -116,7 +116,7 @@ def test_a_loaded_file_that_was_changed_makes_a_new_fork_server(tmp_path, monkey
 
 
 @pytest.mark.long
-def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatch):
+def test_each_worker_loads_the_modules_of_the_user_anew(tmp_path, monkeypatch):
     import rpcbench
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -128,7 +128,7 @@ def test_modules_of_the_user_are_loaded_by_each_worker_anew(tmp_path, monkeypatc
             server = psutil.Process(cluster.pid("worker1")).ppid()
             found.append((cluster.rpc_sync("worker1", eval, ("__import__('edited_module').value()",)), server))
     assert [value for value, _ in found] == [1, 2]
-    assert found[0][1] == found[1][1], "the fork_server was warm"
+    assert found[0][1] == found[1][1], "the fork server was warm"
 
 
 NOTEBOOK = """
@@ -149,7 +149,7 @@ def warm_notebook(then):
     return notebook, int(pid), Path(home)
 
 
-def test_an_idle_fork_server_goes_with_a_killed_notebook():
+def test_an_idle_fork_server_ends_with_a_killed_notebook():
     notebook, server, home = warm_notebook("sys.stdin.read()")
     until(lambda: psutil.Process(server).cmdline()[-1:] and home.exists())
     with notebook:
@@ -157,7 +157,7 @@ def test_an_idle_fork_server_goes_with_a_killed_notebook():
     until(lambda: gone(server) and not home.exists())
 
 
-def test_an_idle_fork_server_goes_with_a_notebook_that_ends():
+def test_an_idle_fork_server_ends_with_a_notebook_that_exits():
     notebook, server, home = warm_notebook("")
     with notebook:
         assert notebook.wait(SECONDS) == 0
@@ -175,7 +175,7 @@ def test_a_fork_of_the_notebook_has_no_fork_server():
 
 
 @pytest.mark.long
-def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
+def test_stop_idle_ends_the_fork_server_and_the_next_launcher_gets_a_new_one(tmp_path):
     first, server = lodger(tmp_path)
     first.launcher.close()
     fork_client.stop_idle()
@@ -185,7 +185,7 @@ def test_cooled_leaves_nothing_and_the_next_gets_a_new_one(tmp_path):
     second.launcher.close()
 
 
-def test_what_others_start_is_guarded_by_the_warm_fork_server(tmp_path):
+def test_take_any_returns_the_warm_fork_server(tmp_path):
     first, server = lodger(tmp_path)
     guardian = fork_client.take_any()
     assert guardian.pid == server
@@ -193,7 +193,7 @@ def test_what_others_start_is_guarded_by_the_warm_fork_server(tmp_path):
     fork_client.give_back(guardian)
 
 
-def test_one_that_hangs_and_is_idle_ends_when_another_takes_its_place(monkeypatch):
+def test_an_idle_fork_server_that_hangs_is_ended_when_another_one_replaces_it(monkeypatch):
     monkeypatch.setattr(fork_client, "_CLOSE_SECONDS", 0.2)
     hung = fork_client.take_any()
     fork_client.give_back(hung)
@@ -206,7 +206,7 @@ def test_one_that_hangs_and_is_idle_ends_when_another_takes_its_place(monkeypatc
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
 @pytest.mark.parametrize("end", ["of the guarded", "of the notebook"])
-def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_notebook(end):
+def test_a_guarded_process_ends_with_the_notebook_and_its_children_with_either(end):
     script = textwrap.dedent(
         """
         import subprocess, sys, time
@@ -235,7 +235,7 @@ def test_a_guarded_process_takes_what_it_has_started_along_and_ends_with_the_not
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="guarding needs Linux")
-def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
+def test_guard_returns_only_after_its_request_was_sent(monkeypatch):
     guardian, sent, gate = fork_client.take_any(), [], threading.Event()
 
     class Slow:
@@ -256,11 +256,11 @@ def test_a_process_is_guarded_as_soon_as_that_returns(monkeypatch):
         guarded.kill()
     fork_client.give_back(guardian)
     fork_client.stop_idle()
-    guardian.guard(guarded.pid, 0.2)  # to no effect: the fork_server is gone, and nobody waits
+    guardian.guard(guarded.pid, 0.2)  # without effect and without a wait: the fork server is gone
 
 
-def test_what_the_notebook_said_last_is_heard_when_it_has_gone_meanwhile(tmp_path):
-    """The first request fills what is read at once, and tells of a notebook that is gone by then."""
+def test_a_fork_server_handles_the_last_requests_of_a_notebook_that_has_ended(tmp_path):
+    """The first request fills one read, and names a notebook that has already ended."""
     notebook = subprocess.Popen([sys.executable, "-c", ""])
     notebook.wait()
     home, entered = tmp_path / "home", tmp_path / "entered"

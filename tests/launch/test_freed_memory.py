@@ -1,4 +1,4 @@
-"""What a process of a world frees stays with it: the next step finds its memory there, and pays for no page again."""
+"""Memory that a process of a world frees stays with the process: the next step reuses it without new page faults."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def figures(script: str, **settings: str) -> list[float]:
     return [float(each) for each in done.stdout.split()]
 
 
-def test_pages_are_touched_once() -> None:
+def test_a_process_that_keeps_freed_memory_has_no_repeated_page_faults() -> None:
     before, after = figures(ALONE)
     assert before > _PAGES / 2 and after < _PAGES / 20
 
 
-def test_who_has_set_a_bound_for_malloc_has_decided() -> None:
+def test_a_malloc_threshold_of_the_user_is_kept() -> None:
     _, after = figures(ALONE, MALLOC_TRIM_THRESHOLD_="131072")
     assert after > _PAGES / 2
 
 
 @pytest.mark.long
-def test_so_it_is_in_the_driver_and_on_workers() -> None:
+def test_the_driver_and_workers_keep_freed_memory() -> None:
     driver, worker = figures(CLUSTER)
     assert max(driver, worker) < _PAGES / 20

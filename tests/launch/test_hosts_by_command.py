@@ -1,5 +1,5 @@
-"""A cluster on three hosts, network namespaces, to which a command takes the workers: what a lesson does there, a cable
-that is cut, and that nothing is left on any of them."""
+"""A cluster with workers that a command starts on three hosts, which are network namespaces: a lesson, a cut cable, and
+ends that leave no process on any host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LESSON = HERE.parents[1] / "notebooks" / "00_pipeline_digits.ipynb"
 
 @pytest.fixture
 def others(lab: list[Host], no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the hosts that srun knows, which are empty again in the end."""
+    """The names of the hosts that srun knows; at the end none of them has a process left."""
     _, *hosts = lab
     names = [host.name for host in hosts]
     provide(tmp_path, monkeypatch.setenv, names, NAMESPACE)
@@ -53,7 +53,7 @@ def facts(notebook: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.fixture
 def notebook(lab: list[Host], others: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """One that waits for a call to worker2."""
+    """A notebook that waits for a call to worker2."""
     with lab[0].start(HERE / "far_notebook.py", *others, env={"OMP_NUM_THREADS": "1"}) as process:
         try:
             assert facts(process)["up"].keys() == {"worker1", "worker2", "worker3"}
@@ -63,7 +63,7 @@ def notebook(lab: list[Host], others: list[str]) -> Iterator[subprocess.Popen[st
 
 
 @pytest.mark.long
-def test_a_cut_cable_is_told_with_the_workers_name_and_ends_it_there(
+def test_a_cut_cable_is_reported_with_the_workers_name_and_ends_the_worker(
     lab: list[Host], notebook: subprocess.Popen[str]
 ) -> None:
     assert notebook.stdin is not None
@@ -89,9 +89,7 @@ def test_a_cut_cable_is_told_with_the_workers_name_and_ends_it_there(
 
 
 @pytest.mark.long
-def test_the_death_of_the_notebook_ends_the_workers_on_all_hosts(
-    lab: list[Host], notebook: subprocess.Popen[str]
-) -> None:
+def test_a_killed_notebook_ends_the_workers_on_all_hosts(lab: list[Host], notebook: subprocess.Popen[str]) -> None:
     assert all(host.processes() for host in lab)
     notebook.kill()
     until(lambda: not any(host.processes() for host in lab))

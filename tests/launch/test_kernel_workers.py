@@ -1,4 +1,4 @@
-"""Workers that are kernels: what holds besides what `tests/notebook/test_kernel.py` shows of both kinds of workers."""
+"""Workers that are kernels: their own behaviour; `tests/notebook/test_kernel.py` tests both kinds of workers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[rpcbench.Cluster]:
-    """For tests that leave it as it was: two kernels."""
+    """Two kernels, for tests that leave the cluster as it was."""
     with rpcbench.Cluster(2, kind="kernel") as made:
         yield made
 
 
 class Asked:
-    """A cell that has been asked for."""
+    """A cell that was sent to a worker."""
 
     def __init__(self, cluster, code, worker="worker1", **asked):
         self.cluster, self.worker, self.number = cluster, worker, next(NUMBERS)
@@ -64,7 +64,7 @@ def ask(cluster, code, worker="worker1"):
 
 @pytest.fixture
 def console(cluster) -> Iterator[BlockingKernelClient]:
-    """What `jupyter console --existing FILE` is to worker1."""
+    """A client of worker1, like `jupyter console --existing FILE`."""
     client = BlockingKernelClient(connection_file=cluster.connection_file("worker1"))
     client.load_connection_file()
     client.start_channels()
@@ -77,15 +77,15 @@ def console(cluster) -> Iterator[BlockingKernelClient]:
 
 
 def run_in(console, code):
-    """Run it as a console does: how it ended, and what that client was shown."""
+    """Run code as a console does; return the status, and the text that the console was shown."""
     shown = []
     reply = console.execute_interactive(code, timeout=60, output_hook=lambda m: shown.append(m["content"]))
     texts = [c.get("text") or c.get("data", {}).get("text/plain", "") for c in shown]
     return reply["content"]["status"], "".join(texts)
 
 
-# -- what they are
-def test_each_worker_is_a_kernel_of_its_own(cluster):
+# -- properties
+def test_each_worker_is_a_separate_kernel_process(cluster):
     for name in cluster.workers:
         assert cluster.rpc_sync(name, os.getpid) == cluster.pid(name)
         command = psutil.Process(cluster.pid(name)).cmdline()
@@ -95,7 +95,7 @@ def test_each_worker_is_a_kernel_of_its_own(cluster):
     assert repr(cluster.agent.owner) == "<Cluster of worker1, worker2>"
 
 
-def test_the_secret_is_on_no_command_line_and_files_are_the_users_alone(cluster):
+def test_the_secret_is_hidden_and_connection_files_are_private_to_the_user(cluster):
     secret = cluster._config.secret.hex()
     for name in cluster.workers:
         for file in ("cmdline", "environ"):
@@ -106,14 +106,14 @@ def test_the_secret_is_on_no_command_line_and_files_are_the_users_alone(cluster)
         assert json.loads(connection.read_text())["transport"] == "ipc"
 
 
-def test_surroundings_are_those_of_a_process_worker(cluster):
+def test_a_kernel_has_the_directory_path_and_threads_of_a_process_worker(cluster):
     here = ask(cluster, "import os, sys, torch\nos.getcwd(), sys.path, torch.get_num_threads(), sys.stdin.read()")
     assert here == (os.getcwd(), sys.path, 1, "")
     drawn = [ask(cluster, "(torch if 'torch' in dir() else __import__('torch')).rand(3)", n) for n in cluster.workers]
     assert not torch.equal(*drawn)
 
 
-def test_what_is_written_outside_cells_is_in_the_log(cluster):
+def test_output_of_calls_of_children_and_past_python_is_in_the_log(cluster):
     cluster.rpc_sync("worker1", print, ("by a call",))
     ask(cluster, "import os, subprocess, sys\nsubprocess.run(['echo', 'by a child'], stdout=sys.stdout).returncode")
     ask(cluster, "os.write(2, b'past Python\\n')")
@@ -135,7 +135,7 @@ def _of_other(name):
 
 
 # -- other clients
-def test_a_console_sees_what_cells_have_made_and_they_what_it_has(cluster, console):
+def test_a_console_and_cells_share_variables_and_results(cluster, console):
     ask(cluster, "mine = 20\nmine")
     assert run_in(console, "print(mine)\nyours = mine + 1\n_ + yours") == ("ok", "20\n41")
     assert ask(cluster, "(_, yours)") == (41, 21)
@@ -143,12 +143,12 @@ def test_a_console_sees_what_cells_have_made_and_they_what_it_has(cluster, conso
     assert run_in(console, "_")[1] == "(41, 21)", "an error changes no result"
 
 
-def test_output_of_a_cell_is_not_shown_to_a_console_nor_its_own_to_the_notebook(cluster, console):
+def test_a_console_is_shown_only_its_own_output(cluster, console):
     ask(cluster, "from IPython.display import display\nprint('not there')\ndisplay('nor that')\n'nor the value'")
     assert run_in(console, "print('mine')\ndisplay('this')") == ("ok", "mine\n'this'")
 
 
-def test_cells_wait_for_what_a_console_runs_and_it_for_them(cluster, console, tmp_path):
+def test_cells_and_the_code_of_a_console_run_one_after_the_other(cluster, console, tmp_path):
     wait = "import asyncio, pathlib\nwhile not pathlib.Path({!r}).exists():\n    await asyncio.sleep(0.01)\n"
     go = tmp_path / "go"
     console.execute("order = []\n" + wait.format(str(go)) + "order.append('console')")
@@ -168,7 +168,7 @@ def _has(name):
     return name in sys.modules["__main__"].__dict__
 
 
-def test_a_console_interrupts_its_own_cell_by_a_message(cluster, console):
+def test_a_console_can_interrupt_its_own_code_by_a_message(cluster, console):
     console.execute("import time\nbegun = True\nwhile True:\n    time.sleep(0.01)")
     until(lambda: cluster.rpc_sync("worker1", _has, ("begun",)))
     console.session.send(console.control_channel.socket, "interrupt_request", {})
@@ -178,14 +178,14 @@ def test_a_console_interrupts_its_own_cell_by_a_message(cluster, console):
     assert ask(cluster, "'usable'") == "usable"
 
 
-# -- what cells await
-def test_what_a_cell_leaves_on_the_loop_goes_on(cluster):
+# -- asynchronous cells
+def test_a_task_goes_on_after_its_cell_has_ended(cluster):
     ask(cluster, "import asyncio\nasync def later():\n    await asyncio.sleep(0.01)\n    return 'done'")
     ask(cluster, "task = asyncio.create_task(later())\n0")
     assert ask(cluster, "await task") == "done"
 
 
-def test_variables_of_the_context_hold_from_cell_to_cell(cluster):
+def test_context_variables_keep_their_values_from_cell_to_cell(cluster):
     ask(cluster, "import contextvars\nvar = contextvars.ContextVar('var', default=0)\nvar.set(3)\n0")
     assert ask(cluster, "import asyncio\nawait asyncio.sleep(0)\nvar.get()") == 3
 
@@ -200,7 +200,7 @@ STUCK = {
 
 
 @pytest.mark.parametrize("how", STUCK)
-def test_an_interrupt_ends_its_cell_and_spares_the_next(cluster, tmp_path, how):
+def test_an_interrupt_ends_its_cell_and_a_late_one_does_not_hit_the_next(cluster, tmp_path, how):
     sign = tmp_path / "begun"
     begun = f"__import__('pathlib').Path({str(sign)!r}).touch()"
     cell = Asked(cluster, STUCK[how].format(begun=begun))
@@ -213,7 +213,7 @@ def test_an_interrupt_ends_its_cell_and_spares_the_next(cluster, tmp_path, how):
     assert ask(cluster, "'and next'") == "and next"
 
 
-def test_an_interrupted_group_of_tasks_ends_them_all(cluster, tmp_path):
+def test_an_interrupt_of_a_task_group_ends_all_its_tasks(cluster, tmp_path):
     sign = tmp_path / "begun"
     cell = Asked(
         cluster,
@@ -230,7 +230,7 @@ def test_an_interrupted_group_of_tasks_ends_them_all(cluster, tmp_path):
     assert ask(cluster, "ended") == [1, 1]
 
 
-def test_a_signal_from_outside_stops_a_cell_and_ends_no_kernel(cluster, tmp_path):
+def test_an_external_sigint_ends_the_running_cell_and_not_the_kernel(cluster, tmp_path):
     sign = tmp_path / "begun"
     cell = Asked(cluster, f"import time, pathlib\npathlib.Path({str(sign)!r}).touch()\ntime.sleep(60)")
     until(sign.exists)
@@ -238,13 +238,13 @@ def test_a_signal_from_outside_stops_a_cell_and_ends_no_kernel(cluster, tmp_path
     with pytest.raises(CallCancelled):
         cell.answer()
     cluster.interrupt("worker1")
-    with contextlib.suppress(CallCancelled):  # it may come only now
+    with contextlib.suppress(CallCancelled):  # the signal may arrive only now
         ask(cluster, "'hit'")
     assert ask(cluster, "'usable'") == "usable"
 
 
 # -- how they end
-def test_a_killed_kernel_is_told_of_and_started_again_under_its_name(cluster):
+def test_a_killed_kernel_is_reported_as_lost_and_can_be_restarted(cluster):
     before, file = cluster.pid("worker2"), cluster.connection_file("worker2")
     ref = cluster.remote("worker2", list)
     cell = Asked(cluster, "import time\ntime.sleep(60)", "worker2")
@@ -266,13 +266,13 @@ def test_a_killed_kernel_is_told_of_and_started_again_under_its_name(cluster):
         ("import ctypes\nctypes.string_at(0)", r"(?s)SIGSEGV.*Segmentation fault"),
     ],
 )
-def test_how_a_kernel_ended_is_told(cluster, code, words):
+def test_the_loss_of_a_kernel_is_reported_with_its_status_and_output(cluster, code, words):
     with pytest.raises(WorkerLostError, match=words):
         ask(cluster, code, "worker2")
     cluster.restart("worker2")
 
 
-def test_a_shut_down_cluster_leaves_nothing(no_leaks):
+def test_scale_and_shutdown_leave_no_process_and_no_file(no_leaks):
     with rpcbench.Cluster(1, kind="kernel") as made:
         directory = Path(made.connection_file("worker1")).parent
         child = ask(made, "import subprocess\nsubprocess.Popen(['sleep', '60']).pid")
@@ -284,14 +284,14 @@ def test_a_shut_down_cluster_leaves_nothing(no_leaks):
     assert not directory.exists()
 
 
-# -- what is missing, and other ways to launch
-def test_a_missing_part_names_the_pip_command(monkeypatch):
+# -- missing packages, and other ways to launch
+def test_a_missing_package_is_named_with_its_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", None)
     with pytest.raises(RpcError, match=r"need ipykernel, .*: pip install ipykernel jupyter-client"):
         rpcbench.Cluster(1, kind="kernel")
 
 
-def test_options_that_are_none_are_named():
+def test_an_invalid_option_is_refused_with_its_name():
     with pytest.raises(ValueError, match="kind='thread' is not a kind of worker"):
         rpcbench.Cluster(1, kind="thread")
     with pytest.raises(ValueError, match="start='fork' is for workers of kind 'process'"):
@@ -304,7 +304,7 @@ def test_options_that_are_none_are_named():
 
 @pytest.fixture
 def spec(tmp_path, monkeypatch):
-    """Writes a kernel spec called "mine"."""
+    """A function that writes a kernel spec named "mine"."""
 
     def write(**fields):
         folder = tmp_path / "kernels" / "mine"
@@ -315,19 +315,19 @@ def spec(tmp_path, monkeypatch):
     return write
 
 
-def test_a_kernel_that_does_not_start_has_last_words(spec, no_leaks):
+def test_the_error_of_a_kernel_that_does_not_start_quotes_its_output(spec, no_leaks):
     spec(argv=[sys.executable, "-c", "import sys; print('none today', file=sys.stderr); sys.exit(3)"])
     with pytest.raises(RpcError, match=r"worker1 ended \(exit code 3\) before it could serve:\nnone today"):
         rpcbench.Cluster(1, kind="kernel", kernel="mine")
 
 
-def test_a_kernel_of_another_python_is_told(monkeypatch, no_leaks):
+def test_a_kernel_of_another_python_is_refused(monkeypatch, no_leaks):
     monkeypatch.setattr(kernel_process, "sys", SimpleNamespace(version_info=(3, 99, 0)))
     with pytest.raises(RpcError, match=r"the kernel runs Python 3\.\d+\.\d+, this process 3\.99"):
         rpcbench.Cluster(1, kind="kernel")
 
 
-def test_a_kernel_that_cannot_be_launched_is_told(spec, no_leaks, caplog):
+def test_the_error_of_a_kernel_that_cannot_be_launched_names_the_cause(spec, no_leaks, caplog):
     spec(argv=["/no/such/program"])
     with pytest.raises(RpcError, match="worker1 could not be launched: FileNotFoundError"):
         rpcbench.Cluster(1, kind="kernel", kernel="mine")
@@ -335,14 +335,14 @@ def test_a_kernel_that_cannot_be_launched_is_told(spec, no_leaks, caplog):
 
 @pytest.fixture
 def elsewhere(spec):
-    """A kernel spec "mine" whose kernels a provisioner of our own launches."""
+    """A kernel spec "mine" whose kernels are launched by the provisioner of these tests."""
     spec(
         argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         metadata={"kernel_provisioner": {"provisioner_name": "elsewhere"}},
     )
 
 
-def test_any_provisioner_may_launch_the_kernels(elsewhere, monkeypatch, no_leaks):
+def test_another_provisioner_can_launch_the_kernels(elsewhere, monkeypatch, no_leaks):
     factory = KernelProvisionerFactory.instance()
     monkeypatch.setitem(factory.provisioners, "elsewhere", elsewhere_provisioner.ENTRY_POINT)
     with rpcbench.Cluster(1, kind="kernel", kernel="mine") as made:

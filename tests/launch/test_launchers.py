@@ -1,4 +1,4 @@
-"""Launchers by name: our own, those of other packages, and what is said of names and options that there are not."""
+"""Launchers by name: those of rpcbench, those of other packages, and errors for unknown names and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ made = []
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an installed package that brings launchers."""
+    """A folder with an installed package that provides launchers."""
     metadata = tmp_path / "more_launchers-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: more-launchers\nVersion: 1.0\n")
@@ -42,7 +42,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_names_are_ours_and_those_of_packages() -> None:
+def test_launcher_names_are_those_of_rpcbench_and_of_packages() -> None:
     ours = list(registry.OWN)
     assert registry.launcher_names()[: len(ours)] == ours
     assert {"mine", "broken", "missing"} <= set(registry.launcher_names()) and registry.launcher_names().count(
@@ -61,7 +61,7 @@ def test_a_launcher_of_another_package_starts_workers_with_its_options(no_leaks:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_what_keeps_a_launcher_from_starting_is_told(no_leaks: None) -> None:
+def test_a_launcher_that_cannot_start_raises_the_reason(no_leaks: None) -> None:
     with pytest.raises(RpcError, match=r"'broken' \(broken_launcher:make\) cannot .* OSError: the license server is"):
         rpcbench.Cluster(1, launcher="broken")
     with pytest.raises(RpcError, match="launcher 'missing' need no_such_package, which is not installed"):
@@ -72,7 +72,7 @@ def test_what_keeps_a_launcher_from_starting_is_told(no_leaks: None) -> None:
         rpcbench.Cluster(1, launcher="command")
 
 
-def test_short_names_and_launchers_that_contradict_are_told() -> None:
+def test_kind_and_start_choose_a_launcher_and_contradictions_are_refused() -> None:
     assert registry.chosen_launcher(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
     assert registry.chosen_launcher(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
     assert registry.chosen_launcher("command", "process", "python3", None) == ("command", {})
@@ -89,8 +89,8 @@ def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
     assert project["entry-points"][registry.GROUP] == registry.OWN
 
 
-# -- where the notebook is found
-def test_an_address_is_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+# -- the address of the notebook
+def test_an_address_is_parsed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.outbound_address("10.0.0.1:29500") == "tls://10.0.0.1:29500"
     assert hosts.outbound_address("node7") == "tls://node7:0"
     assert hosts.outbound_address("[fe80::1]:7") == "tls://[fe80::1]:7"
@@ -101,7 +101,7 @@ def test_an_address_is_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             hosts.outbound_address(wrong)
 
 
-def test_without_a_way_outward_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_required_on_a_host_with_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(host: str, port: int) -> str:
         raise OSError("Network is unreachable")
 

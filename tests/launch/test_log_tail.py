@@ -1,4 +1,4 @@
-"""What C code and children write to a worker's log is shown in the cell: in order, whole, in bounded memory."""
+"""Output of C code and of children in a worker's log is shown in the cell: in order, whole, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = CellKey(0, 7)
 
 
 class Worker:
-    """An outbox and its log, to which `c` writes as C code does."""
+    """An output stream and its log, to which `c` writes as C code does."""
 
     def __init__(self, path: Path) -> None:
         self.log = path.open("w+b")
@@ -33,7 +33,7 @@ class Worker:
         os.write(self.log.fileno(), data)
 
     def read(self, until: Callable[[list[tuple[str, str]]], bool]) -> list[tuple[str, str]]:
-        """Kinds and contents of what has come, until that is so."""
+        """The kinds and contents of the notices, until the condition holds."""
         found: list[tuple[str, str]] = []
         while not until(found):
             notice = self.notices.get(timeout=PATIENCE)
@@ -42,7 +42,7 @@ class Worker:
         return found
 
     def run(self, *writes: Callable[[], object]) -> list[tuple[str, str]]:
-        """What a cell shows that does these, neighbours of a kind as one."""
+        """The output of a cell that calls these functions; adjacent texts of one kind are joined."""
         self.output_stream.begin(KEY)
         for write in writes:
             write()
@@ -63,7 +63,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     made.text.close()
 
 
-def test_it_comes_in_order_with_what_python_writes(worker: Worker) -> None:
+def test_output_of_c_code_is_in_order_with_that_of_python(worker: Worker) -> None:
     def python() -> None:
         print("python", file=worker.stream)
 
@@ -76,7 +76,7 @@ def test_it_comes_in_order_with_what_python_writes(worker: Worker) -> None:
     ]  # fmt: skip
 
 
-def test_it_is_shown_while_the_cell_runs_and_a_letter_in_two_pieces_is_one(worker: Worker) -> None:
+def test_output_of_c_code_is_shown_while_the_cell_runs_in_whole_characters(worker: Worker) -> None:
     worker.output_stream.begin(KEY)
     worker.c(b"at once \xc3")
     assert worker.read(bool) == [("stdout", "at once ")]
@@ -85,7 +85,7 @@ def test_it_is_shown_while_the_cell_runs_and_a_letter_in_two_pieces_is_one(worke
     worker.output_stream.end(KEY, "over")
 
 
-def test_what_is_written_outside_of_cells_is_in_the_log_alone(worker: Worker) -> None:
+def test_output_outside_of_cells_is_only_in_the_log(worker: Worker) -> None:
     worker.c(b"before\n")
     assert worker.run(lambda: worker.c(b"within\n")) == [("stdout", "within\n")]
     worker.c(b"between\n")
@@ -94,20 +94,22 @@ def test_what_is_written_outside_of_cells_is_in_the_log_alone(worker: Worker) ->
     assert Path(worker.log.name).read_bytes() == b"before\nwithin\nbetween\npython\n"
 
 
-def test_a_flood_costs_no_memory_and_says_what_is_left_out(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_beyond_the_limit_is_replaced_by_the_number_of_its_bytes(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "MOST", 1000)
     [(kind, text)] = worker.run(lambda: worker.c(b"x" * 4000 + b"y" * 1000))
     assert kind == "stdout" and text.endswith("\n" + "y" * 1000)
     assert "4,000 bytes of output" in text and text.count("x") == 0
 
 
-def test_a_flood_is_not_cut_within_a_letter(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_beyond_the_limit_is_cut_between_characters(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MOST", 1000)
     [(_, text)] = worker.run(lambda: worker.c("ä".encode() * 2000 + b"y"))
     assert text.endswith(")\n" + "ä" * 499 + "y")
 
 
-def test_of_a_file_that_others_may_write_to_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_log_of_this_incarnation_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, found in (("worker1.2.log", True), ("worker1.1.log", False), ("all.txt", False)):
         file = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
         monkeypatch.setattr(output, "_OUT", file)

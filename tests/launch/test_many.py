@@ -13,8 +13,8 @@ from rpcbench.rpc import rpc_async
 pytestmark = pytest.mark.process
 
 
-def test_32_workers_start_and_all_call_all(no_leaks: None) -> None:
-    """In 3 to 7 s on two cores; the waits inside end after a minute."""
+def test_32_workers_start_and_call_each_other(no_leaks: None) -> None:
+    """It takes 3 to 7 s on two cores; the waits inside end after a minute."""
     with rpcbench.Cluster(32) as cluster:
         names = cluster.workers
         assert len(names) == 32

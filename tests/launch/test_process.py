@@ -1,4 +1,4 @@
-"""Real processes: what a worker is born with, how its end is told, and that nothing is left of it."""
+"""Real processes: the environment of a worker, the report of its end, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDS = {
 }
 
 
-def test_exit_status_and_last_words_are_reported(shared):
+def test_the_exit_status_and_the_last_output_of_a_worker_are_reported(shared):
     told = queue.SimpleQueue()
     handles = {task: shared.start(task, lambda *news: told.put((*news, news[0].poll()))) for task in ENDS}
     for task, (status, words) in ENDS.items():
@@ -51,7 +51,7 @@ def test_exit_status_and_last_words_are_reported(shared):
     assert told.empty()
 
 
-def test_kill_and_outside_signals(shared):
+def test_a_worker_ends_by_kill_and_by_external_signals(shared):
     killed, terminated = shared.start("idle"), shared.start("idle")
     for handle in (killed, terminated):
         assert shared.answer(handle)["pid"] == handle.pid
@@ -64,7 +64,7 @@ def test_kill_and_outside_signals(shared):
     killed.interrupt()
 
 
-def test_wait_is_bounded(forked):
+def test_wait_raises_timeout_error_at_its_limit(forked):
     handle = forked.start("idle")
     with pytest.raises(TimeoutError, match=handle.name):
         handle.wait(0.01)
@@ -79,7 +79,7 @@ def test_interrupt_reaches_the_handler_of_the_worker(shared):
     assert handle.wait(SECONDS) == 21
 
 
-def test_a_worker_has_its_callers_surroundings_and_nothing_of_its_siblings(shared, monkeypatch, tmp_path):
+def test_a_worker_has_the_environment_of_its_caller_and_no_descriptors_of_siblings(shared, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RPCBENCH_TEST", "héllo\udcff")
     monkeypatch.delenv("HOME", raising=False)
@@ -99,12 +99,12 @@ def test_a_worker_has_its_callers_surroundings_and_nothing_of_its_siblings(share
     assert born["descriptors"] == {"0": os.devnull, "1": str(handle.log), "2": str(handle.log)}
 
 
-def test_siblings_draw_different_numbers(forked):
+def test_sibling_workers_draw_different_random_numbers(forked):
     drawn = [forked.answer(forked.start("draw"))["numbers"] for _ in range(2)]
     assert all(one != other for one, other in zip(*drawn, strict=True))
 
 
-def test_torch_has_one_thread_unless_the_caller_says_otherwise(shared, monkeypatch):
+def test_torch_has_one_thread_unless_the_caller_sets_omp_num_threads(shared, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plain = shared.start("draw")
     monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
@@ -113,13 +113,13 @@ def test_torch_has_one_thread_unless_the_caller_says_otherwise(shared, monkeypat
     assert shared.answer(asked)["threads"] == 2
 
 
-def test_parallel_matmul_and_backward_work(forked):
+def test_a_forked_worker_can_run_parallel_matmul_and_backward(forked):
     handles = [forked.start("train") for _ in range(2)]
     for handle in handles:
         assert forked.answer(handle) == {"threads": 2, "gradient": [512.0]}
 
 
-def test_the_secret_is_not_to_be_seen(shared):
+def test_the_secret_is_on_no_command_line_and_in_no_environment(shared):
     handle = shared.start("idle")
     shared.answer(handle)
     for pid in (handle.pid, shared.fork_server_of(handle)):
@@ -131,7 +131,7 @@ def test_the_secret_is_not_to_be_seen(shared):
     handle.kill()
 
 
-def test_what_a_worker_started_ends_with_it(forked):
+def test_children_of_a_killed_worker_end_with_it(forked):
     handle = forked.start("parent")
     child = forked.answer(handle)["child"]
     os.kill(handle.pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_what_a_worker_started_ends_with_it(forked):
     until(lambda: gone(child))
 
 
-def test_start_from_threads_that_end(forked):
+def test_workers_outlive_the_threads_that_started_them(forked):
     handles = []
     threads = [threading.Thread(target=lambda: handles.append(forked.start("idle"))) for _ in range(4)]
     for thread in threads:
@@ -153,7 +153,7 @@ def test_start_from_threads_that_end(forked):
         assert handle.wait(SECONDS) == -signal.SIGKILL
 
 
-def test_on_exit_that_fails_or_starts_harms_nobody(forked, caplog):
+def test_an_exit_callback_that_starts_a_worker_is_logged_and_later_starts_work(forked, caplog):
     ended = threading.Event()
 
     def restart(handle, status):
@@ -167,19 +167,19 @@ def test_on_exit_that_fails_or_starts_harms_nobody(forked, caplog):
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "nul\0"])
-def test_names_that_no_file_can_have(bench, name):
+def test_a_worker_name_that_is_no_file_name_is_refused(bench, name):
     with pytest.raises(ValueError, match="cannot be called"):
         bench.launcher.start(dataclasses.replace(bench.config("nothing"), name=name))
 
 
-def test_a_mode_that_does_not_exist(monkeypatch):
+def test_an_unknown_start_mode_is_refused(monkeypatch):
     monkeypatch.setenv("RPCBENCH_START", "teleport")
     with pytest.raises(ValueError, match=r"teleport.*fork.*spawn"):
         ProcessLauncher(RunDirectory())
 
 
 @both
-def test_close_ends_everything_twice(bench):
+def test_close_ends_all_workers_and_can_be_repeated(bench):
     handles = [bench.start("idle"), bench.start("stubborn"), bench.start("parent")]
     child = [bench.answer(handle) for handle in handles][2]["child"]
     bench.launcher.close()
@@ -191,20 +191,20 @@ def test_close_ends_everything_twice(bench):
         bench.start("nothing")
 
 
-def test_close_before_anything_was_started(bench):
+def test_close_works_before_any_start(bench):
     bench.launcher.warm()
     bench.launcher.close()
 
 
 @both
-def test_close_ends_workers_that_were_only_just_born(bench):
+def test_close_ends_workers_that_have_only_just_started(bench):
     handles = [bench.start("idle") for _ in range(4)]
     bench.launcher.close()
     assert [handle.poll() for handle in handles] == [-signal.SIGTERM] * 4
 
 
 @both
-def test_a_killed_fork_server_takes_its_workers_and_is_replaced(bench):
+def test_workers_of_a_killed_fork_server_end_and_the_server_is_replaced(bench):
     told = threading.Event()
     handle = bench.start("parent", lambda *_: told.set())
     child = bench.answer(handle)["child"]
@@ -215,7 +215,7 @@ def test_a_killed_fork_server_takes_its_workers_and_is_replaced(bench):
     assert bench.start("nothing").wait(SECONDS) == 0
 
 
-def test_a_fork_server_asked_to_end_leaves_the_directory_to_the_notebook(bench):
+def test_a_terminated_fork_server_leaves_the_directory_to_the_notebook(bench):
     handle = bench.start("idle")
     os.kill(bench.fork_server_of(handle), signal.SIGTERM)
     assert handle.wait(SECONDS) == -signal.SIGTERM
@@ -226,11 +226,11 @@ def test_a_fork_server_asked_to_end_leaves_the_directory_to_the_notebook(bench):
 def _starts(bench):
     try:
         return bench.start("nothing").wait(SECONDS) == 0
-    except RpcError:  # the old fork_server is still on its way out
+    except RpcError:  # the old fork server is still ending
         return False
 
 
-def test_a_fork_server_that_cannot_import_says_why(tmp_path):
+def test_a_fork_server_that_cannot_import_its_entry_raises_the_reason(tmp_path):
     bench = Bench("fork", tmp_path, entry="no_such_module:main")
     with (
         contextlib.closing(bench.launcher),
@@ -248,17 +248,19 @@ def test_an_entry_module_with_threads_is_refused(tmp_path, monkeypatch):
         bench.start("nothing")
 
 
-def test_a_start_that_was_given_up_leaves_no_worker(bench, monkeypatch):
+def test_a_start_that_timed_out_leaves_no_worker(bench, monkeypatch):
     running = bench.start("idle")
     stopped = bench.fork_server_of(running)
     stop(stopped)
     monkeypatch.setattr(fork_client, "_START_SECONDS", 0.1)
+    ended = []  # a handler runs on another thread, where a failure would not fail this test
     with pytest.raises(RpcError, match="did not answer"):
-        bench.start("idle", on_exit=lambda *_: pytest.fail("nobody holds this worker"))
+        bench.start("idle", on_exit=lambda *_: ended.append("a worker that no handle stands for"))
     os.kill(stopped, signal.SIGCONT)
     monkeypatch.undo()
     bench.start("nothing").wait(SECONDS)
     until(lambda: [child.pid for child in psutil.Process(stopped).children()] == [running.pid])
+    assert not ended
 
 
 def test_close_is_bounded_when_the_fork_server_hangs(bench, monkeypatch):
@@ -274,7 +276,7 @@ def test_close_is_bounded_when_the_fork_server_hangs(bench, monkeypatch):
 
 @contextlib.contextmanager
 def notebook_to_kill(mode, answers):
-    """Another process with two workers in it; yields it and what it said of itself."""
+    """Start another process with two workers; yield the process and the facts that it printed."""
     script = Path(__file__).with_name("killed_parent.py")
     with subprocess.Popen([sys.executable, script, mode, answers], stdout=subprocess.PIPE) as notebook:
         facts = json.loads(notebook.stdout.readline())
@@ -289,7 +291,7 @@ def notebook_to_kill(mode, answers):
 
 
 @pytest.mark.parametrize("mode", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
+def test_a_killed_notebook_leaves_no_process_and_no_directory(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.kill()
         until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["fork_server"]]), 5)
@@ -298,7 +300,7 @@ def test_a_killed_notebook_leaves_nothing(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_notebook_and_fork_server_killed_together_leave_no_worker(mode, tmp_path):
+def test_workers_of_a_killed_fork_server_end_while_the_notebook_is_stopped(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.send_signal(signal.SIGSTOP)
         os.kill(facts["fork_server"], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Workers in a Ray cluster: one that the user has, of one node with three CPUs, started once for all tests."""
+"""Workers in a Ray cluster of the user, with one node and three CPUs, started once for all tests."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def session(leak_check):
-    """The user's own session in Ray."""
+    """A session of Ray that belongs to the user."""
     with prepared(leak_check):
         import ray
 
         begun(lambda: ray.init(num_cpus=CPUS, **START))
-        until(lambda: free() == CPUS)  # it knows a moment later
+        until(lambda: free() == CPUS)  # Ray counts them a moment later
         yield
 
 
@@ -48,12 +48,12 @@ def nothing_left(session):
 
 
 def there():
-    """CPUs that nobody uses, processes that keep workers, and placement groups."""
+    """The numbers of free CPUs, of supervisors and of placement groups."""
     return free(), len(outposts()), len(groups())
 
 
 def settled(wanted):
-    """Wait until that is so again; Ray takes its time to count."""
+    """Wait until the numbers are these again; Ray counts with a delay."""
     with contextlib.suppress(AssertionError):
         until(lambda: there() == wanted, SECONDS)
     assert there() == wanted
@@ -61,7 +61,7 @@ def settled(wanted):
 
 @pytest.fixture(scope="module")
 def pair(session):
-    """Two workers, for tests that have two when they are done."""
+    """Two workers, for tests that leave two workers."""
     with start(2) as made:
         yield made
 
@@ -73,14 +73,16 @@ def ask_other():
 def test_workers_run_cells_and_call_each_other(pair):
     assert pair.run("all", "import os; os.getpid()") == {name: pair.pid(name) for name in pair.workers}
     assert pair.run("all", "os.getcwd()") == dict.fromkeys(pair.workers, os.getcwd())
-    assert pair.run("worker1", "os.environ.get('PYTHONBREAKPOINT')") is None, "breakpoint() is the user's"
+    assert pair.run("worker1", "os.environ.get('PYTHONBREAKPOINT')") is None, (
+        "breakpoint() keeps the setting of the user"
+    )
     assert pair.rpc_sync("worker1", ask_other) == 5
     assert {row.name: (row.pid, row.state) for row in pair.status()} == {
         name: (pair.pid(name), "serves") for name in pair.workers
     }
 
 
-def test_nobody_sees_the_secret(pair):
+def test_the_secret_is_on_no_command_line_and_in_no_environment(pair):
     secret = pair._config.secret.hex()
     for outpost in outposts():
         for process in (outpost, *outpost.parents()[:2], *outpost.children()):
@@ -89,7 +91,7 @@ def test_nobody_sees_the_secret(pair):
     assert len(outposts()) == 2
 
 
-def test_a_cell_is_interrupted(pair):
+def test_an_interrupt_ends_a_running_cell(pair):
     asked = pair.rpc_async("worker1", run_cell, (Cell(1, "import time; time.sleep(100)"),))
     for _ in range(100):  # the cell may not have begun
         pair.interrupt("worker1")
@@ -101,7 +103,7 @@ def test_a_cell_is_interrupted(pair):
     assert pair.run("worker1", "1 + 1") == 2
 
 
-def test_a_worker_that_is_killed_takes_along_what_it_has_started_and_comes_again_in_its_place(pair):
+def test_a_killed_worker_ends_with_its_children_and_restarts_in_its_placement_group(pair):
     (place,) = groups()
     child = pair.run("worker2", "import subprocess; subprocess.Popen(['sleep', '1000']).pid")
     pair.kill("worker2")
@@ -112,13 +114,13 @@ def test_a_worker_that_is_killed_takes_along_what_it_has_started_and_comes_again
     assert groups() == [place]
 
 
-def test_a_worker_that_crashes_is_told_of_with_its_signal_and_last_words(pair):
+def test_a_crashed_worker_is_reported_with_its_signal_and_output(pair):
     with pytest.raises(WorkerLostError, match=r"worker2 .*killed by SIGSEGV(.|\n)*string_at"):
         pair.run("worker2", "import ctypes; ctypes.string_at(0)")
     pair.restart("worker2")
 
 
-def test_an_actor_that_dies_takes_its_worker_along_and_ray_says_why(pair):
+def test_a_worker_ends_with_its_actor_and_its_log_has_the_reason_of_ray(pair):
     pid, actor = pair.pid("worker2"), pair._handles["worker2"].pid
     child = pair.run("worker2", "import subprocess; subprocess.Popen(['sleep', '1000']).pid")
     os.kill(actor, signal.SIGKILL)
@@ -129,7 +131,7 @@ def test_an_actor_that_dies_takes_its_worker_along_and_ray_says_why(pair):
     pair.restart("worker2")
 
 
-def test_more_workers_and_fewer(pair):
+def test_scale_starts_and_stops_workers_and_frees_their_cpus(pair):
     before = free()
     pair.scale(4)
     assert pair.run("all", "1 + 1") == dict.fromkeys([f"worker{i}" for i in (1, 2, 3, 4)], 2)
@@ -138,7 +140,7 @@ def test_more_workers_and_fewer(pair):
     until(lambda: free() == before, SECONDS)
 
 
-def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
+def test_an_interrupted_start_leaves_nothing(pair, monkeypatch):
     from rpcbench.launch import ray_launcher
 
     class Kept(ray_launcher._RayWorker):
@@ -155,7 +157,7 @@ def test_a_start_that_is_broken_off_leaves_nothing(pair, monkeypatch):
     assert pair.workers == ["worker1", "worker2"]
 
 
-def test_what_does_not_fit_is_refused_whole(pair):
+def test_a_request_for_too_many_cpus_is_refused_and_reserves_nothing(pair):
     before, there = free(), groups()
     with pytest.raises(RpcError, match=r"Ray found no place for worker1, .*worker7 in 1 s") as caught:
         start(7, patience=1)
@@ -167,25 +169,25 @@ def test_what_does_not_fit_is_refused_whole(pair):
     until(lambda: free() == before, SECONDS)
 
 
-def test_what_no_node_has_is_told(pair):
+def test_a_request_for_an_unknown_resource_is_refused_as_infeasible(pair):
     with pytest.raises(RpcError, match=r"INFEASIBLE(.|\n)*1 x {'CPU': 0.5, 'magic': 1}"):
         start(1, patience=1, resources={"magic": 1})
 
 
-def test_options_that_are_none(session):
+def test_invalid_options_are_refused(session):
     with pytest.raises(ValueError, match="strategy='ALONE' is not one of Ray's"):
         start(1, strategy="ALONE")
     with pytest.raises(ValueError, match="has to request a resource"):
         start(1, cpus=0)
 
 
-def test_a_worker_that_cannot_begin_says_why(nothing_left):
+def test_the_error_of_a_worker_that_cannot_start_quotes_its_output(nothing_left):
     nowhere = "203.0.113.7"
     with pytest.raises(RpcError, match=rf"worker1 ended \(exit code 1\) before it could serve(.|\n)*{nowhere}"):
         start(1, runtime_env={"env_vars": {"RPCBENCH_BIND": nowhere}})
 
 
-def test_the_session_of_the_user_stays(nothing_left):
+def test_the_session_of_the_user_outlives_a_cluster(nothing_left):
     with start(1) as cluster:
         assert cluster.run("worker1", "6 * 7") == 42
 
@@ -200,7 +202,7 @@ time.sleep(1000)
 """
 
 
-def test_workers_go_with_a_notebook_that_is_killed(nothing_left):
+def test_workers_end_with_a_killed_notebook(nothing_left):
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -212,7 +214,7 @@ def test_workers_go_with_a_notebook_that_is_killed(nothing_left):
     until(lambda: gone(worker) and gone(child))
 
 
-def test_a_session_that_is_over_ends_the_workers(session):
+def test_workers_end_with_the_session_of_ray(session):
     import ray
 
     cluster = start(1)
@@ -228,7 +230,7 @@ def test_a_session_that_is_over_ends_the_workers(session):
 
 
 class Sessions:
-    """Ray, as far as its sessions go: each has a name of its own."""
+    """The part of Ray that handles sessions: each has a name of its own."""
 
     def __init__(self):
         self.begun, self.here = 0, ""
@@ -258,7 +260,7 @@ def sessions(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [None, "pudb.set_trace"])
-def test_a_session_leaves_breakpoints_as_they_were(sessions, monkeypatch, before):
+def test_a_session_restores_the_breakpoint_variable(sessions, monkeypatch, before):
     ray, ours = sessions
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
     if before is not None:
@@ -274,7 +276,7 @@ def test_a_session_leaves_breakpoints_as_they_were(sessions, monkeypatch, before
     assert os.environ.get("PYTHONBREAKPOINT") == before
 
 
-def test_a_session_of_launchers_ends_with_the_last_of_them(sessions):
+def test_a_session_of_launchers_ends_with_the_last_launcher(sessions):
     ray, ours = sessions
     first, second = ours.enter(None), ours.enter(None)
     ours.leave(first)
@@ -283,7 +285,7 @@ def test_a_session_of_launchers_ends_with_the_last_of_them(sessions):
     assert not ray.here
 
 
-def test_a_session_that_the_user_has_begun_since_stays(sessions):
+def test_a_session_that_the_user_has_started_later_stays(sessions):
     ray, ours = sessions
     first = ours.enter(None)
     ray.shutdown()
@@ -294,7 +296,7 @@ def test_a_session_that_the_user_has_begun_since_stays(sessions):
     assert ray.here == "session 2"
 
 
-def test_a_launcher_of_an_earlier_session_ends_none_of_a_later_one(sessions):
+def test_a_launcher_of_an_earlier_session_does_not_end_a_later_one(sessions):
     ray, ours = sessions
     first = ours.enter(None)
     ray.shutdown()

@@ -1,6 +1,6 @@
-"""Workers on several nodes of a Ray cluster; and in a Ray that the launcher starts itself, as the page has it.
+"""Workers on several nodes of a Ray cluster; and in a Ray that the launcher starts itself, as in the documentation.
 
-The nodes are processes of this machine; Ray takes them for machines.
+The nodes are processes of this machine; Ray treats them as machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert not ray.is_initialized()
 """
 
 
-def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
+def test_each_worker_gets_its_own_node_if_there_are_enough(leak_check):
     with prepared(leak_check):
         import ray
         from ray.cluster_utils import Cluster
@@ -57,7 +57,7 @@ def test_each_gets_a_node_of_its_own_where_there_are_as_many(leak_check):
             nodes.shutdown()
 
 
-def test_the_block_of_the_page_starts_a_ray_and_ends_it(leak_check, monkeypatch):
+def test_the_example_of_the_documentation_starts_and_ends_ray(leak_check, monkeypatch):
     (block,) = (each for each in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '"ray"' in each)
     monkeypatch.setenv(hosts.BIND_VARIABLE, "127.0.0.1")
     command = [sys.executable, "-W", "error", "-c", f"import rpcbench\n{block}\n{CHECKS}"]

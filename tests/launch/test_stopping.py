@@ -1,4 +1,4 @@
-"""Workers end in order, of every kind and however the end comes: what they have left to do at their exit is done."""
+"""Workers of each kind end in order at each kind of end: their exit handlers run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prepare(cluster: rpcbench.Cluster, folder: Path) -> None:
 
 
 def deeds(folder: Path) -> set[str]:
-    """What has been done at the exits of workers."""
+    """The traces of the exit handlers of workers."""
     logs = [path for path in folder.glob("*.log") if "the last record" in path.read_text()]
     return {path.name for path in (*folder.glob("*.exited"), *folder.glob("*.finalized"), *logs)}
 
@@ -67,7 +67,7 @@ def all_of(*names: str) -> set[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", EACH)
-def test_last_deeds_are_done_at_scale_restart_and_shutdown(no_leaks: None, kind: str, tmp_path: Path) -> None:
+def test_exit_handlers_run_at_scale_restart_and_shutdown(no_leaks: None, kind: str, tmp_path: Path) -> None:
     with rpcbench.Cluster(3, **KINDS[kind]) as cluster:
         prepare(cluster, tmp_path)
         if not cluster.inseparable:
@@ -83,7 +83,7 @@ def test_last_deeds_are_done_at_scale_restart_and_shutdown(no_leaks: None, kind:
 @pytest.mark.parametrize("kind", [
     "fork", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "fork"),
 ])  # fmt: skip
-def test_last_deeds_are_done_when_the_notebook_is_terminated(kind: str, tmp_path: Path) -> None:
+def test_exit_handlers_run_when_the_notebook_is_terminated(kind: str, tmp_path: Path) -> None:
     program = f"""
         import os, signal, sys
         sys.path[:0] = {sys.path!r}
@@ -101,7 +101,7 @@ def test_last_deeds_are_done_when_the_notebook_is_terminated(kind: str, tmp_path
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["fork", "kernel"])
-def test_a_cell_that_runs_is_interrupted_and_one_that_waits_does_not_begin(
+def test_shutdown_interrupts_the_running_cell_and_cancels_a_queued_one(
     no_leaks: None, kind: str, tmp_path: Path
 ) -> None:
     code = "import time; from pathlib import Path\ntry:\n    Path(begun).touch()\n    time.sleep(600)\n"
@@ -129,7 +129,7 @@ def test_a_cell_that_runs_is_interrupted_and_one_that_waits_does_not_begin(
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", EACH)
-def test_those_that_do_not_end_in_time_are_named(no_leaks: None, kind: str) -> None:
+def test_shutdown_names_workers_that_do_not_end_in_time(no_leaks: None, kind: str) -> None:
     cluster = rpcbench.Cluster(2, grace=1.0, **KINDS[kind])
     cluster.run("worker2", "import atexit, time; atexit.register(time.sleep, 600)")
     with pytest.warns(RuntimeWarning, match=r"worker2 had not ended 1 s after being asked to, and w.* terminated"):
@@ -137,7 +137,7 @@ def test_those_that_do_not_end_in_time_are_named(no_leaks: None, kind: str) -> N
 
 
 @pytest.mark.process
-def test_a_worker_that_does_not_end_in_time_is_named_at_scale_and_restart(no_leaks: None) -> None:
+def test_scale_and_restart_name_a_worker_that_does_not_end_in_time(no_leaks: None) -> None:
     never = "import atexit, time; atexit.register(time.sleep, 600)"
     with rpcbench.Cluster(2, grace=0.2) as cluster:
         cluster.run("all", never)
@@ -153,7 +153,7 @@ def test_a_worker_that_does_not_end_in_time_is_named_at_scale_and_restart(no_lea
 
 
 @pytest.mark.parametrize("grace", [-1.0, float("inf"), float("nan")])
-def test_a_grace_that_is_none_is_refused(grace: float) -> None:
+def test_an_invalid_grace_is_refused(grace: float) -> None:
     with pytest.raises(ValueError, match="workers have between 0 and 86,400 seconds to end"):
         rpcbench.Cluster(1, grace=grace)
 
@@ -189,7 +189,7 @@ def see_to(*handles: Fake, grace: float = 0.05) -> list[str]:
     return stopped(running, handles[0].changes, grace)
 
 
-def test_first_the_wait_then_sigterm_then_sigkill() -> None:
+def test_stopped_waits_and_then_sends_sigterm_and_sigkill() -> None:
     changes = Condition()
     quick, late, stubborn = (Fake(*of) for of in (("a", changes), ("b", changes, "terminate"), ("c", changes, "kill")))
     threading.Timer(0.01, quick._end, [""]).start()
@@ -197,7 +197,7 @@ def test_first_the_wait_then_sigterm_then_sigkill() -> None:
     assert (quick.asked, late.asked, stubborn.asked) == ([""], ["terminate"], ["terminate", "kill"])
 
 
-def test_ctrl_c_ends_the_wait_and_the_workers() -> None:
+def test_ctrl_c_ends_the_wait_and_terminates_the_workers() -> None:
     worker = Fake("a", Condition(), "terminate")
     interrupt = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
     interrupt.start()
@@ -206,10 +206,10 @@ def test_ctrl_c_ends_the_wait_and_the_workers() -> None:
     assert worker.status == 0
 
 
-# -- whose words, and who ends whom
+# -- logs, kills and failed starts
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["fork", "kernel", pytest.param("command", marks=pytest.mark.long)])
-def test_last_words_are_those_of_this_process_and_of_no_earlier_one(no_leaks: None, kind: str) -> None:
+def test_the_log_of_a_restarted_worker_has_no_output_of_its_predecessor(no_leaks: None, kind: str) -> None:
     crash = "import ctypes; ctypes.string_at(0)"
     later = "|its connection closed" if kind == "command" else ""  # a command may end later than its connection
     with rpcbench.Cluster(1, **KINDS[kind]) as cluster:
@@ -226,7 +226,7 @@ def test_last_words_are_those_of_this_process_and_of_no_earlier_one(no_leaks: No
 
 
 @pytest.mark.process
-def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
+def test_workers_can_end_and_start_while_the_fork_server_is_stopped(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_client, "_HANG_SECONDS", 0.3)
@@ -244,15 +244,15 @@ def test_workers_end_and_start_while_the_process_that_starts_them_is_stopped(
 
 
 @pytest.mark.process
-def test_a_worker_on_another_host_is_killed_at_once_by_a_word(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command._Command, "_end", lambda command: None)  # nobody here kills what starts it
+def test_kill_ends_the_worker_of_a_command_by_a_message(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command._Command, "_end", lambda command: None)  # this process does not kill the command
     with rpcbench.Cluster(1, grace=60.0, **KINDS["command"]) as cluster:
         cluster.kill("worker1")
         assert cluster.lost == ["worker1"]
 
 
 @pytest.mark.process
-def test_of_a_start_in_which_one_fails_none_is_left_and_it_can_be_done_again(
+def test_a_failed_scale_leaves_no_new_worker_and_can_be_repeated(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rpcbench.Cluster(1) as cluster:
@@ -278,7 +278,7 @@ def test_each_exit_status_has_a_text(status: int, text: str) -> None:
     assert ending(status) == text
 
 
-def test_the_first_end_of_a_handle_counts(tmp_path: Path) -> None:
+def test_a_handle_keeps_and_reports_its_first_exit_status(tmp_path: Path) -> None:
     told: list[int] = []
     handle = ProcessHandle("worker1", tmp_path / "log", lambda which: None, lambda handle, status: told.append(status))
     handle.begin(1)
@@ -309,7 +309,7 @@ def _no_fork_server() -> None:
 
 
 @pytest.mark.process
-def test_who_starts_workers_while_the_cluster_ends_is_told_so(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = rpcbench.Cluster(1)
     launch = cluster._launch
 
@@ -328,7 +328,7 @@ def test_who_starts_workers_while_the_cluster_ends_is_told_so(no_leaks: None, mo
 
 
 @pytest.mark.process
-def test_too_few_descriptors_are_told_before_anything_starts(no_leaks: None) -> None:
+def test_scale_with_too_few_descriptors_fails_before_any_start(no_leaks: None) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with rpcbench.Cluster(1) as cluster:
         there = psutil.Process().num_fds()

@@ -1,4 +1,4 @@
-"""Workers that torchrun starts for a notebook, really: `Cluster(2, launcher="torchrun")`."""
+"""Workers that the real torchrun starts for a notebook: `Cluster(2, launcher="torchrun")`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ cluster.run("all", "while True: pass")
 """
 
 
-def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) -> None:
+def test_workers_of_torchrun_serve_like_others_and_start_and_end_together(no_leaks: None) -> None:
     with rpcbench.Cluster(2, launcher="torchrun") as cluster:
         cluster.run("all", TOGETHER)
         assert cluster.run("all", "total.item(), __name__") == {
@@ -49,7 +49,7 @@ def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) 
         for parted in (lambda: cluster.restart("worker1"), lambda: cluster.scale(1), lambda: cluster.scale(3)):
             with pytest.raises(RpcError, match="torchrun starts its workers together and ends them together"):
                 parted()
-        cluster.interrupt("worker1")  # idle: harmless
+        cluster.interrupt("worker1")  # idle: without effect
         waits = cluster.rpc_async("worker1", time.sleep, (SECONDS,), timeout=0)
         cluster.kill("worker2")
         first = r"torchrun has ended it, as worker2 ended \(killed by SIGKILL\)"
@@ -62,8 +62,8 @@ def test_they_are_workers_like_others_and_live_and_die_together(no_leaks: None) 
 
 
 @pytest.mark.long
-def test_nothing_listens_for_it_and_what_a_rank_has_started_goes_with_it(no_leaks: None) -> None:
-    """torchrun's own store would be open to all who reach this host."""
+def test_torchrun_listens_on_no_port_and_children_of_a_rank_end_with_it(no_leaks: None) -> None:
+    """torchrun's own store would be open to each process that can reach this host."""
     with rpcbench.Cluster(2, launcher="torchrun") as cluster:
         there = [cluster.pid("worker1"), *(process.pid for process in psutil.Process(cluster.pid("worker1")).parents())]
         opened = [psutil.Process(pid).net_connections("tcp") for pid in there[: there.index(os.getpid())]]
@@ -73,21 +73,23 @@ def test_nothing_listens_for_it_and_what_a_rank_has_started_goes_with_it(no_leak
         until(lambda: gone(child))
 
 
-def test_nothing_is_left_of_a_notebook_that_is_killed(no_leaks: None) -> None:
+def test_a_killed_notebook_leaves_nothing_behind(no_leaks: None) -> None:
     with subprocess.Popen([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True) as notebook:
         assert notebook.stdout is not None and notebook.stdout.readline() == "runs\n"
         notebook.kill()
 
 
-def test_where_torchrun_fails_it_is_quoted(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_MONITOR_INTERVAL", "nonsense")  # where torchrun looks for what the command does not say
+def test_the_error_of_a_failed_torchrun_quotes_its_output(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "PET_MONITOR_INTERVAL", "nonsense"
+    )  # torchrun reads options that its command lacks from such variables
     with pytest.raises(RpcError, match=r"torchrun ended before worker1 had started:\n(.|\n)*nonsense"):
         rpcbench.Cluster(2, launcher="torchrun")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("entry", "told"), [("fail", "LookupError: the reason"), ("leave", "seven")])
-def test_a_rank_that_cannot_serve_is_told_of_in_its_own_words(
+def test_the_error_of_a_rank_that_cannot_serve_quotes_its_output(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch, entry: str, told: str
 ) -> None:
     monkeypatch.setattr("rpcbench.launch.torchrun.ENTRY", f"launch_entries:{entry}")

@@ -1,4 +1,4 @@
-"""`torchrun … -m rpcbench.worker`, really: its workers wait for a notebook, which joins, leaves, and comes again."""
+"""The real `torchrun … -m rpcbench.worker`: its workers wait for a notebook, which joins, leaves, and joins again."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ cluster.run("worker1", "print('runs', flush=True)\\nimport time\\nwhile True: ti
 
 
 class Ranks(NamedTuple):
-    """torchrun, and where its workers wait."""
+    """A torchrun that runs, and the address at which its workers wait."""
 
     torchrun: subprocess.Popen[str]
     url: str
 
     def over(self) -> int:
-        """The exit status of torchrun, waited for."""
+        """Wait for the end of torchrun; return its exit status."""
         return self.torchrun.wait(SECONDS)
 
 
 def invited(torchrun: subprocess.Popen[str]) -> Ranks:
-    """Once they say that they wait."""
+    """Read the output of torchrun until its workers report that they wait."""
     assert torchrun.stdout is not None
     for line in torchrun.stdout:
         if found := re.search(r"2 workers wait for a notebook: %cluster join (\S+) .*Cluster\.join\(\"\1\"\)", line):
@@ -95,17 +95,17 @@ def ranks(no_leaks: None, tmp_path: Path) -> Iterator[Ranks]:
 
 
 def notebook(program: str, ranks: Ranks) -> subprocess.Popen[str]:
-    """Another one, in a process of its own."""
+    """Start another notebook, in a process of its own."""
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", program, ranks.url], stdout=pipe, stderr=pipe, text=True)
 
 
 def forget(socket: str) -> None:
-    """Of a process that was killed: nobody else takes that away before a day is over."""
+    """Remove the socket of a killed process, which other processes would remove only after a day."""
     next(Path(os.environ["XDG_RUNTIME_DIR"]).rglob(socket)).unlink()
 
 
-def test_one_joins_trains_and_leaves_and_another_finds_what_it_has_left(ranks: Ranks) -> None:
+def test_a_notebook_joins_trains_and_leaves_and_the_next_one_finds_its_variables(ranks: Ranks) -> None:
     with rpcbench.Cluster.join(ranks.url) as cluster:
         assert rpcbench.cluster() is cluster and cluster.workers == ["worker1", "worker2"]
         cluster.run("all", TRAIN)
@@ -120,15 +120,15 @@ def test_one_joins_trains_and_leaves_and_another_finds_what_it_has_left(ranks: R
 
 
 @pytest.mark.long
-def test_one_that_is_killed_may_come_again(ranks: Ranks) -> None:
-    """What it has left running is interrupted by name, and no cell is taken for one of its."""
+def test_a_killed_notebook_can_join_again(ranks: Ranks) -> None:
+    """Its running cell can be interrupted by the worker's name, and its interrupts hit no cell of the new notebook."""
     killed = notebook(DIES, ranks)
     with killed:
         assert killed.stdout is not None and killed.stdout.readline() == "runs\n"
         killed.kill()
     forget("0.0.sock")
     with rpcbench.Cluster.join(ranks.url) as cluster:
-        cluster.interrupt("worker2")  # idle: harmless
+        cluster.interrupt("worker2")  # idle: without effect
         cluster.interrupt("worker1")
         try:
             assert [cluster.run("worker1", "kept") for _ in range(3)] == [7, 7, 7]
@@ -139,19 +139,19 @@ def test_one_that_is_killed_may_come_again(ranks: Ranks) -> None:
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2}
 
 
-def test_one_deadline_holds_for_all_that_joining_waits_for() -> None:
+def test_join_has_one_deadline_for_all_of_its_waits() -> None:
     def wait_for(count: int, timeout: float) -> None:
         raise RpcError(f"{count} members within {timeout:.2f} s")
 
     joining = AttachedCluster.__new__(AttachedCluster)
-    slow = SimpleNamespace(wait_or_cancel=lambda: time.sleep(0.1) or 2)  # longer than there is time
+    slow = SimpleNamespace(wait_or_cancel=lambda: time.sleep(0.1) or 2)  # longer than the deadline
     machine = SimpleNamespace(ask=lambda question: 1)
     joining.agent = SimpleNamespace(machine=machine, call=lambda *to, **how: slow, wait_for=wait_for)  # type: ignore[assignment]
     with pytest.raises(RpcError, match=r"3 members within 0\.01 s"):
         joining._meet(time.monotonic() + 0.05)
 
 
-def test_what_a_notebook_can_do_with_them_and_what_only_torchrun_can(ranks: Ranks) -> None:
+def test_a_notebook_can_use_and_leave_workers_that_only_torchrun_can_restart(ranks: Ranks) -> None:
     bound: list[object] = []
     do = Commands(Targets(), bound.append).by_name
     assert do["join"]([ranks.url]) == (
@@ -175,12 +175,12 @@ def test_what_a_notebook_can_do_with_them_and_what_only_torchrun_can(ranks: Rank
     assert ranks.over() == 1
     until(lambda: rpcbench.cluster().lost == ["worker1", "worker2"])
     assert "torchrun has ended it (SIGTERM)" in str(do["status"]([]))
-    assert do["list"]([]) == NONE_RUNS  # who is left with nobody may join or start others
+    assert do["list"]([]) == NONE_RUNS  # a notebook without workers may join or start others
     with pytest.raises(RpcError, match=rf"no workers answer at {ranks.url}: check that"):
         AttachedCluster(ranks.url, timeout=0.5)
 
 
-def test_a_rank_that_is_killed_is_told_and_torchrun_ends_the_other(ranks: Ranks) -> None:
+def test_a_killed_rank_is_reported_as_lost_and_torchrun_ends_the_other(ranks: Ranks) -> None:
     with rpcbench.Cluster.join(ranks.url) as cluster:
         waits = [cluster.rpc_async(name, time.sleep, (SECONDS,), timeout=0) for name in cluster.workers]
         cluster.kill("worker2")
@@ -194,9 +194,9 @@ def test_a_rank_that_is_killed_is_told_and_torchrun_ends_the_other(ranks: Ranks)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
-def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
-    """One is in C for good, so Python calls no handler there; after SIGKILL the system ends them (SIGTERM). The other
-    one ends in order."""
+def test_busy_workers_end_with_torchrun(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
+    """One is blocked in C, so Python calls no handler there; after SIGKILL the system ends the workers (SIGTERM). The
+    other one ends in order."""
     last = "import atexit, time\natexit.register(lambda: (time.sleep(0.2), done.touch()))\nNone"
     deaf = "import ctypes\nlock, mutex = ctypes.CDLL(None).pthread_mutex_lock, bytes(64)\nlock(mutex)\nlock(mutex)"
     with rpcbench.Cluster.join(ranks.url) as cluster:
@@ -211,8 +211,8 @@ def test_they_end_with_torchrun_however_busy_they_are(ranks: Ranks, number: sign
 
 
 @pytest.mark.long
-def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
-    """Nor does it share the worker's ear for signals."""
+def test_a_terminated_fork_of_a_cell_does_not_end_its_worker(ranks: Ranks) -> None:
+    """The fork does not share the worker's handling of signals."""
     code = "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, "
     code += "args=(600,))\nchild.start()\nchild.terminate()\nchild.join(60)\nchild.exitcode"
     with rpcbench.Cluster.join(ranks.url) as cluster:
@@ -221,8 +221,10 @@ def test_what_a_cell_forks_and_ends_is_not_the_worker(ranks: Ranks) -> None:
 
 
 @pytest.mark.long
-def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_path: Path) -> None:
-    """Rank 0 here, rank 1 and the notebook there."""
+def test_workers_of_torchrun_serve_on_two_hosts_over_tls(
+    hosts: tuple[Host, Host], no_leaks: None, tmp_path: Path
+) -> None:
+    """Rank 0 is on one host, rank 1 and the notebook on the other."""
     here, there = hosts
     run_dir.make_secret(tmp_path / "secret")
     env = {"RPCBENCH_SECRET_FILE": f"{tmp_path}/secret", "GLOO_SOCKET_IFNAME": "e0"}
@@ -237,7 +239,7 @@ def test_on_two_hosts_over_tls(hosts: tuple[Host, Host], no_leaks: None, tmp_pat
     try:
         ranks = invited(running[0])
         assert ranks.url == f"tcp://{here.address}:29501"
-        unfound = {**env, "RPCBENCH_BIND": "127.0.0.1"}  # it dials; no worker of another host can dial it
+        unfound = {**env, "RPCBENCH_BIND": "127.0.0.1"}  # it can connect; no worker of another host can connect to it
         told = there.start(program, ranks.url, env=unfound).communicate(timeout=SECONDS)
         assert told[0].splitlines() == ["[1.0, -2.0]", "serves serves", "True"], told
         last = there.start(program, ranks.url, "stays", env=env)
@@ -272,8 +274,8 @@ with rpcbench.Cluster.join(sys.argv[1]) as cluster:
 
 
 @pytest.mark.long
-def test_the_lines_of_the_page(no_leaks: None) -> None:
-    """As they stand in docs/past-one-machine.md, but for the port."""
+def test_the_commands_of_the_documentation_lead_to_the_same_address(no_leaks: None) -> None:
+    """The lines of docs/past-one-machine.md, with another port."""
     (line,) = re.findall(r"^torchrun (--nproc-per-node .*)$", PAGE.read_text(), re.MULTILINE)
     joins = re.findall(r"^%cluster join (\S+)$", PAGE.read_text(), re.MULTILINE)
     with addresses.ports(2) as port:
@@ -286,8 +288,8 @@ def test_the_lines_of_the_page(no_leaks: None) -> None:
 
 
 # -- in this process
-def test_where_ranks_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On one host by a name; with a secret, or on several, rank 0 listens at its address, beside torchrun's store."""
+def test_the_meeting_place_depends_on_the_hosts_and_the_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On one host it is local; with a secret, or on several hosts, rank 0 listens at its address, beside the store."""
     given = {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "box", "MASTER_PORT": "29500"}
     for name, value in {**given, "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -1,6 +1,6 @@
-"""Two users of one host, as under JupyterHub: neither reaches the other's workers, nor learns anything of them.
+"""Two users of one host, as under JupyterHub: neither can reach the workers of the other, or read their data.
 
-The second user is a process that was root's and has given up all rights: it needs no home, and no Python of its own.
+The second user is a process of root that has given up all rights: it needs no home, and no Python of its own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ print(json.dumps(found))
 
 
 def tried(cluster):
-    """What root and another user, who does not know the secret, get of each attempt."""
+    """The outcomes of all attempts, by root and by another user, without the secret."""
     members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))
     directory = cluster.agent.config.directory
     asked = {
@@ -88,18 +88,18 @@ REFUSED = {"PermissionError", "AuthenticationError"}
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_another_user_reaches_nobody_and_sees_nothing(monkeypatch, transport):
+def test_another_user_cannot_enter_a_world_or_read_its_data(monkeypatch, transport):
     monkeypatch.setenv("RPCBENCH_TRANSPORT", transport)
     with Cluster(2) as cluster:
         found = tried(cluster)
-        assert cluster.run("all", "1") == {"worker1": 1, "worker2": 1}, "and nobody is the worse for it"
+        assert cluster.run("all", "1") == {"worker1": 1, "worker2": 1}, "the workers still serve"
     root, stranger = found["root"], found["stranger"]
     entering = {f"enter {name}" for name in ("notebook", "worker1", "worker2")}
     assert entering < set(root) and len(root) == 3 + 6 + 6
-    assert {what for what, how in root.items() if how != "done"} == entering, "all else can be done, by root"
-    assert {root[what] for what in entering} <= REFUSED, "nobody enters without the secret"
+    assert {what for what, how in root.items() if how != "done"} == entering, "root can do all else"
+    assert {root[what] for what in entering} <= REFUSED, "no process enters without the secret"
     knocks = {f"knock at {name}" for name in ("notebook", "worker1", "worker2")}
-    if transport == "tcp":  # a port of loopback is anybody's to knock at
+    if transport == "tcp":  # any user can connect to a port of loopback
         assert {stranger.pop(what) for what in knocks} == {"done"}
     assert set(stranger.values()) <= REFUSED, stranger
     if transport == "unix":

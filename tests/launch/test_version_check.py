@@ -1,4 +1,4 @@
-"""A function that goes by name and says something else on the worker: told once, with both files."""
+"""A function that is sent by name and has another text on the worker: this is reported once, with both files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def volume(x):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module of the user's, which the workers load from the same file."""
+    """A module of the user, which the workers load from the same file."""
     (tmp_path / "shapes_of_mine.py").write_text(BEFORE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("shapes_of_mine")
@@ -43,10 +43,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def change(module: Any, old: str, new: str) -> None:
-    """In the file only."""
+    """Change the text of a module, in its file only."""
     file = Path(module.__file__)
     file.write_text(file.read_text().replace(old, new))
-    os.utime(file, (1e9, 1e9 + len(new)))  # or Python would take the bytecode that it has kept
+    os.utime(file, (1e9, 1e9 + len(new)))  # otherwise Python would use its cached bytecode
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def told() -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def test_another_version_of_a_function_is_told_of_once(
+def test_another_version_of_a_function_on_a_worker_is_reported_once(
     no_leaks: None, module: Any, told: list[warnings.WarningMessage]
 ) -> None:
     with rpcbench.Cluster(2) as cluster:
@@ -70,7 +70,7 @@ def test_another_version_of_a_function_is_told_of_once(
         for _ in range(3):
             assert cluster.rpc_sync("worker1", module.volume, (1,)) == 4
         until(lambda: bool(told), "the warning")
-        assert cluster.rpc_sync("worker2", module.volume, (1,)) == 5, "which has only now loaded it"
+        assert cluster.rpc_sync("worker2", module.volume, (1,)) == 5, "worker2 has only now loaded the module"
         cluster.restart("worker1")
         assert cluster.rpc_sync("worker1", module.volume, (1,)) == 5
     (words,), file = [str(each.message) for each in told], module.__file__
@@ -80,9 +80,7 @@ def test_another_version_of_a_function_is_told_of_once(
     assert told[0].filename == file and told[0].category is RuntimeWarning
 
 
-def test_a_worker_that_was_started_again_is_asked_again(
-    no_leaks: None, module: Any, told: list[warnings.WarningMessage]
-) -> None:
+def test_a_restarted_worker_is_checked_again(no_leaks: None, module: Any, told: list[warnings.WarningMessage]) -> None:
     with rpcbench.Cluster(1) as cluster:
         assert cluster.rpc_sync("worker1", module.area, (1,)) == 3
         change(module, "3 * x", "7 * x")

@@ -6,7 +6,7 @@ import nbformat
 from exercises import ANSWERS, LESSONS, stored, tagged
 
 
-def test_every_exercise_has_its_answers() -> None:
+def test_every_exercise_has_one_right_and_three_wrong_answers() -> None:
     assert {path.stem for path in ANSWERS.glob("*.py")} <= {path.stem for path in LESSONS.glob("*.ipynb")}
     for path in sorted(LESSONS.glob("*.ipynb")):
         cells = nbformat.read(path, 4).cells

@@ -1,4 +1,4 @@
-"""How each documented operator is called, what names come out, and what call of it must be refused."""
+"""For each documented operator: a call, the names of its result, and a call that must be refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def index() -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """`make()` is the first argument; callables among `args` and `wrong` are made anew for each call."""
+    """`make()` gives the first argument; callables among `args` and `wrong` are evaluated for each call."""
 
     make: Make = x
     args: tuple[Any, ...] = ()
@@ -138,7 +138,7 @@ SPECIAL["addmm_"], SPECIAL["addmv_"] = SPECIAL["addmm"], SPECIAL["addmv"]
 
 
 def case(row: Row) -> Case:
-    """How `row` is tried."""
+    """Return the case of a row."""
     if row.name in SPECIAL:
         return SPECIAL[row.name]
     if row.rule is NameRule.UNIFIES:
@@ -151,10 +151,10 @@ def case(row: Row) -> Case:
 
 
 def documented(*rules: NameRule) -> list[Row]:
-    """The documented rows of these rules."""
+    """Return the documented rows with these rules."""
     return [row for row in ROWS.values() if row.documented and row.rule in rules]
 
 
 def fresh(values: tuple[Any, ...]) -> list[Any]:
-    """Arguments, made anew."""
+    """Return the arguments, with all callables evaluated."""
     return [value() if callable(value) else value for value in values]

@@ -1,4 +1,4 @@
-"""Each function of the table, called as `named.function` with names for dimensions: torch's values, under names."""
+"""Each function of the table, called as `named.function` with dimension names: the values of torch, with names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rpcbench.named.operators import ROWS
 from rpcbench.named.rules import NameRule, Row
 
 FACTORIES = {*["empty", "empty_like", "ones", "zeros", "rand", "randn", "tensor"]}  # tested with names=
-PATCHED = {"manual_seed"}  # torch.export puts another in its place
+PATCHED = {"manual_seed"}  # torch.export replaces it
 BY_NAME = [
     row
     for name, row in ROWS.items()
@@ -108,7 +108,7 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _expected(row: Row, first: Any, args: list[Any]) -> Any:
-    """What torch's own function gives; it takes sizes where ours takes names of new dimensions as well."""
+    """Return the result of torch's function, which takes only sizes for new dimensions, and no names."""
     names = names_of(first) if isinstance(first, Tensor) else NC
     given = {"flatten": [0, 1], "unflatten": [1, [2, 2]]}.get(row.name, [_plain(each, names) for each in args])
     torch.manual_seed(3)
@@ -116,12 +116,12 @@ def _expected(row: Row, first: Any, args: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("row", BY_NAME, ids=lambda row: row.name)
-def test_a_function_by_name(row: Row) -> None:
+def test_a_function_called_with_names_has_the_values_of_torch_and_the_right_names(row: Row) -> None:
     how = case(row)
     torch.manual_seed(3)
     function = getattr(named, row.name)
     found = _tensors(function(how.make(), *fresh(how.args)))
-    torchs = row.name not in RANDOM and row.name != "detach_"  # a plain view is not detached
+    torchs = row.name not in RANDOM and row.name != "detach_"  # torch cannot detach a plain view in place
     expected = _tensors(_expected(row, how.make(), fresh(how.args))) if torchs else found
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
@@ -132,20 +132,20 @@ def test_a_function_by_name(row: Row) -> None:
             assert ours == theirs
 
 
-def test_most_functions_of_torch_that_have_a_row_are_there() -> None:
+def test_named_has_most_functions_of_torch_that_have_a_row() -> None:
     assert len(BY_NAME) > 250 and {"flatten", "unflatten", "vector_norm", "detach_"} <= {row.name for row in BY_NAME}
     with pytest.raises(AttributeError, match="no attribute 'dtype'"):
         _ = named.dtype
 
 
 @pytest.mark.parametrize("given", [torch.ones(3, 4), named.ones(3, 4, names=NC)], ids=["plain", "named"])
-def test_flatten_and_unflatten_as_torch_has_them(given: Tensor) -> None:
+def test_flatten_and_unflatten_accept_the_arguments_of_torch(given: Tensor) -> None:
     kind = type(given)
     assert type(named.flatten(given, 0, 1)) is type(named.unflatten(input=given, dim=1, sizes=(2, 2))) is kind
     assert torch.flatten(input=given).shape == (12,)
 
 
-def test_names_are_set_in_place() -> None:
+def test_names_can_be_set_in_place() -> None:
     tensor = x()
     tensor.names = ("A", None)
     assert tensor.names == ("A", None)
@@ -158,7 +158,7 @@ def test_names_are_set_in_place() -> None:
     assert tensor.names == (None, None) and isinstance(tensor, NamedTensor)
 
 
-def test_a_named_view_is_detached_in_place() -> None:
+def test_a_named_view_can_be_detached_in_place() -> None:
     weight = torch.ones(3, 4, requires_grad=True)
     view = named.named(weight * 2, *NC)
     view.mark = "mine"
@@ -170,7 +170,7 @@ def test_a_named_view_is_detached_in_place() -> None:
     assert x().detach_().names == NC  # without a graph
 
 
-def test_a_view_that_a_graph_holds_is_not_and_says_so() -> None:
+def test_a_view_that_a_graph_holds_cannot_be_detached_in_place() -> None:
     view = named.named(torch.ones(3, 4, requires_grad=True) * 2, *NC)
     product = view * view
     with pytest.raises(named.NamesError, match=r"detach_ of \(N=3, C=4\): a graph .*use x = x\.detach\(\)"):

@@ -1,4 +1,4 @@
-"""Layers keep names, name what they make, and check what goes in; products by names; optimizers on named parameters."""
+"""Layers keep, add and check names; products by names; optimizers on named parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LAYERS: list[tuple[Callable[[], nn.Module], Callable[[], NamedTensor], tuple[str
 
 
 @pytest.mark.parametrize(("make", "value", "expected"), LAYERS)
-def test_layers_keep_or_state_names(
+def test_layers_keep_names_and_add_those_of_their_parameters(
     make: Callable[[], nn.Module], value: Callable[[], NamedTensor], expected: tuple[str | None, ...]
 ) -> None:
     layer, given = make(), value()
@@ -82,12 +82,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_layers_refuse(call: Callable[[], object], message: str) -> None:
+def test_layers_and_products_refuse_wrong_names(call: Callable[[], object], message: str) -> None:
     with pytest.raises(NamesError, match=message):
         call()
 
 
-def test_losses() -> None:
+def test_losses_remove_the_names_that_they_reduce() -> None:
     scores = x("N", "C")
     assert functional.mse_loss(scores, scores).names == ()
     assert functional.mse_loss(scores, scores, reduction="none").names == ("N", "C")
@@ -101,7 +101,7 @@ def attention(query: NamedTensor, key: NamedTensor, value: NamedTensor) -> Named
     return contract(scores.softmax("S"), value, to=("N", "T", "V"))
 
 
-def test_attention_by_names_is_torchs() -> None:
+def test_attention_by_names_equals_attention_of_torch() -> None:
     query, key, value = x("N", "T", "E"), x("N", "S", "E"), x("N", "S", "V")
     torchs = functional.scaled_dot_product_attention(query, key, value)
     ours = attention(query, key.align_to("E", ...), value.align_to("V", "S", "N"))
@@ -111,7 +111,7 @@ def test_attention_by_names_is_torchs() -> None:
         functional.scaled_dot_product_attention(query, value, key)
 
 
-def test_einsum() -> None:
+def test_einsum_names_its_result() -> None:
     assert torch.einsum("nc,nc->n", x("N", "C"), x("N", "C")).names == ("N",)
     assert torch.einsum("nc,kc", x("N", "C"), torch.rand(2, 4)).names == (None, "N")
 
@@ -127,7 +127,7 @@ def train(layer: nn.Linear, kind: type[torch.optim.Optimizer], given: Tensor) ->
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
-def test_optimizers_train_named_parameters_as_others(kind: type[torch.optim.Optimizer]) -> None:
+def test_optimizers_train_named_parameters_like_plain_ones(kind: type[torch.optim.Optimizer]) -> None:
     given = x("N", "C")
     torch.manual_seed(0)
     plain = train(nn.Linear(4, 5), kind, given.rename(None))

@@ -1,4 +1,4 @@
-"""Names live on in copies, pickles, files, views and gradients."""
+"""Copies, pickles, files, views and gradients keep names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAYS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [weight, lambda: weight().detach().t(), lambda: nn.Parameter(weight().detach())])
-def test_copies_have_names(way: Callable[[Any], Any], make: Callable[[], NamedTensor]) -> None:
+def test_copies_and_pickles_keep_names(way: Callable[[Any], Any], make: Callable[[], NamedTensor]) -> None:
     value = make()
     made = way({"a": value})["a"]
     assert (type(made), made.names, made.requires_grad) == (NamedTensor, value.names, value.requires_grad)
@@ -48,7 +48,7 @@ def test_copies_have_names(way: Callable[[Any], Any], make: Callable[[], NamedTe
     assert isinstance(made, nn.Parameter) == isinstance(value, nn.Parameter)
 
 
-def test_deep_copies_share_what_was_shared_and_nothing_else() -> None:
+def test_a_deep_copy_shares_memory_only_within_itself() -> None:
     whole = weight().detach()
     one, other, again = copy.deepcopy([whole, whole.t(), whole])
     one.zero_()
@@ -59,7 +59,7 @@ def test_deep_copies_share_what_was_shared_and_nothing_else() -> None:
         copy.deepcopy(weight() * 2)
 
 
-def test_a_deep_copy_has_the_gradient_too() -> None:
+def test_a_deep_copy_includes_the_gradient() -> None:
     value = weight()
     value.sum().backward()
     made = copy.deepcopy(value)
@@ -67,7 +67,7 @@ def test_a_deep_copy_has_the_gradient_too() -> None:
     assert made.grad.data_ptr() != value.grad.data_ptr()
 
 
-def test_views_and_aliases() -> None:
+def test_views_share_memory_and_have_their_own_names() -> None:
     whole = weight().detach()
     views = [whole.t(), whole[1:], whole.detach(), whole.data, whole.unsqueeze(0), whole.transpose("N", "C")]
     assert [view.names for view in views] == [
@@ -80,13 +80,13 @@ def test_views_and_aliases() -> None:
     assert whole.names == ("A", "B")
 
 
-def test_flattening_one_dimension_leaves_the_tensor_alone() -> None:
+def test_flattening_one_dimension_does_not_change_the_tensor() -> None:
     value = weight()
     assert value.flatten(1).names == ("N", None)
     assert value.names == ("N", "C")
 
 
-def test_gradients() -> None:
+def test_gradients_have_the_names_of_their_tensor() -> None:
     value, scale = weight(), named.ones(4, names=("C",), requires_grad=True)
     (value * scale).sum().backward()
     assert (value.grad.names, scale.grad.names) == (("N", "C"), ("C",))
@@ -103,7 +103,7 @@ def test_gradients() -> None:
         value.grad = named.ones(3, 4, names=("C", "N"))
 
 
-def test_gradients_given_and_asked_for() -> None:
+def test_backward_and_grad_accept_and_return_named_gradients() -> None:
     value = weight()
     doubled = value * 2
     doubled.backward(torch.ones(3, 4), retain_graph=True)
@@ -117,7 +117,7 @@ def test_gradients_given_and_asked_for() -> None:
     assert type(torch.autograd.grad((value * plain).sum(), plain)[0]) is Tensor
 
 
-def test_gradients_by_edges_of_the_graph() -> None:
+def test_grad_accepts_gradient_edges_of_named_tensors() -> None:
     value = weight()
     doubled = value * 2
     leaf, end = get_gradient_edge(value), get_gradient_edge(doubled)
@@ -128,7 +128,7 @@ def test_gradients_by_edges_of_the_graph() -> None:
     assert (given.names, type(plain), plain.unique().tolist()) == (("N", "C"), Tensor, [2.0])
 
 
-def test_backward_of_several_tensors_and_into_some() -> None:
+def test_backward_accepts_several_tensors_and_chosen_inputs() -> None:
     value, other = weight(), weight()
     made = [value * 2, other * value]
     torch.autograd.backward(made, [torch.ones(3, 4), named.ones(3, 4, names=("N", "C"))], inputs=[value])
@@ -140,7 +140,7 @@ def test_backward_of_several_tensors_and_into_some() -> None:
         torch.autograd.backward([value * 2], [named.ones(3, 4, names=("C", "N"))])
 
 
-def test_hooks_see_names_and_work_by_them() -> None:
+def test_hooks_get_gradients_with_names() -> None:
     value, seen = weight(), []
 
     def hook(gradient: NamedTensor) -> NamedTensor:
@@ -153,14 +153,14 @@ def test_hooks_see_names_and_work_by_them() -> None:
     assert torch.equal(value.grad.rename(None), torch.full((3, 4), 4.0))
 
 
-def test_a_plain_tensor_in_a_graph_with_named_ones() -> None:
+def test_a_plain_tensor_in_a_graph_with_named_ones_gets_a_plain_gradient() -> None:
     plain = torch.rand(3, 4, requires_grad=True)
     (named.named(plain, "N", "C") * weight()).sum().backward()
     assert type(plain.grad) is Tensor
     assert type(plain) is Tensor
 
 
-def test_data_is_replaced_under_the_same_names() -> None:
+def test_replaced_data_keeps_the_names() -> None:
     value = weight()
     value.data = torch.zeros(5, 4)
     assert value.names == ("N", "C")
@@ -169,6 +169,6 @@ def test_data_is_replaced_under_the_same_names() -> None:
             value.data = wrong
 
 
-def test_formatting() -> None:
+def test_named_tensors_can_be_formatted() -> None:
     assert f"{named.tensor(1.25, names=()):.1f}" == "1.2"
     assert f"{named.ones(1, names=('N',))}" == "NamedTensor([1.], (N=1))"

@@ -37,7 +37,7 @@ def rows(rule: Callable[..., Any]) -> Iterator[Row]:
 
 
 def call(name: str, tensor: Tensor, *args: Any) -> Any:
-    """The method, else the function."""
+    """Call the method, or else the function."""
     torch.manual_seed(1)
     if hasattr(tensor, name):
         return getattr(tensor, name)(*args)
@@ -65,7 +65,7 @@ def plain(args: tuple[Any, ...], tensor: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", [*rows(keeps)], ids=lambda row: row.name)
-def test_what_keeps_names(row: Row) -> None:
+def test_an_operator_that_keeps_names_has_the_names_of_its_input(row: Row) -> None:
     tensor = start(row)
     args = ARGUMENTS.get(row.name, ("C",) if row.dims else ())
     found = call(row.name, tensor, *cases.fresh(args)) if hasattr(tensor, row.name) else _function(row, tensor, args)
@@ -81,7 +81,7 @@ def _function(row: Row, tensor: Tensor, args: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("row", [*rows(unifies)], ids=lambda row: row.name)
-def test_what_unifies_names(row: Row) -> None:
+def test_an_operator_that_unifies_names_combines_or_refuses_them(row: Row) -> None:
     args = ARGUMENTS.get(row.name, (cases.bits if row.name in INTEGERS else cases.x,))
     tensor = start(row)
     found = call(row.name, tensor, *cases.fresh(args))
@@ -93,7 +93,7 @@ def test_what_unifies_names(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [*rows(removes)], ids=lambda row: row.name)
-def test_what_removes_names(row: Row) -> None:
+def test_an_operator_that_removes_names_drops_the_name_of_its_dimension(row: Row) -> None:
     tensor = cases.x()
     args = ARGUMENTS.get(row.name, ("C",))
     function = torch.linalg.vector_norm if row.name == "vector_norm" else getattr(named, row.name)
@@ -102,7 +102,7 @@ def test_what_removes_names(row: Row) -> None:
     assert same(found, function(tensor.rename(None), *plain(args, tensor)))
 
 
-def test_where_and_expand_as() -> None:
+def test_where_and_expand_as_name_their_results() -> None:
     tensor, mask = cases.x(), cases.mask()
     assert torch.where(mask, tensor, 0.0).names == tensor.where(mask, tensor).names == ("N", "C")
     assert cases.rand("C").expand_as(tensor).names == ("N", "C")
@@ -110,7 +110,7 @@ def test_where_and_expand_as() -> None:
         torch.where(mask, tensor, tensor.rename(N="Q"))
 
 
-def test_view_as_keeps_names_where_the_shape_stays() -> None:
+def test_view_as_keeps_names_and_refuses_another_shape() -> None:
     tensor = cases.x()
     seen = tensor.view_as(other=torch.ones(3, 4))
     assert (seen.names, seen.data_ptr()) == (("N", "C"), tensor.data_ptr())
@@ -119,7 +119,7 @@ def test_view_as_keeps_names_where_the_shape_stays() -> None:
 
 
 @pytest.mark.parametrize("how", [lambda mask: ((mask,), {}), lambda mask: ((), {"condition": mask})])
-def test_where_of_a_condition_alone_gives_indices_without_names(how: Any) -> None:
+def test_where_with_only_a_condition_gives_indices_without_names(how: Any) -> None:
     mask = cases.mask()
     args, given = how(mask)
     found = torch.where(*args, **given)
@@ -128,12 +128,12 @@ def test_where_of_a_condition_alone_gives_indices_without_names(how: Any) -> Non
     assert all(torch.equal(ours.rename(None), theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
-def test_products_by_sign_and_turned_matrices() -> None:
+def test_matrix_products_transposes_and_maxima_name_their_results() -> None:
     tensor = cases.x()
     assert (torch.rand(2, 3) @ tensor).names == (None, "C")
     assert tensor.mT.names == tensor.t().names == tensor.swapaxes("N", "C").names == ("C", "N")
     assert torch.maximum(tensor, tensor).max(tensor).names == ("N", "C")
 
 
-def test_each_rule_of_the_others_is_one_of_its_kind() -> None:
+def test_undocumented_rows_use_all_rules_except_for_factories() -> None:
     assert {row.rule for row in MORE} == set(NameRule) - {NameRule.FACTORY}

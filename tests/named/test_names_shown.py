@@ -1,4 +1,4 @@
-"""What tables, pictures and reprs of RRefs show of a named tensor: `Tensor (N=3, C=4)`."""
+"""Tables, panels and reprs of RRefs show a named tensor as `Tensor (N=3, C=4)`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def passed_on(held: RRef[Any], to: str) -> Any:
     ],
     ids=["tensor", "in part", "parameter", "layer", "plain", "list"],
 )
-def test_type_and_size(value: Any, type_: str, size: int) -> None:
+def test_the_type_of_a_named_tensor_is_shown_with_names_and_sizes(value: Any, type_: str, size: int) -> None:
     assert (type_of(value), size_of(value)) == (type_, size)
 
 
-def test_what_the_panel_of_rrefs_is_drawn_from(agents: list[Agent]) -> None:
+def test_the_table_of_owned_values_shows_names(agents: list[Agent]) -> None:
     there = remote("worker1", made)
     holds = remote("worker2", list, ([RRef(made())],))
 
@@ -66,7 +66,7 @@ def test_what_the_panel_of_rrefs_is_drawn_from(agents: list[Agent]) -> None:
     del there, holds
 
 
-def test_the_panel_of_gradients(agents: list[Agent]) -> None:
+def test_the_table_of_graphs_shows_names(agents: list[Agent]) -> None:
     value = made().requires_grad_()
     plain = torch.ones(4, requires_grad=True)
     with autograd.context() as context:
@@ -75,7 +75,7 @@ def test_the_panel_of_gradients(agents: list[Agent]) -> None:
         assert sorted(leaf["shape"] for leaf in row["leaves"]) == ["[4]", "[N=3, C=4]"]
 
 
-def test_the_repr_of_an_rref(agents: list[Agent]) -> None:
+def test_the_repr_of_an_rref_shows_names(agents: list[Agent]) -> None:
     given = RRef(made())
     assert repr(given).startswith("OwnerRRef(GloballyUniqueId(") and repr(given).endswith(f", {SHOWN})")
     assert rpc_sync("worker1", passed_on, (given, "worker2")).endswith(f"), {SHOWN})")
@@ -88,6 +88,6 @@ def test_the_repr_of_an_rref(agents: list[Agent]) -> None:
     assert "Tensor" not in repr(RRef(torch.zeros(2)))
 
 
-def test_calls_on_it_are_named_by_its_class(agents: list[Agent]) -> None:
+def test_a_call_on_a_named_tensor_is_labelled_with_its_class(agents: list[Agent]) -> None:
     given = RRef(made())
     assert given._label(made, (given, "sum")) == "Tensor.sum"

@@ -1,4 +1,4 @@
-"""What only named tensors do: renaming, refining, aligning, flattening, indexing, and how they look."""
+"""Operations of named tensors alone: renaming, refining, aligning, flattening, indexing, and their repr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def images() -> NamedTensor:
     return named.named(torch.arange(120.0).view(2, 3, 4, 5), "N", "C", "H", "W")
 
 
-def test_named_is_a_view() -> None:
+def test_named_returns_a_view() -> None:
     plain = torch.zeros(2, 3)
     x = named.named(plain, "N", "C")
     x += 1
@@ -29,7 +29,7 @@ def test_named_is_a_view() -> None:
     assert isinstance(x, Tensor)
 
 
-def test_rename() -> None:
+def test_rename_changes_names_by_position_or_by_name() -> None:
     x = images()
     assert x.rename(H="height", W="width").names == ("N", "C", "height", "width")
     assert x.rename("batch", ..., "width").names == ("batch", "C", "H", "width")
@@ -43,14 +43,14 @@ def test_rename() -> None:
     assert not x.rename_(None).has_names()
 
 
-def test_refine_names() -> None:
+def test_refine_names_sets_missing_names() -> None:
     x = named.named(torch.rand(2, 3, 5, 7, 11), ...)
     assert x.refine_names("A", ..., "B", "C").names == ("A", None, None, "B", "C")
     assert images().refine_names("N", ...).names == ("N", "C", "H", "W")
     assert named.named(images(), ..., "W").names == ("N", "C", "H", "W")
 
 
-def test_align() -> None:
+def test_align_to_and_align_as_order_and_insert_dimensions() -> None:
     x = images()
     moved = x.align_to("W", "H", ...)
     assert (moved.names, moved.shape) == (("W", "H", "N", "C"), (5, 4, 2, 3))
@@ -64,7 +64,7 @@ def test_align() -> None:
         assert torch.equal(scaled.select("C", 1).rename(None), each.select("C", 1).rename(None) * 10)
 
 
-def test_flatten_and_unflatten() -> None:
+def test_flatten_and_unflatten_work_by_name() -> None:
     x = images()
     listed = x.flatten(dims=["C", "H", "W"], out_dim="F")
     for flat in (x.flatten(["C", "H", "W"], "F"), x.flatten("C", "W", "F"), listed):
@@ -100,7 +100,7 @@ REFUSED: list[tuple[Callable[[NamedTensor], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_names_cannot_be(call: Callable[[NamedTensor], Any], message: str) -> None:
+def test_invalid_names_are_refused(call: Callable[[NamedTensor], Any], message: str) -> None:
     with pytest.raises(NamesError, match=message):
         call(images())
 
@@ -124,13 +124,13 @@ INDICES: list[tuple[Any, tuple[str | None, ...]]] = [
 
 
 @pytest.mark.parametrize(("index", "expected"), INDICES, ids=str)
-def test_indexing(index: Any, expected: tuple[str | None, ...]) -> None:
+def test_indexing_keeps_the_names_of_the_other_dimensions(index: Any, expected: tuple[str | None, ...]) -> None:
     found = images()[index]
     assert (found.names, found.dim()) == (expected, len(expected))
     assert torch.equal(found.rename(None), images().rename(None)[index])
 
 
-def test_indexing_that_names_cannot_follow() -> None:
+def test_ambiguous_indices_and_assignments_with_wrong_names_are_refused() -> None:
     x = images()
     with pytest.raises(NamesError, match="masked_select"):
         x[x > 3]
@@ -147,13 +147,13 @@ def test_indexing_that_names_cannot_follow() -> None:
         named.zeros(2, 3, names=("N", None))[:] = named.ones(2, 3, names=("N", "C"))
 
 
-def test_iterating_and_unpacking() -> None:
+def test_iteration_and_tuple_results_keep_names() -> None:
     assert [each.names for each in images()] == [("C", "H", "W")] * 2
     values, places = images().max("W")
     assert values.names == places.names == ("N", "C", "H")
 
 
-def test_functions_take_names_for_dimensions() -> None:
+def test_functions_accept_names_for_dimensions() -> None:
     x = images()
     assert named.softmax(x, "C").names == x.names
     assert torch.equal(named.sum(x, ["H", "W"]).rename(None), x.rename(None).sum((2, 3)))
@@ -166,7 +166,7 @@ def test_functions_take_names_for_dimensions() -> None:
         named.no_such_thing
 
 
-def test_how_it_looks() -> None:
+def test_the_repr_shows_names_and_sizes() -> None:
     assert repr(named.zeros(1, 2, names=("N", "C"))) == "NamedTensor([[0., 0.]], (N=1, C=2))"
     assert repr(named.zeros(1, 2, names=("N", None), requires_grad=True)) == (
         "NamedTensor([[0., 0.]], requires_grad=True, (N=1, 2))"

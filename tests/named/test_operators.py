@@ -1,4 +1,4 @@
-"""Each row of the table: names come out as it says, values as torch's, and what does not fit is refused first.
+"""Each row of the table: the stated names, the values of torch, and wrong arguments are refused before any change.
 
 Tests are generated from the table, one for each documented operator and each way to call it.
 """
@@ -27,7 +27,7 @@ Way = Callable[..., Any]
 
 
 def ways(row: Row) -> Iterator[Way]:
-    """The method, and the function."""
+    """Yield the method and the function."""
     if hasattr(NamedTensor, row.name):
         yield lambda tensor, *args: _member(getattr(tensor, row.name), args)
     function = getattr(named, row.name, None) if row.dims else getattr(torch, row.name, None)
@@ -58,15 +58,15 @@ def test_the_table_has_all_rows_of_the_documentation() -> None:
     assert counts[NameRule.FACTORY] == 7
 
 
-def test_each_row_that_torch_has_is_one_of_its_functions() -> None:
+def test_each_row_belongs_to_a_function_of_torch_unless_it_is_new() -> None:
     ours = {"data=", "align_as", "align_to", "has_names", "names", "refine_names", "rename", "rename_"}
     assert [row.name for row in ROWS.values() if not [*functions(row)] and row.name not in ours] == []
-    told = [row for row in DOCUMENTED if row.name != "manual_seed"]  # whose function torch replaces, and never tells of
+    told = [row for row in DOCUMENTED if row.name != "manual_seed"]  # torch replaces that function
     assert all(FUNCTIONS[function].name == row.name for row in told for function in functions(row))
 
 
 @pytest.mark.parametrize("row", CALLED, ids=lambda row: row.name)
-def test_names_come_out_as_the_table_says(row: Row) -> None:
+def test_an_operator_gives_the_names_that_its_row_states(row: Row) -> None:
     how = case(row)
     tried = [*ways(row)]
     assert tried
@@ -85,7 +85,7 @@ def test_names_come_out_as_the_table_says(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in CALLED if row.rule is not NameRule.OWN], ids=lambda row: row.name)
-def test_values_are_those_of_torch(row: Row) -> None:
+def test_an_operator_gives_the_values_of_torch(row: Row) -> None:
     how = case(row)
     if row.name in ("data_ptr", "register_hook", "detach_"):
         return
@@ -109,7 +109,7 @@ def _hashable(args: tuple[Any, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", [row for row in CALLED if case(row).wrong is not None], ids=lambda row: row.name)
-def test_what_does_not_fit_is_refused_and_changes_nothing(row: Row) -> None:
+def test_wrong_arguments_are_refused_and_change_nothing(row: Row) -> None:
     how = case(row)
     for way in ways(row):
         tensor = how.make()
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(row: Row) -> None:
 
 
 def takes_out(row: Row) -> bool:
-    """Whether torch's function writes to a tensor it is given."""
+    """Return whether torch's function can write to a given tensor."""
     if row.rule not in (NameRule.KEEPS, NameRule.UNIFIES) or row.dims or not hasattr(torch, row.name):
         return False
     if row.name == "masked_fill":  # only torch's own code can give it an out
@@ -132,7 +132,7 @@ def takes_out(row: Row) -> bool:
 
 
 @pytest.mark.parametrize("row", [row for row in CALLED if takes_out(row)], ids=lambda row: row.name)
-def test_out_gets_the_names_or_has_them_already(row: Row) -> None:
+def test_out_gets_the_names_of_the_result_or_must_have_them(row: Row) -> None:
     how = case(row)
     function = getattr(torch, row.name)
     result = function(how.make(), *fresh(how.args))
@@ -145,7 +145,7 @@ def test_out_gets_the_names_or_has_them_already(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", documented(NameRule.FACTORY), ids=lambda row: row.name)
-def test_factories_name_what_they_make(row: Row) -> None:
+def test_factories_accept_names(row: Row) -> None:
     make = getattr(named, row.name)
     size: tuple[Any, ...] = {"tensor": ([[1.0] * 4] * 3,), "empty_like": (torch.rand(3, 4),)}.get(row.name, (3, 4))
     made = make(*size, names=("N", None), dtype=torch.double)
@@ -155,7 +155,7 @@ def test_factories_name_what_they_make(row: Row) -> None:
             make(*size, names=wrong)
 
 
-def test_cat() -> None:
+def test_cat_unifies_the_names_of_its_tensors() -> None:
     x, y = cases.rand("N", None), cases.rand("N", "C")
     assert named.cat([x, y], "N").names == cases.NC
     assert named.cat([x, y], "N").shape == (6, 4)
@@ -164,7 +164,7 @@ def test_cat() -> None:
         torch.cat([y, y.rename(N="A")])
 
 
-def test_an_operator_without_a_row_refuses_names_and_says_how_to_go_on() -> None:
+def test_an_operator_without_a_row_refuses_names_with_advice() -> None:
     x = cases.x()
     for call in (lambda: torch.fft.fft(x), lambda: x.cov(), lambda: torch.cov(correction=1, input=x)):
         with pytest.raises(NamesError, match=r"no rule for names.*\(N=3, C=4\).*rename\(None\)"):
@@ -172,12 +172,12 @@ def test_an_operator_without_a_row_refuses_names_and_says_how_to_go_on() -> None
     assert type(torch.fft.fft(x.rename(None))) is Tensor
 
 
-def test_an_operator_without_a_row_takes_tensors_without_names() -> None:
+def test_an_operator_without_a_row_accepts_tensors_without_names() -> None:
     assert torch.cov(cases.rand(None, None)).shape == (4, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the generated tests have it then")
-def test_cuda_is_refused_by_torch_alone() -> None:
+def test_cuda_is_refused_only_by_torch() -> None:
     with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         cases.x().cuda()
     assert ROWS["cuda"].infer is ROWS["cpu"].infer

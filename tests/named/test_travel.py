@@ -1,4 +1,4 @@
-"""Names in calls, RRefs and distributed backward, through three workers; who does not know names refuses."""
+"""Names in calls, RRefs and distributed backward, over three workers; a process without names refuses them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def x(**options: Any) -> NamedTensor:
 
 
 def told(value: Any) -> Any:
-    """What a worker sees of a value, in plain words."""
+    """Return the class and the names of a value, as strings."""
     return [type(value).__name__, *(value.names if isinstance(value, NamedTensor) else ())]
 
 
 def through(value: Tensor, *way: str) -> Tensor:
-    """`value` times two at each worker of the way, and back again."""
+    """Double `value` here and on each worker of the way, and return the result."""
     return rpc_sync(way[0], through, (value * 2, *way[1:])) if way else value * 2
 
 
@@ -69,7 +69,7 @@ class Layer:
     [x(), x(requires_grad=True), x().align_to("C", "N"), x().sum()],
     ids=["plain", "with gradient", "aligned", "scalar"],
 )
-def test_there_and_back_on_the_wire(value: NamedTensor) -> None:
+def test_a_named_tensor_is_equal_after_encoding_and_decoding(value: NamedTensor) -> None:
     made = Codec().decode(Codec().encode({"a": [value, value], "plain": torch.ones(2)})[0])
     found = made["a"][0]
     assert found is made["a"][1]
@@ -78,7 +78,7 @@ def test_there_and_back_on_the_wire(value: NamedTensor) -> None:
     assert type(made["plain"]) is Tensor
 
 
-def test_views_of_one_memory_keep_their_own_names() -> None:
+def test_decoded_views_of_one_memory_keep_their_own_names() -> None:
     whole = x()
     first, second = Codec().decode(Codec().encode([whole, whole.rename("A", "B").t()])[0])
     assert (first.names, second.names) == (("N", "C"), ("B", "A"))
@@ -86,21 +86,21 @@ def test_views_of_one_memory_keep_their_own_names() -> None:
     assert float(second.sum()) == 0
 
 
-def test_who_does_not_know_names_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_named_tensors_refuses_to_decode_them(monkeypatch: pytest.MonkeyPatch) -> None:
     body, _ = Codec().encode(x())
     monkeypatch.setitem(sys.modules, "rpcbench.named.named_tensor", None)
     with pytest.raises(MissingCodeError, match="rpcbench"):
         Codec().decode(body)
 
 
-def test_arguments_and_results(agents: list[Agent]) -> None:
+def test_arguments_and_results_of_calls_keep_names(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", told, (x(),)) == ["NamedTensor", "N", "C"]
     assert rpc_sync("worker1", told, (x().rename(None),)) == ["Tensor"]
     assert rpc_sync("worker1", through, ([x()][0],)).names == ("N", "C")
     assert rpc_sync("worker1", dict, ({"a": (x(),)},))["a"][0].names == ("N", "C")
 
 
-def test_operators_of_torch_run_there_by_the_rules(agents: list[Agent]) -> None:
+def test_remote_operators_of_torch_follow_the_rules_of_names(agents: list[Agent]) -> None:
     value = x()
     result = rpc_sync("worker1", torch.add, (value, value))
     assert (result.names, torch.equal(result, value + value)) == (("N", "C"), True)
@@ -109,7 +109,7 @@ def test_operators_of_torch_run_there_by_the_rules(agents: list[Agent]) -> None:
         rpc_sync("worker1", torch.add, (value, value.sum("C")))
 
 
-def test_values_of_rrefs(agents: list[Agent]) -> None:
+def test_values_of_rrefs_keep_names(agents: list[Agent]) -> None:
     held = remote("worker1", through, (x(), "worker2"))
     assert held.to_here().names == ("N", "C")
     assert rpc_sync("worker2", _names_of_rref, (held,)) == ("N", "C")
@@ -121,7 +121,7 @@ def _names_of_rref(held: RRef[NamedTensor]) -> Any:
     return held.to_here().names
 
 
-def test_a_chain_of_three_workers_and_backward(agents: list[Agent]) -> None:
+def test_a_backward_through_three_workers_keeps_names(agents: list[Agent]) -> None:
     value = x(requires_grad=True)
     with autograd.context() as context:
         result = rpc_sync("worker1", through, (value, "worker2", "notebook"))
@@ -134,7 +134,7 @@ def test_a_chain_of_three_workers_and_backward(agents: list[Agent]) -> None:
     assert value.grad is None
 
 
-def test_gradients_of_a_named_parameter_and_its_optimizer(agents: list[Agent]) -> None:
+def test_a_remote_named_parameter_has_named_gradients_and_is_trained(agents: list[Agent]) -> None:
     layer = remote("worker1", Layer)
     [weight] = layer.rpc_sync().parameters()
     optimizer = DistributedOptimizer(torch.optim.Adam, [weight], lr=0.5)
@@ -151,14 +151,14 @@ def test_gradients_of_a_named_parameter_and_its_optimizer(agents: list[Agent]) -
         layer.rpc_sync().forward(named.ones(3, 4, names=("C", "N"), dtype=torch.double))
 
 
-def test_the_calls_of_plain_tensors_are_as_they_were() -> None:
+def test_the_encoding_of_a_plain_tensor_does_not_mention_names() -> None:
     plain = torch.rand(3, 4)
     body, _ = Codec().encode(plain)
     assert b"named" not in body.payload
     assert type(Codec().decode(body)) is Tensor
 
 
-def test_nobody_loads_names_who_uses_none() -> None:
+def test_the_module_of_names_is_not_imported_without_use() -> None:
     script = (
         "import sys, torch, rpcbench.rpc, rpcbench.autograd, rpcbench.optim, rpcbench.pipeline\n"
         "from rpcbench.autograd.gradients import LeafGradients\n"

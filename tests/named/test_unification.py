@@ -1,4 +1,4 @@
-"""Names of two tensors together, against a model of another kind; and the worked cases of torch's documentation."""
+"""Unification of the names of two tensors, against a simple model; and the examples of torch's documentation."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LETTERS = "ABCD"
 
 @st.composite
 def names(draw: st.DrawFn, most: int = 4) -> Names:
-    """Names of one tensor: none twice, some None."""
+    """Draw the names of one tensor: none twice, some None."""
     order = draw(st.permutations(LETTERS))[: draw(st.integers(0, most))]
     return tuple(name if draw(st.booleans()) else None for name in order)
 
 
 def model(first: Names, second: Names) -> set[tuple[int, str]] | None:
-    """{(position from the right, name)} of both; None where a position has two names, or a name two positions."""
+    """Return {(position from the right, name)} of both; None if a position has two names, or a name two positions."""
     facts = {(place, name) for each in (first, second) for place, name in enumerate(reversed(each)) if name}
     places, said = [place for place, _ in facts], [name for _, name in facts]
     return facts if len(set(places)) == len(places) and len(set(said)) == len(said) else None
 
 
 @given(names(), names())
-def test_unify_is_the_model(first: Names, second: Names) -> None:
+def test_unify_equals_the_model(first: Names, second: Names) -> None:
     expected = model(first, second)
     if expected is None:
         with pytest.raises(NamesError):
@@ -41,13 +41,13 @@ def test_unify_is_the_model(first: Names, second: Names) -> None:
 
 
 @given(names(), names())
-def test_the_order_of_the_two_does_not_matter(first: Names, second: Names) -> None:
+def test_unify_does_not_depend_on_the_order_of_its_arguments(first: Names, second: Names) -> None:
     assume(model(first, second) is not None)
     assert unify(first, second) == unify(second, first)
 
 
 @given(names(3), names(3), st.data())
-def test_broadcasting_tensors(first: Names, second: Names, data: st.DataObject) -> None:
+def test_broadcasting_unifies_or_refuses_names(first: Names, second: Names, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=3, max_size=3))
 
     def made(given: Names) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_broadcasting_tensors(first: Names, second: Names, data: st.DataObject) 
 
 @given(st.permutations(LETTERS), st.data())
 def test_aligned_tensors_broadcast_by_name(order: list[str], data: st.DataObject) -> None:
-    """Whatever the order of its dimensions, each element meets the one of the same coordinates."""
+    """In any order of dimensions, each element is combined with the one of the same coordinates."""
     sizes = {name: data.draw(st.integers(1, 3)) for name in LETTERS}
     part = data.draw(st.permutations(order))[: data.draw(st.integers(1, 4))]
     whole = named.rand(*(sizes[name] for name in order), names=order)
@@ -81,23 +81,23 @@ def tensor(*given: str | None) -> torch.Tensor:
     return named.rand(*[3] * len(given), names=given)
 
 
-def test_a_name_and_none() -> None:
+def test_a_name_unifies_with_none() -> None:
     assert (tensor("N", None) + tensor(None, "C")).names == ("N", "C")
 
 
-def test_other_names_at_the_same_position() -> None:
+def test_different_names_at_the_same_position_are_refused() -> None:
     message = r"add of \(N=3, C=3\) and \(N=3\): at position -1 \(from the right\) the first has 'C' and the second 'N'"
     with pytest.raises(NamesError, match=message):
         tensor("N", "C") + tensor("N")
 
 
-def test_a_name_at_two_positions() -> None:
+def test_a_name_at_two_positions_is_refused() -> None:
     message = r"add of \(N=3, 3\) and \(N=3\): 'N' is at position -2 of the first and -1 of the second"
     with pytest.raises(NamesError, match=message):
         tensor("N", None) + tensor("N")
 
 
-def test_squeeze_and_sum() -> None:
+def test_squeeze_and_sum_remove_names() -> None:
     images = named.rand(1, 3, 3, 3, names=("N", "C", "H", "W"))
     assert images.squeeze("N").names == ("C", "H", "W")
     assert images.squeeze().names == ("C", "H", "W")
@@ -106,7 +106,7 @@ def test_squeeze_and_sum() -> None:
     assert images.sum().names == ()
 
 
-def test_products() -> None:
+def test_matrix_products_contract_names() -> None:
     assert tensor("N", "D").mm(tensor("in", "out")).names == ("N", "out")
     assert torch.matmul(tensor("A", "B", "C", "D"), tensor("B", "E", "F")).names == ("A", "B", "C", "F")
     assert (tensor("N", "D") @ tensor("D")).names == ("N",)
@@ -115,7 +115,7 @@ def test_products() -> None:
         tensor("N", "D") @ tensor("D", "N")
 
 
-def test_in_place_gives_names_to_a_tensor_without() -> None:
+def test_an_in_place_operation_gives_names_to_a_plain_tensor() -> None:
     plain = torch.rand(3, 3)
     plain += tensor("N", "C")
     assert plain.names == ("N", "C")

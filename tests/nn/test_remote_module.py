@@ -1,4 +1,4 @@
-"""A module on another worker, used as if it were here."""
+"""`RemoteModule`: a module on another worker, used like a local one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 class Scale(nn.Module):
-    """Names the worker it ran on; has a submodule, a buffer and a hook's mark."""
+    """Returns the name of its worker with its result; has a submodule and a buffer."""
 
     def __init__(self, factor: float = 2.0, *, bias: float = 0.0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def is_training(rref: RRef[nn.Module]) -> bool:
 
 
 @pytest.mark.parametrize("where", ["worker1", "worker1/cpu", "rank:1", "rank:1/cpu"])
-def test_it_runs_where_it_was_made(agents: list[Agent], where: str) -> None:
+def test_a_remote_module_runs_on_the_worker_where_it_was_made(agents: list[Agent], where: str) -> None:
     module = RemoteModule(where, Scale, (3.0,), {"bias": 1.0})
     assert module.on in ("worker1", 1) and module.device == "cpu" and not module.is_device_map_set
     name, y = module(one())
@@ -65,7 +65,7 @@ def test_it_runs_where_it_was_made(agents: list[Agent], where: str) -> None:
     assert module.forward_async(one()).wait()[0] == "worker1"
 
 
-def test_a_class_of_this_function_alone(agents: list[Agent]) -> None:
+def test_a_class_that_is_local_to_a_function_can_be_used(agents: list[Agent]) -> None:
     class Mine(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
@@ -73,7 +73,7 @@ def test_a_class_of_this_function_alone(agents: list[Agent]) -> None:
     assert RemoteModule("worker1", Mine)(one()).tolist() == [2, 2, 2]
 
 
-def test_parameters_train(agents: list[Agent]) -> None:
+def test_parameters_of_a_remote_module_can_be_trained(agents: list[Agent]) -> None:
     module, beside = RemoteModule("worker1", Scale), Scale()
     parameters = module.remote_parameters()
     assert [rref.owner_name() for rref in parameters] == ["worker1"] * 3
@@ -87,7 +87,7 @@ def test_parameters_train(agents: list[Agent]) -> None:
     torch.testing.assert_close(parameters[0].to_here(), beside.factor, rtol=0, atol=1e-12)
 
 
-def test_train_and_eval_reach_it(agents: list[Agent]) -> None:
+def test_train_and_eval_set_the_mode_of_the_remote_module(agents: list[Agent]) -> None:
     module = RemoteModule("worker1", Scale)
     for mode in (True, False):
         assert module.train(mode) is module and module.training is mode
@@ -97,7 +97,7 @@ def test_train_and_eval_reach_it(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", is_training, (module.module_rref,)) is False
 
 
-def test_it_can_be_passed_on(agents: list[Agent]) -> None:
+def test_a_remote_module_can_be_passed_to_another_worker(agents: list[Agent]) -> None:
     module = RemoteModule("worker1", Scale).eval()
     module.note = "not sent"
     name, y = rpc_sync("worker2", run, (module, one()))
@@ -111,7 +111,7 @@ def attributes(module: RemoteModule) -> Any:
     return module.on, module.device, module.training, hasattr(module, "note")
 
 
-def test_it_moves_with_its_parameters(agents: list[Agent]) -> None:
+def test_a_remote_module_moves_with_its_parameters_and_its_mode(agents: list[Agent]) -> None:
     module = RemoteModule("worker1", Scale, (5.0,)).eval()
     assert module.to("worker2") is module
     name, y = module(one())
@@ -121,30 +121,30 @@ def test_it_moves_with_its_parameters(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda:0", torch.device("cpu"), torch.float64, "nobody"])
-def test_what_is_no_worker_is_refused(agents: list[Agent], place: Any) -> None:
+def test_a_move_to_a_place_that_is_no_worker_is_refused(agents: list[Agent], place: Any) -> None:
     with pytest.raises(ValueError, match="Method ``to`` not supported for RemoteModule"):
         RemoteModule("worker1", Scale).to(place)
 
 
-def test_what_makes_no_module(agents: list[Agent]) -> None:
+def test_a_function_that_returns_no_module_is_refused(agents: list[Agent]) -> None:
     with pytest.raises(ValueError, match=r"an instance of <class nn.Module>, but it returns .*int"):
         RemoteModule("worker1", int)(one())  # type: ignore[arg-type]
 
 
-def test_a_module_where_its_class_belongs(agents: list[Agent]) -> None:
+def test_a_module_in_place_of_its_class_is_refused(agents: list[Agent]) -> None:
     with pytest.raises(TypeError, match=r"as the class Scale does; .*init_from_module_rref"):
         RemoteModule("worker1", Scale())
 
 
 class Locking(nn.Module):
-    """Cannot be sent, and cannot be made of what cannot be sent."""
+    """Cannot be sent, and takes an argument that cannot be sent."""
 
     def __init__(self, lock: Any = None) -> None:
         super().__init__()
         self.lock = lock or threading.Lock()
 
 
-def test_what_cannot_be_sent_is_named_with_what_to_do(agents: list[Agent]) -> None:
+def test_a_module_or_argument_that_cannot_be_sent_is_named_with_advice(agents: list[Agent]) -> None:
     with pytest.raises(SerializationError, match=r"the module on worker1 .*cannot pickle '_thread.lock'.* __init__"):
         RemoteModule("worker1", Locking, (threading.Lock(),))
     module = RemoteModule("worker1", Locking)
@@ -154,19 +154,19 @@ def test_what_cannot_be_sent_is_named_with_what_to_do(agents: list[Agent]) -> No
 
 
 @pytest.mark.parametrize("place", ["/", "/cuda:0", "worker1/cpu/cpu", "rank:x"])
-def test_places_that_cannot_be_parsed(agents: list[Agent], place: str) -> None:
+def test_a_remote_device_that_cannot_be_parsed_is_refused(agents: list[Agent], place: str) -> None:
     with pytest.raises(ValueError, match=r"Could not parse remote_device: .*The valid format is"):
         RemoteModule(place, Scale)
 
 
-def test_devices_that_do_not_exist(agents: list[Agent]) -> None:
+def test_a_device_that_does_not_exist_is_refused(agents: list[Agent]) -> None:
     with pytest.raises(RuntimeError, match="cpu2"):
         RemoteModule("worker1/cpu2", Scale)
     with pytest.raises(ValueError, match="cpu2"):
         RemoteModule("worker1", Scale).to("worker2/cpu2")
 
 
-def test_methods_that_would_work_on_nothing_are_refused(agents: list[Agent]) -> None:
+def test_methods_that_would_act_on_the_local_object_are_refused(agents: list[Agent]) -> None:
     module = RemoteModule("worker1", Scale)
     with pytest.raises(ValueError, match=r"Method ``parameters`` not supported .*use ``remote_parameters`` instead"):
         module.parameters()
@@ -176,6 +176,6 @@ def test_methods_that_would_work_on_nothing_are_refused(agents: list[Agent]) -> 
     assert repr(module).startswith("RemoteModule(on worker1/cpu, UserRRef")
 
 
-def test_it_travels_in_calls_alone(agents: list[Agent]) -> None:
+def test_a_remote_module_can_be_pickled_only_in_calls(agents: list[Agent]) -> None:
     with pytest.raises(RuntimeError, match="Cannot pickle RemoteModule in python pickler"):
         pickle.dumps(RemoteModule("worker1", Scale))

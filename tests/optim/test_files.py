@@ -29,7 +29,7 @@ class Foreign:
 
 
 class Evil:
-    """Leaves a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_disk_is_told_with_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
+def test_an_error_on_a_full_disk_names_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
     told = pytest.raises(OSError, match="worker7 cannot write this file")
     with disk_of(50), told as caught, optimizer_files.new_file(tmp_path / "share.pt") as file:
         torch.save({"weight": torch.zeros(size)}, file)
@@ -47,7 +47,7 @@ def test_a_full_disk_is_told_with_file_and_worker_and_leaves_nothing(tmp_path: P
     assert not [*tmp_path.iterdir()]
 
 
-def test_another_failure_leaves_nothing_either(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file_and_keeps_an_existing_one(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="own"), optimizer_files.new_file(tmp_path / "share.pt"):
         raise KeyError("own")
     assert not [*tmp_path.iterdir()]
@@ -60,7 +60,7 @@ def test_another_failure_leaves_nothing_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("way", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
 @pytest.mark.parametrize("make", [lambda path: Foreign(), Evil], ids=["foreign", "evil"])
-def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any, way: Any, mmap: bool) -> None:
+def test_a_foreign_pickle_is_refused_and_does_not_run(tmp_path: Path, make: Any, way: Any, mmap: bool) -> None:
     path = tmp_path / "share.pt"
     way({"weight": torch.zeros(2), "more": make(tmp_path / "run")}, path)
     with pytest.raises(
@@ -73,7 +73,7 @@ def test_a_foreign_pickle_is_refused_and_does_nothing(tmp_path: Path, make: Any,
 
 @DAMAGE
 @given(data=st.data())
-def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any) -> None:
+def test_an_error_about_a_damaged_file_is_a_value_error_with_its_path(tmp_path: Path, data: Any) -> None:
     whole, path = tmp_path / "whole.pt", tmp_path / "share.pt"
     if not whole.exists():
         torch.save({"weight": torch.arange(4.0)}, whole)
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_a_value_error_that_names_it(tmp_path: Path, data: Any
 
 @DAMAGE
 @given(data=st.data())
-def test_a_damaged_manifest_is_a_value_error_that_names_it(tmp_path: Path, data: Any) -> None:
+def test_an_error_about_a_damaged_manifest_is_a_value_error_with_its_folder(tmp_path: Path, data: Any) -> None:
     text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 2, "files": {"worker1.pt": [0], "w2.pt": [1]}})
     path = tmp_path / optimizer_files.MANIFEST
     path.write_bytes(damaged(text.encode(), data.draw))
@@ -99,26 +99,28 @@ def test_a_damaged_manifest_is_a_value_error_that_names_it(tmp_path: Path, data:
 
 
 @pytest.mark.parametrize("name", ["../worker1.pt", "/etc/worker1.pt", "..", "a/b.pt"])
-def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 1, "files": {name: [0]}})
     (tmp_path / optimizer_files.MANIFEST).write_text(text)
     with pytest.raises(ValueError, match=r"optimizer\.json names files outside its folder"):
         optimizer_files.files("Adam", 1, tmp_path)
 
 
-def test_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / optimizer_files.MANIFEST).write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"optimizer\.json is damaged"):
         optimizer_files.files("Adam", 1, tmp_path)
 
 
-def test_a_state_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path) -> None:
     with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.draft"):
         optimizer_files.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_new_name_is_on_the_disk_when_a_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_syncs_its_draft_and_an_adoption_syncs_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
     optimizer_files.write({"state": {}, "param_groups": []}, str(tmp_path))

@@ -1,4 +1,4 @@
-"""A distributed optimizer does what one local optimizer over the same parameters does."""
+"""A distributed optimizer equals one local optimizer over the same parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start(number: int) -> nn.Parameter:
 
 
 def spread() -> list[RRef[Any]]:
-    """The same parameters as `local`, one on each worker."""
+    """Create the same parameters as `local`, one on each worker."""
     return [remote(owner, start, (number,)) for number, owner in enumerate(OWNERS)]
 
 
@@ -103,7 +103,9 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", None))
-def test_every_optimizer_steps_as_a_local_one(agents: list[Agent], kind: Any, options: dict[str, Any]) -> None:
+def test_each_optimizer_of_torch_steps_like_a_local_one(
+    agents: list[Agent], kind: Any, options: dict[str, Any]
+) -> None:
     rrefs, weights = spread(), local()
     train(rrefs, DistributedOptimizer(kind, rrefs, **options).step)
     train_locally(weights, kind(weights, **options).step)
@@ -111,7 +113,7 @@ def test_every_optimizer_steps_as_a_local_one(agents: list[Agent], kind: Any, op
 
 
 @pytest.mark.parametrize(("way", "least"), [("foreach", 12), ("maximize", 12), ("fused", 4)])
-def test_every_way_of_an_optimizer_to_compute(agents: list[Agent], way: str, least: int) -> None:
+def test_each_implementation_of_an_optimizer_steps_like_a_local_one(agents: list[Agent], way: str, least: int) -> None:
     kinds = [kind for kind in {kind: None for kind, _ in EVERY} if way in inspect.signature(kind).parameters]
     assert len(kinds) >= least
     for kind in kinds:
@@ -122,7 +124,7 @@ def test_every_way_of_an_optimizer_to_compute(agents: list[Agent], way: str, lea
 
 
 class Halving(torch.optim.Optimizer):
-    """One of a user's own, without so much as a learning rate."""
+    """An optimizer of the user, without a learning rate."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -134,14 +136,14 @@ class Halving(torch.optim.Optimizer):
                     param.mul_(0.5)
 
 
-def test_an_optimizer_of_a_users_own(agents: list[Agent]) -> None:
+def test_a_user_defined_optimizer_steps_like_a_local_one(agents: list[Agent]) -> None:
     rrefs, weights = spread(), local()
     train(rrefs, DistributedOptimizer(Halving, rrefs).step)
     train_locally(weights, Halving(weights).step)
     check(rrefs, weights)
 
 
-def test_no_optimizer_of_torch_is_forgotten() -> None:
+def test_these_tests_know_all_optimizers_of_torch() -> None:
     known = {kind for kind, _ in EVERY} | {torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Optimizer}
     there = {kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
     assert {kind for kind in there if issubclass(kind, torch.optim.Optimizer)} == known
@@ -151,7 +153,7 @@ def lookup(table: RRef[Any], rows: torch.Tensor) -> torch.Tensor:
     return nn.functional.embedding(rows, table.local_value(), sparse=True).sum()
 
 
-def test_sparse_gradients(agents: list[Agent]) -> None:
+def test_sparse_gradients_are_clipped_and_applied(agents: list[Agent]) -> None:
     table, weight, rows = remote("worker1", start, (0,)), start(0), torch.tensor([0, 2, 2])
     optimizer = DistributedOptimizer(torch.optim.SparseAdam, [table], lr=0.1)
     with autograd.context() as context_id:
@@ -165,7 +167,7 @@ def test_sparse_gradients(agents: list[Agent]) -> None:
     check([table], [weight])
 
 
-def test_groups_have_options_of_their_own(agents: list[Agent]) -> None:
+def test_parameter_groups_have_their_own_options(agents: list[Agent]) -> None:
     rrefs, weights = spread(), local()
     optimizer = DistributedOptimizer(
         torch.optim.SGD, [{"params": rrefs[:2], "lr": 0.5}, {"params": rrefs[2]}], lr=0.01, momentum=0.9
@@ -196,7 +198,7 @@ SCHEDULERS: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "options"), SCHEDULERS, ids=lambda value: getattr(value, "__name__", None))
-def test_schedulers_of_groups_with_rates_of_their_own(agents: list[Agent], kind: Any, options: Any) -> None:
+def test_schedulers_respect_the_learning_rates_of_groups(agents: list[Agent], kind: Any, options: Any) -> None:
     rrefs, weights = spread(), local()
     optimizer = DistributedOptimizer(torch.optim.SGD, groups(rrefs), lr=0.1, momentum=0.9)
     alone = torch.optim.SGD(groups(weights), lr=0.1, momentum=0.9)
@@ -207,7 +209,7 @@ def test_schedulers_of_groups_with_rates_of_their_own(agents: list[Agent], kind:
     assert schedule.get_last_lr() == beside.get_last_lr()
 
 
-def test_training_goes_on_from_the_states_of_optimizer_and_scheduler(agents: list[Agent]) -> None:
+def test_training_resumes_from_the_states_of_optimizer_and_scheduler(agents: list[Agent]) -> None:
     rrefs, weights = spread(), local()
     alone = torch.optim.SGD(groups(weights), lr=0.1, momentum=0.9)
     beside = torch.optim.lr_scheduler.CosineAnnealingLR(alone, T_max=6)
@@ -226,7 +228,7 @@ def groups(params: Any) -> list[dict[str, Any]]:
     return [{"params": params[:2], "lr": 0.05}, {"params": params[2:]}]
 
 
-def test_a_scheduler_that_looks_at_the_loss(agents: list[Agent]) -> None:
+def test_a_scheduler_can_use_the_loss(agents: list[Agent]) -> None:
     rrefs = spread()
     optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.5)
     schedule = optimizer.lr_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
@@ -257,7 +259,7 @@ def test_a_schedule_changes_only_between_steps(agents: list[Agent]) -> None:
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
 @pytest.mark.parametrize("bound", [0.01, 1e6])
-def test_clipping_counts_all_workers(agents: list[Agent], norm_type: float, bound: float) -> None:
+def test_clipping_uses_the_norm_over_all_workers(agents: list[Agent], norm_type: float, bound: float) -> None:
     rrefs, weights = spread(), local()
     optimizer, alone = DistributedOptimizer(torch.optim.SGD, rrefs, lr=1.0), torch.optim.SGD(weights, lr=1.0)
     norms: list[float] = []
@@ -274,13 +276,13 @@ def test_clipping_counts_all_workers(agents: list[Agent], norm_type: float, boun
 
 
 def shared(context_id: int, rrefs: list[RRef[Any]]) -> bool:
-    """Both leaves get one and the same tensor as gradient."""
+    """Run a backward that gives both leaves the same tensor as gradient."""
     first, second = (rref.local_value() for rref in rrefs)
     autograd.backward(context_id, [(first + second).sum()])
     return True
 
 
-def test_gradients_that_are_one_tensor_are_scaled_once(agents: list[Agent]) -> None:
+def test_gradients_that_are_the_same_tensor_are_scaled_once(agents: list[Agent]) -> None:
     pair = [remote("worker1", start, (1,)) for _ in range(2)]
     with autograd.context() as context_id:
         assert rpc_sync("worker1", shared, (context_id, pair))
@@ -289,7 +291,7 @@ def test_gradients_that_are_one_tensor_are_scaled_once(agents: list[Agent]) -> N
     assert total == pytest.approx(math.sqrt(18))
 
 
-def test_a_norm_that_is_not_finite_is_an_error_when_asked_for(agents: list[Agent]) -> None:
+def test_a_norm_that_is_not_finite_raises_an_error_on_request(agents: list[Agent]) -> None:
     rrefs = spread()
     with autograd.context() as context_id:
         backward(context_id, rrefs, math.inf)
@@ -297,7 +299,7 @@ def test_a_norm_that_is_not_finite_is_an_error_when_asked_for(agents: list[Agent
             clip_grad_norm_(context_id, rrefs, 1.0, error_if_nonfinite=True)
 
 
-def test_the_state_is_that_of_a_local_optimizer(agents: list[Agent]) -> None:
+def test_the_state_equals_that_of_a_local_optimizer(agents: list[Agent]) -> None:
     rrefs, weights = spread(), local()
     optimizer, alone = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.1), torch.optim.Adam(weights, lr=0.1)
     train(rrefs, optimizer.step)
@@ -313,7 +315,7 @@ def test_the_state_is_that_of_a_local_optimizer(agents: list[Agent]) -> None:
     check(rrefs, weights)
 
 
-def test_what_was_saved_can_be_loaded_by_other_owners(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_saved_state_can_be_loaded_by_other_owners(agents: list[Agent], tmp_path: Path) -> None:
     rrefs, weights = spread(), local()
     optimizer, alone = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.1), torch.optim.Adam(weights, lr=0.1)
     train(rrefs, optimizer.step)
@@ -334,7 +336,7 @@ def test_what_was_saved_can_be_loaded_by_other_owners(agents: list[Agent], tmp_p
     check(moved, weights)
 
 
-def test_a_save_that_fails_leaves_the_state_before_it(
+def test_a_failed_save_keeps_the_previous_state(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rrefs = spread()
@@ -355,14 +357,14 @@ def test_a_save_that_fails_leaves_the_state_before_it(
     monkeypatch.undo()
     kept = optimizer.state_dict()
     optimizer.load(tmp_path)
-    assert not optimizer.state_dict()["state"]  # that of before the training
+    assert not optimizer.state_dict()["state"]  # the state from before the training
     optimizer.load_state_dict(kept)
     optimizer.save(tmp_path)
     optimizer.load(tmp_path)
     assert len(optimizer.state_dict()["state"]) == 3 and not [*tmp_path.glob("*.draft")]
 
 
-def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     rrefs = spread()
     two = DistributedOptimizer(torch.optim.SGD, rrefs[:2], lr=0.1)
     two.save(tmp_path / "two")
@@ -397,21 +399,21 @@ def test_what_does_not_fit_is_refused(agents: list[Agent], tmp_path: Path) -> No
         (type("Mine", (torch.optim.LBFGS,), {}), spread, {}, ValueError, "LBFGS evaluates the loss itself"),
     ],
 )
-def test_bad_arguments(
+def test_invalid_arguments_are_refused(
     agents: list[Agent], kind: Any, params: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         DistributedOptimizer(kind, params(), **options)
 
 
-def test_an_unknown_context(agents: list[Agent]) -> None:
+def test_a_step_in_an_unknown_context_is_refused(agents: list[Agent]) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
     with pytest.raises(RuntimeError, match="context"):
         optimizer.step(123)
 
 
 class Alone(torch.optim.SGD):
-    """Whether two of its steps have ever run at once; each waits a little for another."""
+    """Records whether two of its steps ever run at once; each waits a little for another."""
 
     meeting = threading.Barrier(2)
     met = False
@@ -438,7 +440,7 @@ _both_have_gradients = threading.Barrier(2)
 
 
 def trains_alone(weight: RRef[Any], scale: float) -> None:
-    """A trainer with an optimizer of its own over a parameter that another trains, too."""
+    """Train a parameter that another trainer trains too, with a separate optimizer."""
     optimizer = DistributedOptimizer(Alone, [weight], lr=1.0)
     with autograd.context() as context_id:
         autograd.backward(context_id, [rpc_sync("worker1", part_sum, (weight, scale))])
@@ -451,7 +453,7 @@ def part_sum(weight: RRef[Any], scale: float) -> torch.Tensor:
 
 
 class Refusing(torch.optim.SGD):
-    """Fails on the workers that it is told of, before it has changed anything."""
+    """Fails on the workers in `refuse`, before it has changed anything."""
 
     def __init__(self, params: Any, refuse: list[str]) -> None:
         super().__init__(params, lr=0.1)
@@ -464,7 +466,7 @@ class Refusing(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("refuse", [["notebook"], ["worker1"], ["notebook", "worker1"]])
-def test_an_error_of_one_owner_is_raised_when_the_others_have_stepped(agents: list[Agent], refuse: list[str]) -> None:
+def test_an_error_of_one_owner_is_raised_after_the_others_have_stepped(agents: list[Agent], refuse: list[str]) -> None:
     rrefs, before = spread(), local()
     optimizer = DistributedOptimizer(Refusing, rrefs, refuse)
     with pytest.raises(ArithmeticError, match="refuses"):
@@ -474,7 +476,7 @@ def test_an_error_of_one_owner_is_raised_when_the_others_have_stepped(agents: li
         assert rpc_sync(rref.owner(), _has_no_grad, (rref,))
 
 
-def test_the_share_of_who_steps_does_not_travel(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_of_a_step_sends_no_message_to_itself(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD, spread(), lr=0.1)
     asked: list[int] = []
     begin = agents[0].call

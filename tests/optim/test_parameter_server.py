@@ -34,7 +34,7 @@ def cluster(no_leaks: None) -> Iterator[Cluster]:
 
 
 def digits() -> tuple[Data, Data]:
-    """Images to train with, and others to test with."""
+    """Return images for training, and others for testing."""
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16), torch.tensor(labels)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def halves(data: Data) -> list[Data]:
 
 
 def train_locally(data: Data) -> Weights:
-    """One process, which sees in each step what all trainers see."""
+    """Train in one process, which gets in each step the batches of all trainers."""
     weights = [values.requires_grad_() for values in begin()]
     optimizer = torch.optim.SGD(weights, lr=RATE)
     for parts in zip(*(batches(half, seed) for seed, half in enumerate(halves(data))), strict=True):
@@ -86,7 +86,7 @@ def run_trainers(cluster: Cluster, train: Any, data: Data, *args: Any) -> list[A
     return [future.wait() for future in futures]
 
 
-# -- nobody waits: gradients of each step in a context of its own
+# -- asynchronous: no trainer waits, and each step has its own context
 def pull(weights: list[RRef[Any]]) -> Weights:
     return [weight.local_value() for weight in weights]
 
@@ -99,7 +99,7 @@ def train_async(data: Data, seed: int, weights: list[RRef[Any]], optimizer: Dist
             optimizer.step(context)
 
 
-def test_asynchronous_trainers_learn_what_one_process_learns(cluster: Cluster) -> None:
+def test_asynchronous_trainers_are_nearly_as_accurate_as_one_process(cluster: Cluster) -> None:
     train, test = digits()
     weights = [cluster.remote(SERVER, Parameter, (values,)) for values in begin()]
     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=RATE)
@@ -109,7 +109,7 @@ def test_asynchronous_trainers_learn_what_one_process_learns(cluster: Cluster) -
     assert learned > local - 0.03
 
 
-# -- everybody waits: one step with the gradients of all
+# -- synchronous: all trainers wait for one step with all gradients
 class Server:
     def __init__(self, values: Weights, rate: float, trainers: int) -> None:
         self.values, self.rate, self.trainers = values, rate, trainers
@@ -139,7 +139,7 @@ def train_sync(data: Data, seed: int, server: RRef[Server]) -> Weights:
     return weights
 
 
-def test_synchronous_trainers_learn_exactly_what_one_process_learns(cluster: Cluster) -> None:
+def test_synchronous_trainers_learn_the_same_weights_as_one_process(cluster: Cluster) -> None:
     train, test = digits()
     server = cluster.remote(SERVER, Server, (begin(), RATE, len(TRAINERS)))
     answers = run_trainers(cluster, train_sync, train, server)

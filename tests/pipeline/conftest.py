@@ -1,4 +1,4 @@
-"""What tests of pipelines share."""
+"""Fixtures of the pipeline tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpcbench.runtime.agent import Agent
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    """A notebook and two workers in this process, with nothing left in them afterwards."""
+    """The agents of a notebook and two workers, in this process; the test must leave nothing in them."""
     with world(tmp_path, 3) as made:
         yield made
         nothing_left(made)
@@ -22,14 +22,14 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 @pytest.fixture(scope="module")
 def workers(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two, or as many as the test file says in `CLUSTER`."""
+    """A cluster of two workers, or of the number in `CLUSTER` of the test file."""
     with Cluster(getattr(request.module, "CLUSTER", 2)) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(workers: Cluster) -> Cluster:
-    """Workers that live, though a test before may have killed them."""
+    """The cluster, with those workers restarted that an earlier test has killed."""
     for name in workers.lost:
         workers.restart(name)
     return workers

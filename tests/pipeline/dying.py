@@ -1,4 +1,4 @@
-"""A step in which a worker dies: its data, and its error, which must come soon. Who dies writes when into a file."""
+"""A step in which a worker dies: its data and its error. The worker writes the time of its death into a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def killed(pipe: Pipeline, sign: Path) -> StageLostError:
-    """The error of a step in which a worker dies; it comes soon after the death."""
+    """Run a step in which a worker dies; return its error, which must come soon after the death."""
     with pytest.raises(StageLostError) as caught:
         pipe.step(*data())
     assert time.monotonic() - float(sign.read_text()) < SECONDS

@@ -21,7 +21,7 @@ SGD = (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9})
 
 
 def model(*between: nn.Module) -> nn.Sequential:
-    """The same weights each time; `between` stand before the last layer."""
+    """Make a model, with the same weights each time; the modules `between` stand before its last layer."""
     torch.manual_seed(3)
     layers = [nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), *between, nn.Linear(16, 4)]
     return nn.Sequential(*layers).double()
@@ -39,14 +39,14 @@ def pipeline(net: nn.Sequential | None = None, **changes: Any) -> Pipeline:
 
 
 def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor | None]) -> None:
-    """The same names, and values equal to 1e-12."""
+    """Check that the names are equal, and the values to 1e-12."""
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, wanted[name], rtol=1e-12, atol=1e-12)
 
 
 def step_alike(pipe: Pipeline, net: nn.Module, loss: torch.Tensor, x: Any, y: Any) -> None:
-    """A step of the pipeline, with the loss and the gradients of one process: `loss` is what `net` has made of them."""
+    """Run a step, and check its loss and gradients against those of one process: `net` has computed `loss`."""
     loss.backward()
     with pipe.batch(x, y) as batch:
         same(batch.gradients(), grads(net))

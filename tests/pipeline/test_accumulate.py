@@ -1,4 +1,4 @@
-"""Several batches, one step: gradients are those of all their samples as one batch."""
+"""Gradient accumulation: several batches in one step have the gradients of all their samples as one batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ WHOLE = (torch.cat([x for x, _ in BATCHES]), torch.cat([y for _, y in BATCHES]))
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_gradients_are_those_of_all_samples_as_one_batch(agents: list[Agent], schedule: str, reduction: str) -> None:
+def test_accumulated_gradients_equal_those_of_one_whole_batch(
+    agents: list[Agent], schedule: str, reduction: str
+) -> None:
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(output, target, reduction=reduction)
 
@@ -32,7 +34,7 @@ def test_gradients_are_those_of_all_samples_as_one_batch(agents: list[Agent], sc
         assert batch.loss == pytest.approx(loss.item(), rel=1e-12)
 
 
-def test_a_look_in_between_changes_nothing(agents: list[Agent]) -> None:
+def test_reading_gradients_between_two_batches_does_not_change_them(agents: list[Agent]) -> None:
     first, whole = model(), model()
     functional.cross_entropy(first(BATCHES[0][0]), BATCHES[0][1]).backward()
     functional.cross_entropy(whole(WHOLE[0]), WHOLE[1]).backward()
@@ -45,7 +47,7 @@ def test_a_look_in_between_changes_nothing(agents: list[Agent]) -> None:
         same(batch.gradients(), grads(whole))
 
 
-def test_training_is_that_of_one_process_and_nothing_is_left_of_what_was_not_applied(agents: list[Agent]) -> None:
+def test_accumulated_training_equals_one_process_and_unapplied_gradients_are_dropped(agents: list[Agent]) -> None:
     net, pipe = model(), pipeline(optimizer=SGD)
     optimizer = torch.optim.SGD(net.parameters(), **SGD[1])
     for _ in range(3):
@@ -61,7 +63,7 @@ def test_training_is_that_of_one_process_and_nothing_is_left_of_what_was_not_app
     same(pipe.state_dict(), net.state_dict())
 
 
-def test_gradients_are_applied_once(agents: list[Agent]) -> None:
+def test_accumulated_gradients_can_be_applied_only_once(agents: list[Agent]) -> None:
     with pipeline(optimizer=SGD).accumulate() as batch:
         with pytest.raises(PipelineError, match=r"call add\(x, y\) first"):
             batch.apply()
@@ -81,7 +83,7 @@ class Breaks(nn.Module):
         return x
 
 
-def test_after_an_add_that_failed_nothing_can_be_applied(agents: list[Agent]) -> None:
+def test_accumulated_gradients_cannot_be_applied_after_a_failed_add(agents: list[Agent]) -> None:
     pipe = pipeline(model(Breaks()), optimizer=SGD)
     before = pipe.state_dict()
     with pipe.accumulate() as batch:

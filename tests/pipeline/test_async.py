@@ -1,4 +1,4 @@
-"""The schedule "async", weights stashed: equal to playing it through in one process with the same stale weights."""
+"""The schedule "async", with stashed weights: equal to one process with the same operations and stale weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Alone:
-    """The same ops in one process, where each forward notes the weights it used."""
+    """The same operations in one process; each forward keeps the weights that it used."""
 
     def __init__(self, optimizer: Any) -> None:
         self.stages = stages()
@@ -79,7 +79,7 @@ class Alone:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 @pytest.mark.parametrize("recompute", ["none", "all"])
-def test_training_is_that_of_one_process_with_the_same_stale_weights(
+def test_async_training_equals_one_process_with_the_same_stale_weights(
     agents: list[Agent], optimizer: Any, recompute: str
 ) -> None:
     alone, (x, y) = Alone(optimizer), data(29)
@@ -87,7 +87,7 @@ def test_training_is_that_of_one_process_with_the_same_stale_weights(
         split([layer for stage in stages() for layer in stage], WORKERS, balance=[2, 2, 2]),
         "async", 5, functional.cross_entropy, optimizer, recompute=recompute,
     )  # fmt: skip
-    order = [span.op for span in simulate(asynchronous(3, 5)).spans]  # one that is possible: all of them do the same
+    order = [span.op for span in simulate(asynchronous(3, 5)).spans]  # one possible order: all give the same result
     parts = cut(x, 5), cut(y, 5)
     for _ in range(3):
         result = pipe.step(x, y)
@@ -102,8 +102,8 @@ def test_training_is_that_of_one_process_with_the_same_stale_weights(
         torch.testing.assert_close(state[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-def test_weights_are_stale_where_the_pipeline_is_full_and_nowhere_else(agents: list[Agent]) -> None:
-    """A single micro-batch has nothing to be stale for: one step is one of any other schedule."""
+def test_async_uses_stale_weights_only_with_more_than_one_micro_batch(agents: list[Agent]) -> None:
+    """With a single micro-batch, a step equals one of any other schedule."""
     made = [
         Pipeline(split([layer for stage in stages() for layer in stage], WORKERS, balance=[2, 2, 2]), name, number,
                  functional.cross_entropy, SGD)
@@ -119,7 +119,7 @@ def _trained(pipe: Pipeline) -> dict[str, torch.Tensor]:
     return pipe.state_dict()
 
 
-def test_the_schedule_is_1f1b_with_an_update_after_each_backward() -> None:
+def test_async_is_1f1b_with_an_update_after_each_backward() -> None:
     assert str(schedule("async", 2, 2)) == "0F0 0F1 0B0 0U0 0B1 0U1\n1F0 1B0 1U0 1F1 1B1 1U1"
     assert simulate(asynchronous(4, 8)).idle == pytest.approx(3 / 11)
 
@@ -132,16 +132,16 @@ def test_the_schedule_is_1f1b_with_an_update_after_each_backward() -> None:
         ("0F0 0B0 0U0 0F1 0B1", r"after ops\[0\]\[4\] = 0B1 comes no update"),
     ],
 )
-def test_updates_come_after_all_gradients_or_not_at_all(ops: str, told: str) -> None:
+def test_a_schedule_with_a_misplaced_or_missing_update_is_refused(ops: str, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         validate(parse(ops), 1, 2 if "F1" in ops else 1)
 
 
-def test_halves_may_be_updated_after_the_second() -> None:
+def test_an_update_may_follow_the_weight_half_of_a_backward() -> None:
     validate(parse("0F0 0I0 0W0 0U0"), 1, 1)
 
 
-def test_it_needs_an_optimizer(agents: list[Agent]) -> None:
+def test_async_needs_an_optimizer(agents: list[Agent]) -> None:
     layers = [layer for stage in stages() for layer in stage]
     with pytest.raises(PipelineError, match="updates within a step needs an optimizer"):
         Pipeline(split(layers, WORKERS), "async", 4, functional.cross_entropy)
@@ -156,7 +156,7 @@ class Breaks(nn.Module):
         return x
 
 
-def test_a_step_that_fails_has_changed_parameters_and_says_so(agents: list[Agent]) -> None:
+def test_after_a_failed_async_step_steps_are_refused_until_a_state_is_loaded(agents: list[Agent]) -> None:
     layers = [Breaks(), *stages()]
     pipe = Pipeline(split(layers, WORKERS, balance=[2, 1, 1]), "async", 4, functional.cross_entropy, SGD)
     x, y = data(12)

@@ -28,7 +28,7 @@ def batch(seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def single(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A loss that wants single precision, and no autocast, which would make bfloat16 of a product."""
+    """A loss that checks that its output has single precision, and that autocast is off."""
     assert output.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return functional.cross_entropy(output, target)
 
@@ -36,7 +36,7 @@ def single(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def forward(whole: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", LOW):
         output: torch.Tensor = whole(x)
-    assert output.dtype == LOW, "the reference is what it is meant to be"
+    assert output.dtype == LOW, "the reference runs under autocast"
     return output
 
 
@@ -49,7 +49,7 @@ def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return sum(losses)
 
 
-def test_a_loss_gets_single_precision_in_any_output() -> None:
+def test_low_precision_tensors_in_any_output_reach_the_loss_in_single_precision() -> None:
     judged = ForwardContext(PrecisionConfig(LOW), []).for_loss
     low, count = torch.ones(2, dtype=LOW), torch.ones(2, dtype=torch.long)
     found = judged({"logits": low, "more": (low, [count]), "none": None})
@@ -59,7 +59,7 @@ def test_a_loss_gets_single_precision_in_any_output() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb1p", "zbv"])
 @pytest.mark.parametrize("recompute", ["none", "all"])
-def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, recompute: str) -> None:
+def test_autocast_gradients_equal_those_of_one_process(agents: list[Agent], schedule: str, recompute: str) -> None:
     whole, (x, y) = net(), batch()
     loss = backward(whole, x, y)
     pipe = pipeline(net(), schedule=schedule, recompute=recompute, loss_fn=single, autocast=LOW)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, 
         assert torch.equal(found[name], gradient), name
 
 
-def test_training_and_evaluation_are_those_of_one_process(agents: list[Agent]) -> None:
+def test_autocast_training_and_evaluation_equal_those_of_one_process(agents: list[Agent]) -> None:
     whole, pipe = net(), pipeline(net(), loss_fn=single, optimizer=SGD, autocast=LOW)
     optimizer = torch.optim.SGD(whole.parameters(), **SGD[1])
     for seed in range(4):
@@ -90,7 +90,7 @@ def test_training_and_evaluation_are_those_of_one_process(agents: list[Agent]) -
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}, "weights stay in single precision"
 
 
-def test_a_dtype_that_is_none_for_autocast_is_told(agents: list[Agent]) -> None:
+def test_an_unsupported_autocast_dtype_is_refused(agents: list[Agent]) -> None:
     for dtype in (torch.float16, torch.float32):
         with pytest.raises(PipelineError, match=f"must be torch.bfloat16, not {dtype}: "):
             pipeline(autocast=dtype)

@@ -1,4 +1,4 @@
-"""The dynamic programme against trying everything."""
+"""The dynamic programme of `balanced`, compared with all possible cuts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = st.lists(st.sampled_from([0, 0, 1, 2, 3, 10, 100]), min_size=1, max_si
 
 
 def badness(weights: list[int], sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Weights of the stages, heaviest first, then their numbers of things, largest first: what is to be small."""
+    """Return the badness of a cut: the weights of the stages, heaviest first, then their sizes, largest first."""
     bounds = pairwise(accumulate(sizes, initial=0))
     return sorted((sum(weights[begin:end]) for begin, end in bounds), reverse=True), sorted(sizes, reverse=True)
 
@@ -24,25 +24,25 @@ def all_sizes(things: int, stages: int) -> list[tuple[int, ...]]:
 
 
 @given(WEIGHTS, st.data())
-def test_no_other_way_is_better(weights: list[int], data: st.DataObject) -> None:
+def test_no_cut_is_better_than_the_balanced_one(weights: list[int], data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(weights)))
     sizes = balanced(weights, stages)
     assert len(sizes) == stages and sum(sizes) == len(weights) and min(sizes) >= 1
     assert badness(weights, sizes) == min(badness(weights, other) for other in all_sizes(len(weights), stages))
 
 
-def test_the_rest_is_balanced_where_one_thing_outweighs_all() -> None:
+def test_the_other_items_are_balanced_if_one_item_outweighs_all() -> None:
     assert balanced([1000, 1, 1, 1, 1, 1, 1], 3) == (1, 3, 3)
 
 
-def test_things_without_weight_stay_behind_the_thing_before() -> None:
+def test_items_without_weight_stay_with_the_item_before_them() -> None:
     assert balanced([100, 0, 100, 0], 2) == (2, 2)
     assert balanced([100, 0, 100], 2) == balanced([100, 0, 1], 2) == (2, 1)
 
 
-def test_no_weight_at_all_is_shared_by_number() -> None:
+def test_items_are_balanced_by_number_if_none_has_a_weight() -> None:
     assert sorted(balanced([0] * 8, 4)) == [2, 2, 2, 2]
 
 
-def test_a_long_row() -> None:
+def test_a_long_list_of_equal_items_is_cut_evenly() -> None:
     assert balanced([7] * 480, 8) == (60,) * 8

@@ -1,4 +1,4 @@
-"""Batch norms in micro-batches: told once, and deferred ones have the running statistics of whole batches."""
+"""Batch norms in micro-batches: one warning, and deferred ones have the running statistics of whole batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = [data(29, seed) for seed in range(3)]
 
 
 def net(**changes: Any) -> nn.Sequential:
-    """Its batch norm is the last but one layer; what comes to it does not depend on the batch."""
+    """A model with a batch norm before its last layer; the layers before it treat each sample alone."""
     return model(nn.BatchNorm1d(16, **changes))
 
 
@@ -29,7 +29,7 @@ def statistics(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def plain(**changes: Any) -> dict[str, torch.Tensor]:
-    """After a forward of each whole batch."""
+    """Return the statistics after a forward of each whole batch, in one process."""
     whole = net(**changes)
     for x, _ in BATCHES:
         whole(x)
@@ -39,7 +39,7 @@ def plain(**changes: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_deferred_statistics_are_those_of_whole_batches(
+def test_deferred_batch_norm_has_the_statistics_of_whole_batches(
     agents: list[Agent], schedule: str, recompute: str, momentum: float | None
 ) -> None:
     wanted = plain(momentum=momentum)
@@ -54,7 +54,7 @@ def test_deferred_statistics_are_those_of_whole_batches(
     same(statistics(pipe.state_dict()), found)
 
 
-def test_gradients_are_those_of_micro_batches_and_evaluation_uses_the_statistics(agents: list[Agent]) -> None:
+def test_deferred_batch_norm_has_gradients_of_micro_batches_and_evaluates_with_statistics(agents: list[Agent]) -> None:
     whole, (x, y) = net(), BATCHES[0]
     for inputs, targets in zip(x.tensor_split(4), y.tensor_split(4), strict=True):
         (functional.cross_entropy(whole(inputs), targets) * (len(inputs) / len(x))).backward()
@@ -72,7 +72,7 @@ class Breaks(nn.Module):
         return x
 
 
-def test_a_step_that_fails_moves_nothing(agents: list[Agent]) -> None:
+def test_a_failed_step_does_not_change_the_statistics(agents: list[Agent]) -> None:
     pipe = pipeline(model(nn.BatchNorm1d(16), Breaks()), batch_norm="deferred", schedule="gpipe")
     before = pipe.state_dict()
     with pytest.raises(ArithmeticError, match="last"), pipe.batch(*BATCHES[0]):
@@ -83,8 +83,8 @@ def test_a_step_that_fails_moves_nothing(agents: list[Agent]) -> None:
     assert statistics(pipe.state_dict())["3.num_batches_tracked"] == 1
 
 
-def test_images_and_large_offsets() -> None:
-    """Channels along dimension 1; and a mean that is a thousand times the deviation costs no digits."""
+def test_deferred_batch_norm_handles_images_and_means_far_from_zero() -> None:
+    """Channels are in dimension 1; a mean of a thousand times the deviation costs no precision."""
     whole, parts = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
     x = torch.randn(11, 3, 5, 4) + 1000
     whole.double()(x.double())
@@ -96,7 +96,7 @@ def test_images_and_large_offsets() -> None:
     torch.testing.assert_close(dict(parts.state_dict()), wanted, rtol=1e-6, atol=0)
 
 
-def test_batch_norms_are_told_of_once_by_name(agents: list[Agent]) -> None:
+def test_a_pipeline_warns_once_of_its_batch_norms_by_name(agents: list[Agent]) -> None:
     with pytest.warns(UserWarning, match=r"one micro-batch at a time \(3\): .* each of the 4 micro-batches") as told:
         pipe = pipeline(net())
         pipe.evaluate(*BATCHES[0])
@@ -106,7 +106,7 @@ def test_batch_norms_are_told_of_once_by_name(agents: list[Agent]) -> None:
     assert statistics(pipe.state_dict())["3.num_batches_tracked"] == 4
 
 
-def test_where_nothing_is_wrong_nothing_is_told(agents: list[Agent]) -> None:
+def test_a_pipeline_without_a_batch_norm_problem_gives_no_warning(agents: list[Agent]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipeline(net(), batch_norm="microbatch")
@@ -116,6 +116,6 @@ def test_where_nothing_is_wrong_nothing_is_told(agents: list[Agent]) -> None:
         pipeline(model(nn.LayerNorm(16)))
 
 
-def test_an_unknown_word_is_told(agents: list[Agent]) -> None:
+def test_an_unknown_batch_norm_mode_is_refused(agents: list[Agent]) -> None:
     with pytest.raises(PipelineError, match="'warn', 'microbatch' and 'deferred'"):
         pipeline(batch_norm="global")

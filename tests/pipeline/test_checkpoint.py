@@ -1,4 +1,4 @@
-"""Checkpoints: training goes on from them as if nothing had been, and one that is half written is none."""
+"""Checkpoints: training goes on from them to the same result, and an incomplete one is never loaded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pipeline(net: nn.Sequential | None = None, seed: int = 5, **options: Any) -> Pipeline:
-    """Random numbers differ by `seed`, and the weights it begins with do not."""
+    """Make a pipeline: its random numbers depend on `seed`, its first weights do not."""
     stages = split(net or model(), WORKERS)
     options = {"batch_norm": "microbatch", **options}
     torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def pipeline(net: nn.Sequential | None = None, seed: int = 5, **options: Any) ->
 
 
 def train(pipe: Pipeline, until: int = STEPS) -> list[float]:
-    """Losses of the steps from where it stands."""
+    """Train from the current step to step `until`; return the losses."""
     assert pipe.optimizer_step is not None
     return [pipe.step(*batch(number)).loss for number in range(pipe.optimizer_step, until)]
 
@@ -72,7 +72,7 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
-def test_training_goes_on_from_a_checkpoint_to_the_last_bit(
+def test_training_resumed_from_a_checkpoint_is_equal_to_the_last_bit(
     agents: list[Agent], tmp_path: Path, schedule: str, optimizer: Any
 ) -> None:
     whole = pipeline(schedule=schedule, optimizer=optimizer)
@@ -88,7 +88,7 @@ def test_training_goes_on_from_a_checkpoint_to_the_last_bit(
     assert first.load(tmp_path / "kept") == 3 and train(first) == losses[3:]
 
 
-def test_a_checkpoint_fits_another_split_and_schedule(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_checkpoint_can_be_loaded_into_another_split_and_schedule(agents: list[Agent], tmp_path: Path) -> None:
     first = pipeline(optimizer=OPTIMIZERS[1])
     train(first, 3)
     first.save(tmp_path)
@@ -101,7 +101,7 @@ def test_a_checkpoint_fits_another_split_and_schedule(agents: list[Agent], tmp_p
         torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-def test_a_folder_has_one_checkpoint_the_latest(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_folder_keeps_only_the_latest_checkpoint(agents: list[Agent], tmp_path: Path) -> None:
     pipe = pipeline(checkpoint=tmp_path / "made" / "anew", checkpoint_every=2)
     train(pipe, 3)
     folder = tmp_path / "made" / "anew"
@@ -117,7 +117,7 @@ def test_a_folder_has_one_checkpoint_the_latest(agents: list[Agent], tmp_path: P
 
 
 @pytest.mark.parametrize("change", ["damage", "cut", "remove"])
-def test_what_is_not_whole_is_not_loaded(agents: list[Agent], tmp_path: Path, change: str) -> None:
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(agents: list[Agent], tmp_path: Path, change: str) -> None:
     pipe = pipeline()
     train(pipe, 2)
     pipe.save(tmp_path)
@@ -137,8 +137,10 @@ def test_what_is_not_whole_is_not_loaded(agents: list[Agent], tmp_path: Path, ch
     assert train(pipe, 4)
 
 
-@pytest.mark.parametrize("most", [min, max])  # of no stage, and of one
-def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(agents: list[Agent], tmp_path: Path, most: Any) -> None:
+@pytest.mark.parametrize("most", [min, max])  # room for no stage file, and for one
+def test_a_save_to_a_full_disk_fails_and_keeps_the_previous_checkpoint(
+    agents: list[Agent], tmp_path: Path, most: Any
+) -> None:
     pipe = pipeline()
     train(pipe, 2)
     pipe.save(tmp_path / "kept")
@@ -155,7 +157,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(agents: list[Agent
     assert pipe.load(tmp_path / "kept") == 2 and train(pipe, 4)
 
 
-def test_a_manifest_that_cannot_be_written_leaves_nothing(
+def test_a_save_that_cannot_write_its_manifest_leaves_no_files(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = pipeline()
@@ -165,7 +167,7 @@ def test_a_manifest_that_cannot_be_written_leaves_nothing(
     assert not [*(tmp_path / "kept").iterdir()]
 
 
-def test_what_a_killed_try_has_left_goes_with_the_next(agents: list[Agent], tmp_path: Path) -> None:
+def test_the_next_save_removes_the_files_of_a_killed_save(agents: list[Agent], tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     for name in ("step1.stage0.01234567.pt", "checkpoint.01234567.draft", "mine.txt"):
@@ -176,10 +178,10 @@ def test_what_a_killed_try_has_left_goes_with_the_next(agents: list[Agent], tmp_
 
 
 class Foreign:
-    """Not of torch's, so it could do anything as it is unpickled."""
+    """A class that is not torch's: its unpickling could run any code."""
 
 
-def test_a_foreign_pickle_is_refused_before_anything_is_loaded(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_stage_file_with_foreign_objects_or_without_tensors_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     pipe = pipeline()
     train(pipe, 1)
     pipe.save(tmp_path)
@@ -202,7 +204,7 @@ def test_a_foreign_pickle_is_refused_before_anything_is_loaded(agents: list[Agen
 
 
 @pytest.mark.parametrize("file", ["../other.pt", "/etc/passwd", "step1.stage0.01234567.pt/../x", 7])
-def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, file: Any) -> None:
+def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path: Path, file: Any) -> None:
     stage = {"file": file, "bytes": 1, "sha256": "0", "shapes": {}, "names": {}, "groups": 0}
     fields = {
         "format": checkpoint._FORMAT,
@@ -228,7 +230,7 @@ WHOLE = json.dumps(
 
 @DAMAGE
 @given(data=st.data())
-def test_a_damaged_manifest_is_told_with_its_place(tmp_path: Path, data: Any) -> None:
+def test_an_error_about_a_damaged_manifest_names_its_folder(tmp_path: Path, data: Any) -> None:
     (tmp_path / MANIFEST).write_bytes(damaged(WHOLE.encode(), data.draw))
     try:
         found = checkpoint._read(tmp_path, "SGD")
@@ -238,7 +240,7 @@ def test_a_damaged_manifest_is_told_with_its_place(tmp_path: Path, data: Any) ->
         checkpoint._sources(tmp_path, found, {0: {name: name for name in checkpoint._shapes_in(found)}})
 
 
-def test_a_folder_without_manifest_has_no_checkpoint(agents: list[Agent], tmp_path: Path) -> None:
+def test_resume_from_a_folder_without_a_manifest_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     pipe = pipeline(checkpoint=tmp_path, checkpoint_every=1)
     with pytest.raises(PipelineError, match=r"no whole checkpoint: there is no checkpoint\.json"):
         pipe.resume()
@@ -264,7 +266,9 @@ def test_a_folder_without_manifest_has_no_checkpoint(agents: list[Agent], tmp_pa
         ),
     ],
 )
-def test_what_does_not_fit_is_told(agents: list[Agent], tmp_path: Path, make: Any, words: str) -> None:
+def test_a_checkpoint_or_option_that_does_not_fit_is_refused_with_the_reason(
+    agents: list[Agent], tmp_path: Path, make: Any, words: str
+) -> None:
     pipe = pipeline()
     train(pipe, 1)
     pipe.save(tmp_path / "kept")
@@ -272,7 +276,7 @@ def test_what_does_not_fit_is_told(agents: list[Agent], tmp_path: Path, make: An
         make(tmp_path / "kept")
 
 
-def test_a_state_goes_into_the_stages_and_comes_back(agents: list[Agent]) -> None:
+def test_a_loaded_state_reaches_all_stages_and_a_wrong_one_is_refused(agents: list[Agent]) -> None:
     net, pipe = model(), pipeline()
     with torch.no_grad():
         for tensor in net.parameters():
@@ -289,7 +293,7 @@ def test_a_state_goes_into_the_stages_and_comes_back(agents: list[Agent]) -> Non
 
 # -- after a death
 class Frail(nn.Module):
-    """Ends its process where it is told to by a file."""
+    """Ends its process in the phase that the name of a file states."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -316,7 +320,7 @@ class Frail(nn.Module):
     ("forward", 1, 3, OPTIMIZERS[0]), ("backward", 2, 2, OPTIMIZERS[1]),
     ("between", 1, 3, OPTIMIZERS[1]), ("save", 1, 3, OPTIMIZERS[0]),
 ])  # fmt: skip
-def test_a_resumed_run_ends_as_an_undisturbed_one(
+def test_a_run_resumed_after_a_death_ends_like_an_undisturbed_one(
     cluster: Cluster, tmp_path: Path, optimizer: Any, phase: str, every: int, goes_on_from: int
 ) -> None:
     def fresh(seed: int = 5, **options: Any) -> Pipeline:

@@ -1,4 +1,4 @@
-"""Workers agree by themselves that a step is applied: all of them or none, whoever fails, dies or is interrupted."""
+"""Two-phase commit: all workers apply a step or none does, also with failures, deaths and interrupts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IDS = [4, 7, 9]
 
 # -- by hand
 class Post:
-    """The mail of one worker, as far as an accord needs it: `sent` goes straight into the slots of the others."""
+    """The mailbox of one worker, as far as a commit needs it: `send` puts values into the slots of the others."""
 
     def __init__(self, posts: dict[int, Post]) -> None:
         self.slots, self._posts = Slots(), posts
@@ -55,12 +55,12 @@ def accords() -> dict[int, tuple[CommitProtocol, Slots]]:
     return {id_: (CommitProtocol(id_, IDS, post), post.slots) for id_, post in posts.items()}  # type: ignore[arg-type]
 
 
-def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
+def test_no_worker_passes_a_commit_before_all_have_reached_it(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
     with ThreadPoolExecutor(3) as pool:
         for last in IDS:
             step = 10 + last
             early = [pool.submit(accords[id_][0].reach, step) for id_ in IDS if id_ != last]
-            time.sleep(0.05)  # nothing tells that they wait for it
+            time.sleep(0.05)  # there is no event for the beginning of their wait
             assert not any(future.done() for future in early)
             accords[last][0].reach(step)
             assert [future.result(10) for future in early] == [None, None]
@@ -70,7 +70,9 @@ def test_nobody_goes_on_before_all_have_come_so_far(accords: dict[int, tuple[Com
                 assert len(slots) == 0
 
 
-def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[CommitProtocol, Slots]]) -> None:
+def test_a_step_that_the_coordinator_has_aborted_is_committed_nowhere(
+    accords: dict[int, tuple[CommitProtocol, Slots]],
+) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(accords[id_][0].reach, 1) for id_ in IDS[1:]]
         assert accords[4][1].abort(1, "enough")
@@ -84,7 +86,7 @@ def test_what_was_ended_before_goes_on_nowhere(accords: dict[int, tuple[CommitPr
                 future.result(10)
 
 
-def test_who_was_told_to_stop_does_not_go_on_when_the_word_comes_after_all() -> None:
+def test_an_aborted_step_is_not_committed_although_its_decision_has_arrived() -> None:
     slots = Slots()
     slots.put(Slot(1, DECISION, 0, 7, 4), lambda: (None,))
     assert slots.abort(1, "enough")
@@ -99,7 +101,7 @@ def test_who_was_told_to_stop_does_not_go_on_when_the_word_comes_after_all() -> 
 
 
 # -- in a pipeline
-def test_each_worker_gets_one_message_of_the_driver(agents: list[Agent]) -> None:
+def test_the_driver_sends_each_worker_one_message_per_step(agents: list[Agent]) -> None:
     pipe = pipeline(optimizer=SGD)
     pipe.step(*data(24))
     with trace() as seen:
@@ -113,7 +115,7 @@ _gate, _reached = threading.Event(), threading.Event()
 
 
 class Sees(torch.optim.SGD):
-    """Says that it steps."""
+    """Counts its steps."""
 
     stepped: Counter[int] = Counter()
 
@@ -123,7 +125,7 @@ class Sees(torch.optim.SGD):
 
 
 class Late(torch.nn.Linear):
-    """Makes the last gradient of its weight when the gate is open."""
+    """Holds the gradient of its weight back until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__(6, 16, dtype=torch.double)
@@ -138,7 +140,7 @@ class Late(torch.nn.Linear):
         return gradient
 
 
-def test_no_optimizer_steps_before_all_gradients_are_there(agents: list[Agent]) -> None:
+def test_no_optimizer_steps_before_all_workers_have_their_gradients(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
     Sees.stepped.clear()
@@ -149,7 +151,7 @@ def test_no_optimizer_steps_before_all_gradients_are_there(agents: list[Agent]) 
             step = pool.submit(pipe.step, *data(24))
             assert _reached.wait(20)
             until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
-            time.sleep(0.05)  # nothing tells that it waits for the accord
+            time.sleep(0.05)  # there is no event for its wait for the commit
             assert not Sees.stepped
         finally:
             _gate.set()
@@ -161,25 +163,25 @@ _interrupting = threading.Lock()
 
 
 def interrupts() -> bool:
-    """Interrupt the notebook, unless the other worker has; whether this one did."""
+    """Interrupt the driver, unless the other worker has done so; return whether this one did."""
     with _interrupting:
         if _reached.is_set():
             return False
-        _thread.interrupt_main()  # before the other one can go on, and end what is to be interrupted
+        _thread.interrupt_main()  # before the other worker can go on and end the step
         _reached.set()
-    time.sleep(0.3)  # the notebook asks now whether the step can be ended; nothing tells here that it has
+    time.sleep(0.3)  # the driver now asks whether the step can be aborted; there is no event for that here
     return True
 
 
 class Interrupts(torch.optim.SGD):
-    """Interrupts the notebook while optimizers step, which goes on only afterwards."""
+    """Interrupts the driver while the optimizers step; they go on only afterwards."""
 
     def step(self, closure: Any = None) -> Any:
         interrupts()
         return super().step(closure)
 
 
-def test_ctrl_c_is_raised_when_all_have_stepped(agents: list[Agent]) -> None:
+def test_ctrl_c_during_optimizer_steps_is_raised_after_all_workers_have_stepped(agents: list[Agent]) -> None:
     _reached.clear()
     pipe, plain = pipeline(optimizer=(Interrupts, SGD[1])), pipeline(optimizer=SGD)
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +194,7 @@ def test_ctrl_c_is_raised_when_all_have_stepped(agents: list[Agent]) -> None:
 
 
 class InterruptsTwice(torch.optim.SGD):
-    """As that, and again while the notebook waits for the end of the step."""
+    """Like `Interrupts`, and again while the driver waits for the end of the step."""
 
     def step(self, closure: Any = None) -> Any:
         if interrupts():
@@ -201,14 +203,14 @@ class InterruptsTwice(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_a_second_ctrl_c_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+def test_a_step_is_counted_even_if_a_second_ctrl_c_comes(agents: list[Agent]) -> None:
     _reached.clear()
     pipe = pipeline(optimizer=(InterruptsTwice, SGD[1]))
     history = pipe.fit([data(24)], progress=False)
     assert history.interrupted and len(history.losses) == pipe.optimizer_step == 1
 
 
-def test_ctrl_c_while_a_checkpoint_is_written_leaves_no_step_uncounted(agents: list[Agent]) -> None:
+def test_a_step_is_counted_even_if_ctrl_c_comes_while_its_checkpoint_is_written(agents: list[Agent]) -> None:
     pipe, written = pipeline(optimizer=SGD), []
 
     def write(number: int) -> None:
@@ -222,8 +224,10 @@ def test_ctrl_c_while_a_checkpoint_is_written_leaves_no_step_uncounted(agents: l
 
 
 @pytest.mark.parametrize("told", [1, 2])
-def test_ctrl_c_while_workers_are_told_forgets_none_of_them(agents: list[Agent], told: int) -> None:
-    """It comes when a worker has been told, and before who has told it knows that."""
+def test_a_step_is_aborted_or_applied_on_all_workers_if_ctrl_c_comes_while_it_is_sent(
+    agents: list[Agent], told: int
+) -> None:
+    """Ctrl-C comes when a worker has got the step, and before the driver has recorded that."""
     pipe, plain = pipeline(optimizer=SGD), pipeline(optimizer=SGD)
     ask, asked = pipe.worker_group.steps._ask, []
 
@@ -250,8 +254,8 @@ def stepped(pipe: Pipeline) -> dict[str, torch.Tensor]:
     return pipe.state_dict()
 
 
-def test_what_became_of_a_step_that_nobody_has_seen_the_end_of_is_found_out(agents: list[Agent]) -> None:
-    """As where Ctrl-C comes once more, in the midst of what follows the first."""
+def test_the_next_step_finds_out_the_result_of_a_step_with_an_interrupted_end(agents: list[Agent]) -> None:
+    """This happens if a second Ctrl-C comes while the driver handles the first one."""
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepDriver, "_after", lambda *_: None)
@@ -270,7 +274,7 @@ def interrupted_at_its_end(reports: Any) -> Any:
     return interrupted
 
 
-def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent]) -> None:
+def test_a_step_fails_at_once_if_the_coordinator_cannot_send_its_decision(agents: list[Agent]) -> None:
     send = Mailbox.send
 
     def fails(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
@@ -281,14 +285,16 @@ def test_one_that_cannot_tell_the_others_keeps_nobody_waiting(agents: list[Agent
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mailbox, "send", fails)
-        with pytest.raises((OSError, PipelineError), match="on purpose"):  # of who could not tell, or was told why
+        with pytest.raises(
+            (OSError, PipelineError), match="on purpose"
+        ):  # from the coordinator, or passed on to the other worker
             pipe.step(*data(24))
         with pytest.raises(PipelineError, match="hold optimizer step 0 or 1"):
             pipe.step(*data(24))
 
 
 class FailsFirst(torch.optim.SGD):
-    """On the first worker."""
+    """Fails on the first worker."""
 
     def step(self, closure: Any = None) -> Any:
         if current.current().name == "worker1":
@@ -297,15 +303,17 @@ class FailsFirst(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the first worker has failed by then, and the driver knows it."""
+def test_a_worker_that_receives_the_decision_late_still_steps(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker has failed by then, and the driver knows it."""
     _reached.clear()
     take = Mailbox.take
 
     def late(self: Mailbox, slot: Slot) -> Any:
         if slot.kind == DECISION:
             assert _reached.wait(20)
-            time.sleep(0.2)  # nothing tells here what the driver does about it
+            time.sleep(0.2)  # there is no event here for the driver's reaction
         return take(self, slot)
 
     monkeypatch.setattr(Mailbox, "take", late)
@@ -317,7 +325,7 @@ def test_who_hears_late_of_the_accord_steps_all_the_same(agents: list[Agent], mo
 
 
 class Breaks(torch.optim.SGD):
-    """As `Interrupts`, and the one that is second fails."""
+    """Like `Interrupts`, and the second optimizer to step fails."""
 
     def step(self, closure: Any = None) -> Any:
         first = interrupts()
@@ -326,7 +334,7 @@ class Breaks(torch.optim.SGD):
             raise ArithmeticError("on purpose")
 
 
-def test_an_optimizer_that_fails_after_ctrl_c_is_told(agents: list[Agent]) -> None:
+def test_an_optimizer_error_after_ctrl_c_is_raised(agents: list[Agent]) -> None:
     _reached.clear()
     pipe = pipeline(optimizer=(Breaks, SGD[1]))
     with pytest.raises(ArithmeticError, match="on purpose") as caught:
@@ -336,7 +344,7 @@ def test_an_optimizer_that_fails_after_ctrl_c_is_told(agents: list[Agent]) -> No
         pipe.step(*data(24))
 
 
-def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
+def test_a_batch_cannot_be_used_after_its_step(agents: list[Agent]) -> None:
     pipe = pipeline(optimizer=SGD)
     with pipe.accumulate() as batch:
         batch.step(*data(24))
@@ -353,7 +361,7 @@ def test_a_batch_that_has_stepped_is_over(agents: list[Agent]) -> None:
 
 # -- deaths
 def dies_at(kind: int, before: bool, sign: str) -> None:
-    """From now on, this process ends when it says a word of an accord, before or after it has gone out."""
+    """Make this process end when it sends a commit message of this kind, before or after the message has gone out."""
     send = Mailbox.send
 
     def watched(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
@@ -374,12 +382,12 @@ BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
     ("name", "kind", "before", "lost", "left"),
     [
         ("worker2", VOTE, True, BEFORE, BEFORE),
-        ("worker2", VOTE, False, EITHER, None),  # the first worker has heard of it, or of the death
+        ("worker2", VOTE, False, EITHER, None),  # the coordinator has received the vote, or noticed the death
         ("worker1", DECISION, True, EITHER, BEFORE),
         ("worker1", DECISION, False, EITHER, AFTER),
     ],
 )
-def test_a_worker_killed_while_they_agree(
+def test_an_error_states_the_step_of_each_stage_after_a_death_during_the_commit(
     cluster: Cluster, tmp_path: Path, name: str, kind: int, before: bool, lost: Any, left: Any
 ) -> None:
     expected = [undisturbed(cluster, steps) for steps in (1, 2)]
@@ -397,7 +405,7 @@ def test_a_worker_killed_while_they_agree(
 
 
 @pytest.mark.process
-def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Cluster) -> None:
+def test_a_failed_step_ends_although_a_stopped_coordinator_does_not_answer(cluster: Cluster) -> None:
     pipe = mortal(cluster, {3: Raises()}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
     pipe.step(*small_data())
     before = pipe.state_dict()
@@ -417,7 +425,7 @@ def test_a_first_worker_that_does_not_answer_keeps_nobody_waiting(cluster: Clust
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_a_first_worker_that_is_silent_when_the_others_are_ready_decides_later(
+def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     _gate.clear()
@@ -453,14 +461,14 @@ def test_a_first_worker_that_is_silent_when_the_others_are_ready_decides_later(
             _gate.set()
             answers.set()
         interrupting.result(20)
-    if not agrees:  # nobody else waits for it either, though nobody has asked again
+    if not agrees:  # the other worker ends its wait too, without another request
         (second,) = agents[2].part(stage_._Directory).workers.values()
         until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
     assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
 
 
 class Raises(torch.nn.Linear):
-    """Stops the other process, then fails; once."""
+    """Stops the process `other`, then fails; only once."""
 
     other = 0
 
@@ -479,7 +487,7 @@ class Raises(torch.nn.Linear):
         return super().forward(x)
 
 
-def test_of_a_first_worker_on_another_host_nobody_knows_whether_it_had_agreed(tmp_path: Path) -> None:
+def test_a_coordinator_lost_on_another_host_is_reported_to_hold_either_step(tmp_path: Path) -> None:
     with far_world(tmp_path, 3) as agents:
         layers = [torch.nn.Linear(6, 16), Leaves()]
         pipe = Pipeline(split(layers, ["worker2", "worker1"]), "1f1b", 2, torch.nn.functional.mse_loss, SGD)

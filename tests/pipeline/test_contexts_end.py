@@ -1,4 +1,4 @@
-"""A step's context ends on all who had part in it, and on none before it has applied."""
+"""The context of a step is released on all members of it, and on none before that member has applied the step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look(number: int) -> int:
 
 
 class Asks(nn.Module):
-    """A stage that asks a worker outside of the pipeline something, as it would a parameter server."""
+    """A stage that calls a worker outside the pipeline, as it would call a parameter server."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         current.current().call("worker3", look, (1,)).wait()
@@ -33,13 +33,13 @@ class Asks(nn.Module):
 
 
 class InTurn(torch.optim.SGD):
-    """The second worker's steps when the first one's has let go of all that it lets go of."""
+    """Steps on the second worker only after the first one has released its part of the context."""
 
     def step(self, closure: Any = None) -> Any:
         agent: Agent = current.current()
         if agent.name == "worker2":
             assert _first.wait(20)
-            assert agent.call("worker3", look, (1,)).wait() == 1  # behind what that tells
+            assert agent.call("worker3", look, (1,)).wait() == 1  # after the messages of that release
         return super().step(closure)
 
 
@@ -61,10 +61,10 @@ def pipeline(net: nn.Sequential, workers: list[str], optimizer: type[torch.optim
     return Pipeline(stages, "1f1b", 2, nn.functional.cross_entropy, (optimizer, {"lr": 0.1}))
 
 
-def test_who_has_applied_ends_no_context_of_those_who_have_not(
+def test_a_worker_that_has_applied_does_not_release_the_context_on_others(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though both stages have asked a third worker, which would pass the word on."""
+    """Both stages have called a third worker, which would pass a release on."""
     recorder = agents[1].values.recorder
     assert recorder is not None
     _first.clear()
@@ -87,7 +87,7 @@ def test_who_has_applied_ends_no_context_of_those_who_have_not(
 
 
 @pytest.mark.parametrize("workers", [["notebook", "worker2"], ["worker1", "worker2"]])
-def test_nothing_is_left_where_an_optimizer_fails(agents: list[Agent], workers: list[str]) -> None:
+def test_a_failed_optimizer_step_leaves_nothing_behind(agents: list[Agent], workers: list[str]) -> None:
     pipe = pipeline(small.model(), workers, Fails)
     with pytest.raises(ArithmeticError, match="no step"):
         pipe.step(*small.data(4))
@@ -96,8 +96,8 @@ def test_nothing_is_left_where_an_optimizer_fails(agents: list[Agent], workers: 
 
 
 @pytest.mark.parametrize("workers", [["notebook", "worker2"], ["worker1", "worker2"]])
-def test_nothing_is_left_of_a_step_that_others_had_part_in(agents: list[Agent], workers: list[str]) -> None:
-    """No worker lets go by itself of a context that it does not know all of; the driver tells it."""
+def test_a_step_with_calls_outside_the_pipeline_leaves_nothing_behind(agents: list[Agent], workers: list[str]) -> None:
+    """No worker releases a context by itself if it does not know all members of it; the driver releases it."""
     net = nn.Sequential(nn.Linear(6, 8), Asks(), nn.Linear(8, 4), Asks()).double()
     pipe = pipeline(net, workers, torch.optim.SGD)
     assert pipe.step(*small.data(4)).loss > 0 and pipe.optimizer_step == 1

@@ -1,4 +1,4 @@
-"""Workers that are killed in each phase of a step: the error, what the survivors hold, and that nothing stays."""
+"""Workers that are killed in each phase of a step: the error, the parameters of the survivors, no leftovers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def die(sign: str) -> None:
 
 
 class Turns:
-    """Ends the process when its turn has come."""
+    """Ends the process at its `turn`-th call."""
 
     def __init__(self, turn: int, sign: str) -> None:
         self.left, self.sign = turn, sign
@@ -59,7 +59,7 @@ class Backward(torch.autograd.Function):
 
 
 class Mortal(nn.Linear):
-    """A layer that ends its process in a forward, a backward, or where the gradient of its weight is made."""
+    """A layer that ends its process in a forward, a backward, or when the gradient of its weight is computed."""
 
     def __init__(self, what: str, turn: int, sign: str) -> None:
         super().__init__(6, 6)
@@ -76,7 +76,7 @@ class Mortal(nn.Linear):
 
 
 def pipeline(cluster: Cluster, mortal: dict[int, nn.Module] | None = None, **options: Any) -> Pipeline:
-    """Of four layers; `mortal` are put in the place of some."""
+    """A pipeline of four layers; the modules `mortal` replace some of them."""
     torch.manual_seed(7)
     layers: list[nn.Module] = [nn.Linear(6, 6) for _ in range(4)]
     for place, layer in (mortal or {}).items():
@@ -86,7 +86,7 @@ def pipeline(cluster: Cluster, mortal: dict[int, nn.Module] | None = None, **opt
 
 
 def parameters(cluster: Cluster, pipe: Pipeline, name: str) -> dict[str, torch.Tensor]:
-    """Of the stages on a worker that lives."""
+    """Return the parameters of the stages on a live worker."""
     found = {}
     for each in pipe.stages:
         if each.worker == name:
@@ -104,7 +104,7 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 
 
 def leftovers(workers: list[Any]) -> list[str]:
-    """What a step has left on this worker: contexts, slots, and steps that still hold activations."""
+    """Return the leftovers of a step on this worker: contexts, slots, and steps that still hold activations."""
     gc.collect()
     contexts = [str(key) for key in current.current().tables()["contexts"]]
     slots = [str(len(worker.local_value().slots)) for worker in workers if len(worker.local_value().slots)]
@@ -117,7 +117,7 @@ def rrefs() -> int:
 
 
 def check_survivor(cluster: Cluster, pipe: Pipeline, name: str, expected: dict[str, torch.Tensor]) -> None:
-    """What lives holds what it should, keeps nothing of the step, and a next step says what to do."""
+    """Check that a survivor has the expected parameters and no leftovers, and that further use fails with advice."""
     (lost,) = cluster.lost
     worker = pipe.worker_group.workers[cluster.agent.member(name).id]
     until(lambda: cluster.rpc_sync(name, leftovers, ([worker],)) == [], "nothing of the step to be left")
@@ -140,7 +140,7 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize(("schedule", "what", "place", "turn", "at"), OPERATIONS)
-def test_a_worker_killed_in_an_operation(
+def test_an_error_names_the_operation_in_which_a_worker_was_killed(
     cluster: Cluster, tmp_path: Path, schedule: str, what: str, place: int, turn: int, at: str
 ) -> None:
     sign = tmp_path / "sign"
@@ -163,7 +163,7 @@ def test_a_worker_killed_in_an_operation(
 
 
 def dies_having_sent(turn: int, sign: str) -> None:
-    """From now on, this process ends right after what it sends to a neighbour has gone out."""
+    """Make this process end right after its `turn`-th message to a neighbour has gone out."""
     send, turns = Mailbox.send, Turns(turn, sign)
 
     def counted(self: Mailbox, *args: Any) -> None:
@@ -174,7 +174,9 @@ def dies_having_sent(turn: int, sign: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])
-def test_a_worker_killed_while_it_sends(cluster: Cluster, tmp_path: Path, name: str, turn: int, at: str) -> None:
+def test_an_error_names_the_result_that_a_killed_worker_was_sending(
+    cluster: Cluster, tmp_path: Path, name: str, turn: int, at: str
+) -> None:
     pipe = pipeline(cluster)
     pipe.step(*data())
     before = pipe.state_dict()
@@ -185,7 +187,7 @@ def test_a_worker_killed_while_it_sends(cluster: Cluster, tmp_path: Path, name: 
 
 
 class Holds(nn.Module):
-    """Goes on when a file is there; it looks until then."""
+    """Blocks until a file exists."""
 
     def __init__(self, sign: str) -> None:
         super().__init__()
@@ -202,7 +204,9 @@ def is_waiting() -> bool:
     return bool(running) and not any(row["step"] == running[0]["step"] for row in tables["ops"].values())
 
 
-def test_a_worker_killed_while_it_waits_for_its_neighbour(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_error_names_the_operation_that_a_killed_worker_was_waiting_to_begin(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     sign, gate = tmp_path / "sign", tmp_path / "gate"
     pipe = pipeline(cluster, {1: Holds(str(gate))})
     gate.touch()
@@ -223,7 +227,7 @@ def test_a_worker_killed_while_it_waits_for_its_neighbour(cluster: Cluster, tmp_
 
 
 @pytest.mark.parametrize("name", ["worker1", "worker2"])
-def test_a_worker_killed_between_the_phases(cluster: Cluster, name: str) -> None:
+def test_a_worker_killed_before_apply_leaves_all_parameters_unchanged(cluster: Cluster, name: str) -> None:
     pipe = pipeline(cluster)
     pipe.step(*data())
     before = pipe.state_dict()
@@ -236,7 +240,7 @@ def test_a_worker_killed_between_the_phases(cluster: Cluster, name: str) -> None
 
 
 class Fatal(torch.optim.SGD):
-    """Ends its process, or raises, in a step of one worker's `number`-th optimizer, before or after it has stepped."""
+    """Ends its process, or raises, in the `turn`-th step of the optimizer `where`, before or after it has stepped."""
 
     made = itertools.count()
 
@@ -271,7 +275,7 @@ def undisturbed(cluster: Cluster, steps: int, **options: Any) -> dict[str, torch
         ("interleaved", "before", ("worker2", 1), 3),
     ],
 )
-def test_a_worker_killed_while_it_applies(
+def test_an_error_states_the_possible_steps_of_a_worker_killed_while_it_applies(
     cluster: Cluster, tmp_path: Path, schedule: str, what: str, where: tuple[str, int], at: int
 ) -> None:
     expected, sign = undisturbed(cluster, STEPS + 1, schedule=schedule), tmp_path / "sign"
@@ -296,7 +300,7 @@ def forget_made() -> None:
 
 
 @pytest.mark.parametrize("what", ["raise before", "raise after"])
-def test_an_optimizer_that_raises_says_what_each_stage_holds(cluster: Cluster, what: str) -> None:
+def test_an_optimizer_error_states_the_step_of_each_stage(cluster: Cluster, what: str) -> None:
     for name in cluster.workers:
         cluster.rpc_sync(name, forget_made)
     fatal = (Fatal, {"what": what, "where": ("worker1", 0), "turn": 2, "sign": ""})
@@ -310,7 +314,7 @@ def test_an_optimizer_that_raises_says_what_each_stage_holds(cluster: Cluster, w
         pipe.step(*data())
 
 
-def test_a_batch_that_is_over_cannot_be_applied_and_harms_nothing(cluster: Cluster) -> None:
+def test_a_batch_cannot_be_applied_after_its_block_and_training_goes_on(cluster: Cluster) -> None:
     pipe = pipeline(cluster)
     with pipe.batch(*data()) as batch:
         pass
@@ -320,7 +324,7 @@ def test_a_batch_that_is_over_cannot_be_applied_and_harms_nothing(cluster: Clust
     assert same(pipe.state_dict(), undisturbed(cluster, 1))
 
 
-def test_a_worker_started_again_between_two_steps_has_lost_its_stage(cluster: Cluster) -> None:
+def test_a_worker_restarted_between_two_steps_has_lost_its_stage(cluster: Cluster) -> None:
     pipe = pipeline(cluster)
     pipe.step(*data())
     cluster.restart("worker2")
@@ -329,7 +333,7 @@ def test_a_worker_started_again_between_two_steps_has_lost_its_stage(cluster: Cl
     assert pipeline(cluster).step(*data()).loss > 0
 
 
-def test_of_a_worker_on_another_host_it_is_not_known_what_it_was_at(tmp_path: Path) -> None:
+def test_a_worker_lost_on_another_host_is_reported_without_its_operation(tmp_path: Path) -> None:
     with far_world(tmp_path, 3) as agents:
         layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
         pipe = Pipeline(split(layers, ["worker1", "worker2"]), "1f1b", 2, functional.mse_loss, SGD)

@@ -1,4 +1,4 @@
-"""Named tensors between stages, and parts that state the names of dimensions of what they take and give."""
+"""Named tensors between stages, and parts that state the dimension names of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def x() -> Tensor:
 
 
 def layer(takes: int, gives: int, *names: str) -> nn.Linear:
-    """A layer that takes dimension `names[0]` and gives `names[1]`; without, one without names."""
+    """A layer from dimension `names[0]` to dimension `names[1]`, or one without names."""
     made = nn.Linear(takes, gives)
     return name_parameters(made, weight=names[::-1], bias=names[1:]) if names else made
 
 
 def chain(*, names: bool) -> nn.Sequential:
-    """The same weights each time, with or without names."""
+    """A model with the same weights each time, with or without names."""
     torch.manual_seed(3)
     sizes = [(6, 16, "C", "H"), (16, 16, "H", "F"), (16, 4, "F", "K")]
     first, second, third = [layer(a, b, *(n if names else ())) for a, b, *n in sizes]
@@ -39,7 +39,7 @@ def chain(*, names: bool) -> nn.Sequential:
 
 
 class Encode(nn.Module):
-    """Works by names alone."""
+    """Uses dimensions by their names only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Whole(nn.Module):
 
 
 def stating(model: Whole, **changes: Any) -> dict[str, Any]:
-    """The model's parts, each with the names of dimensions that it takes and gives."""
+    """The parts of the model, each with the dimension names of its inputs and outputs."""
     dims: dict[str, Any] = {"x": ("N", "C"), "raw": None, "total": ("N",), "h": ("N", "H"), "y": ("N", "K"), **changes}
 
     def of(*names: str) -> dict[str, Any]:
@@ -93,7 +93,9 @@ def pipeline(model: Any, schedule: str = "1f1b", balance: Any = None, **changes:
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [*((each, "none") for each in STAGES), ("zbv", "all")])
-def test_named_tensors_and_gradients_between_stages(agents: list[Agent], schedule: str, recompute: str) -> None:
+def test_named_tensors_and_gradients_keep_their_names_between_stages(
+    agents: list[Agent], schedule: str, recompute: str
+) -> None:
     plain, model = chain(names=False), chain(names=True)
     functional.cross_entropy(plain(x()), Y).backward()
     pipe = pipeline(chain(names=True), schedule, recompute=recompute)
@@ -106,7 +108,7 @@ def test_named_tensors_and_gradients_between_stages(agents: list[Agent], schedul
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
-def test_names_that_parts_state(agents: list[Agent], schedule: str) -> None:
+def test_parts_that_state_names_train_like_the_whole_model(agents: list[Agent], schedule: str) -> None:
     model = Whole()
     functional.cross_entropy(model(x()), Y).backward()
     row = [*stating(Whole()).items()]
@@ -119,13 +121,13 @@ def test_names_that_parts_state(agents: list[Agent], schedule: str) -> None:
     assert (type(found), found.names) == (NamedTensor, ("N", "K"))
 
 
-def test_what_crosses_a_cut_is_shown_with_its_names() -> None:
+def test_values_that_cross_a_cut_are_shown_with_their_dimension_names() -> None:
     stages = split(stating(Whole()), WORKERS, balance=[2, 1], inputs=("x",))
     (crossing,) = stages.check(x()).crossings
     assert crossing.values == ("float64[N=7]", "float64[N=7, H=6]")
 
 
-def test_it_is_weighed_with_names() -> None:
+def test_parts_that_state_names_can_be_balanced_by_memory_and_time() -> None:
     split(stating(Whole()), WORKERS, balance="memory", sample=x(), inputs=("x",)).cut()
     split(stating(Whole()), WORKERS, balance="time", sample=x(), inputs=("x",)).cut()
 
@@ -140,19 +142,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "batch", "words"), WRONG)
-def test_other_names_say_who_gives_or_takes_what(changes: Any, batch: Any, words: str) -> None:
+def test_an_error_about_wrong_names_states_the_part_and_the_value(changes: Any, batch: Any, words: str) -> None:
     with pytest.raises(PipelineError, match=re.escape(words)):
         split(stating(Whole(), **changes), WORKERS, balance=[2, 1], inputs=("x",)).check(batch)
 
 
-def test_a_part_that_only_takes_names_checks_them() -> None:
+def test_a_part_that_states_only_the_names_of_its_input_checks_them() -> None:
     stages = split([part(nn.Identity(), takes={"x": ("N", "C")}), nn.Identity()], WORKERS, inputs=("x",))
     assert stages.check(x()).crossings[0].values == ("float64[N=7, C=6]",)
     with pytest.raises(PipelineError, match="stage 0, '0' takes 'x' as"):
         stages.check(x()[0])
 
 
-def test_a_step_with_other_names_changes_nothing_and_the_next_one_runs(agents: list[Agent]) -> None:
+def test_a_step_with_wrong_names_changes_nothing_and_the_next_one_runs(agents: list[Agent]) -> None:
     pipe = pipeline(stating(Whole()), balance=[2, 1])
     with pytest.raises(PipelineError, match=r"stage 0, 'encode' takes 'x' as \(N, C\), but it is \(C=3, N=6\)"):
         pipe.step(named.named(x(), "C", "N"), Y)
@@ -161,7 +163,7 @@ def test_a_step_with_other_names_changes_nothing_and_the_next_one_runs(agents: l
     )
 
 
-def test_a_number_has_no_dimensions(agents: list[Agent]) -> None:
+def test_dimension_names_for_a_number_are_refused(agents: list[Agent]) -> None:
     row = [part(Encode().double(), gives={"h": None, "total": None, "n": ("N",)}), part(nn.Identity(), takes=("h",))]
     with pytest.raises(PipelineError, match=r"'0' gives 'n' as \(N\), but it is no tensor: 3"):
         split(row, WORKERS, balance=[1, 1]).check(named.named(x(), "N", "C"))
@@ -178,7 +180,7 @@ class Pair(nn.Module):
 
 
 @pytest.mark.parametrize("last", [Dict(), Pair()])
-def test_an_output_of_several_values_is_built_as_it_was(last: nn.Module) -> None:
+def test_an_output_of_several_values_gets_names_and_keeps_its_structure(last: nn.Module) -> None:
     row = [nn.Identity(), part(last, gives={"a": ("N", "C"), "b": None})]
     made = split(row, WORKERS, balance=[1, 1]).cut()[1].module(x())
     values = [*made.values()] if isinstance(made, dict) else [*made]
@@ -186,7 +188,7 @@ def test_an_output_of_several_values_is_built_as_it_was(last: nn.Module) -> None
     assert [getattr(value, "names", None) for value in values[:2]] == [("N", "C"), None]
 
 
-def test_parts_that_state_different_names_do_not_split() -> None:
+def test_parts_that_state_different_names_for_one_value_are_refused() -> None:
     words = r"'decode' takes 'h' as \(H, N\), but 'middle' gives it as \(N, H\): state the same names"
     with pytest.raises(PipelineError, match=words):
         split(stating(Whole(), taken=("H", "N")), WORKERS, inputs=("x",))
@@ -201,6 +203,6 @@ def test_parts_that_state_different_names_do_not_split() -> None:
         (("N", "1"), r"takes={'x': \('N', '1'\)}: '1' is no name of a dimension"),
     ],
 )
-def test_names_that_are_none_are_refused(dims: Any, words: str) -> None:
+def test_invalid_dimension_names_are_refused(dims: Any, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
         part(nn.Identity(), takes={"x": dims})

@@ -1,4 +1,4 @@
-"""Gradients that torch's engine adds up: the same as one by one, and nobody else sees them in `.grad`."""
+"""Gradients that torch's engine sums: equal to sums one by one, and other code does not see them in `.grad`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sometimes(nn.Module):
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
-def test_sums_are_those_of_one_by_one_to_the_last_bit(positive: list[bool]) -> None:
+def test_engine_sums_equal_sums_one_by_one_to_the_last_bit(positive: list[bool]) -> None:
     net = Sometimes()
     own = list(net.parameters())
     one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
@@ -53,7 +53,7 @@ def test_sums_are_those_of_one_by_one_to_the_last_bit(positive: list[bool]) -> N
     assert all(param.grad is None for param in own)
 
 
-def test_what_grad_was_is_there_again_and_not_counted() -> None:
+def test_engine_sums_restore_grad_and_do_not_include_it() -> None:
     own = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     own[0].grad = before = torch.full((2,), 5.0)
     engine = EngineSums(summable({0: own}))
@@ -72,7 +72,7 @@ def divided(value: Tensor) -> Tensor:
     return made
 
 
-def test_a_backward_from_nothing_gives_nothing() -> None:
+def test_a_backward_without_outputs_gives_no_gradients() -> None:
     value, own = torch.ones(2, requires_grad=True), [nn.Parameter(torch.ones(2))]
     engine = EngineSums(summable({0: own, 1: []}))
     assert engine.add(0, [], [], [value]) == [None] and engine.add(1, [value * 2], [torch.ones(2)], []) == []
@@ -80,10 +80,10 @@ def test_a_backward_from_nothing_gives_nothing() -> None:
 
 
 class Own(nn.Parameter):
-    """Of a class of the user's own."""
+    """A parameter class of the user."""
 
 
-def test_which_stages_can_have_it() -> None:
+def test_only_stages_with_plain_unshared_parameters_are_summable() -> None:
     plain, shared, twice = (nn.Parameter(torch.ones(2)) for _ in range(3))
     own = Own(torch.ones(2))
     inner = nn.Parameter(torch.ones(2)) * 2
@@ -92,7 +92,7 @@ def test_which_stages_can_have_it() -> None:
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_parameters_with_hooks_go_the_other_way(hook: str) -> None:
+def test_stages_with_hooks_on_parameters_are_not_summed_by_the_engine(hook: str) -> None:
     hooked, free = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     params = summable({0: [hooked], 1: [free]})
     handle = getattr(hooked, hook)(lambda *_: None)
@@ -101,7 +101,7 @@ def test_parameters_with_hooks_go_the_other_way(hook: str) -> None:
     assert 0 in EngineSums(params)
 
 
-def test_parameters_that_were_frozen_go_the_other_way() -> None:
+def test_stages_with_frozen_parameters_are_not_summed_by_the_engine() -> None:
     param = nn.Parameter(torch.ones(2))
     params = summable({0: [param]})
     param.requires_grad_(False)
@@ -109,7 +109,7 @@ def test_parameters_that_were_frozen_go_the_other_way() -> None:
 
 
 class TwoInOne(nn.Module):
-    """Two weights of one memory on the way back: their gradients are one, in two shapes."""
+    """Two weights with gradients that are views of one memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class TwoInOne(nn.Module):
 
 
 class Gate(nn.Module):
-    """The gradients of value and weight are one, in two shapes: of micro-batches of two samples."""
+    """The gradients of input and weight are views of one memory, for micro-batches of two samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Gate(nn.Module):
 
 
 class OwnLoss(nn.Module):
-    """Its weight's gradient is that of the loss, in another shape."""
+    """The gradient of its weight is a view of the gradient of the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class OwnLoss(nn.Module):
         return value.square().mean() + self.weight.squeeze()
 
 
-def test_weights_that_come_into_use_later_are_told_apart_too() -> None:
+def test_weights_that_are_first_used_by_a_later_micro_batch_are_summed_separately() -> None:
     net, early = TwoInOne(), nn.Parameter(torch.ones(6, dtype=torch.double))
     own = [early, *net.parameters()]
     one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
@@ -160,7 +160,7 @@ def test_weights_that_come_into_use_later_are_told_apart_too() -> None:
     assert found.keys() == wanted.keys() and all(torch.equal(found[param], wanted[param]) for param in own)
 
 
-def test_a_hook_on_the_way_keeps_what_it_got() -> None:
+def test_gradients_that_a_hook_keeps_are_not_written_to() -> None:
     weight, kept = nn.Parameter(torch.rand(16)), []
     engine = EngineSums(summable({0: [weight]}))
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_a_hook_on_the_way_keeps_what_it_got() -> None:
     assert len(kept) == 3 and all(torch.equal(gradient, copy) for gradient, copy in kept)
 
 
-def test_a_sparse_sum_is_its_own() -> None:
+def test_a_sparse_sum_shares_no_memory_with_the_gradients() -> None:
     table = nn.Embedding(3, 2, sparse=True)
     own, kept = [table.weight], []
     engine = EngineSums(summable({0: own}))
@@ -196,7 +196,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Stages of the micro-batches that went this way."""
+    """The stages with gradients that the engine has summed, once for each micro-batch."""
     stages: list[int] = []
 
     class Told(EngineSums):
@@ -209,7 +209,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def modules(agents: list[Agent]) -> dict[int, nn.Module]:
-    """Of the one pipeline there is, on its workers."""
+    """Return the modules of the only pipeline, from its workers."""
     return {
         number: module
         for agent in agents[1:]
@@ -219,7 +219,7 @@ def modules(agents: list[Agent]) -> dict[int, nn.Module]:
 
 
 class Writes(torch.autograd.Function):
-    """What no function should do: it changes the gradient that it gets."""
+    """Writes to the gradient that it gets, as no function should."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def writing_loss(output: Tensor, target: Tensor) -> Tensor:
     return torch.as_tensor(writes(functional.cross_entropy(output, target)))
 
 
-def test_a_loss_that_writes_to_its_gradient_spoils_no_other(agents: list[Agent]) -> None:
+def test_a_loss_that_writes_to_its_gradient_does_not_change_other_gradients(agents: list[Agent]) -> None:
     x, y = small.data(16)
     net = small.model()
     small.step_alike(small.pipeline(loss_fn=writing_loss, optimizer=small.SGD), net, writing_loss(net(x), y), x, y)
@@ -259,7 +259,7 @@ SHARED = {
 @pytest.mark.parametrize("workers", [small.WORKERS, ["worker1"]], ids=["two workers", "one"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("what", SHARED)
-def test_gradients_of_one_memory_are_told_apart(
+def test_gradients_that_share_memory_are_summed_separately(
     agents: list[Agent], used: list[int], what: str, schedule: str, workers: list[str]
 ) -> None:
     layers, loss_fn = SHARED[what]
@@ -279,7 +279,7 @@ def test_gradients_of_one_memory_are_told_apart(
 
 
 class Trains(nn.Module):
-    """Makes gradients in its forward, too, of a loss of its own; those in `.grad` are the latest of these."""
+    """Runs a backward of its own loss in its forward, too; `.grad` keeps the latest gradients of that loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class Trains(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1p"])
-def test_a_forward_that_trains_by_itself_sees_its_own_gradients_only(agents: list[Agent], schedule: str) -> None:
+def test_a_forward_that_runs_its_own_backward_sees_only_its_own_gradients(agents: list[Agent], schedule: str) -> None:
     net = nn.Sequential(Trains(), nn.Linear(6, 6).double())
     pipe = Pipeline(split(net, small.WORKERS, balance=[1, 1]), schedule, 4, functional.mse_loss, chunks=1)
     there = modules(agents)[0]
@@ -321,20 +321,22 @@ WAYS = {"gpipe": {}, "1f1b": {}, "interleaved": {}, "recompute": {"schedule": "g
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_of_plain_stages_go_this_way(agents: list[Agent], used: list[int], way: str) -> None:
+def test_plain_stages_are_summed_by_the_engine(agents: list[Agent], used: list[int], way: str) -> None:
     pipe = small.pipeline(optimizer=small.SGD, **(WAYS[way] or {"schedule": way}))
     alike(pipe)
     assert sorted(used) == sorted(4 * [*range(len(pipe.stages))])
 
 
 @pytest.mark.parametrize("schedule", ["zb1p", "zbv", "async"])
-def test_halves_and_updates_within_a_step_do_not(agents: list[Agent], used: list[int], schedule: str) -> None:
+def test_schedules_with_split_backwards_or_inner_updates_are_not_summed_by_the_engine(
+    agents: list[Agent], used: list[int], schedule: str
+) -> None:
     pipe = small.pipeline(schedule=schedule, optimizer=small.SGD)
     pipe.step(*small.data(8))
     assert used == []
 
 
-def test_a_plan_with_whole_backwards_and_halves_loses_none(agents: list[Agent], used: list[int]) -> None:
+def test_a_schedule_with_whole_and_split_backwards_loses_no_gradients(agents: list[Agent], used: list[int]) -> None:
     def mixed(workers: int, microbatches: int, chunks: int = 1) -> Ops:
         return parse("0F0 0F1 0B0 0I1 0W1\n1F0 1B0 1F1 1I1 1W1")
 
@@ -342,7 +344,7 @@ def test_a_plan_with_whole_backwards_and_halves_loses_none(agents: list[Agent], 
     assert used == []
 
 
-def test_gradients_from_before_are_added_to_one_by_one(agents: list[Agent], used: list[int]) -> None:
+def test_the_second_batch_of_an_accumulation_is_summed_one_by_one(agents: list[Agent], used: list[int]) -> None:
     pipe = small.pipeline(optimizer=small.SGD)
     x, y = small.data(16)
     net = small.model()
@@ -356,7 +358,7 @@ def test_gradients_from_before_are_added_to_one_by_one(agents: list[Agent], used
         small.same(batch.gradients(), small.grads(net))
 
 
-def test_tied_weights_and_replicas_go_the_other_way(agents: list[Agent], used: list[int]) -> None:
+def test_tied_weights_and_replicas_are_not_summed_by_the_engine(agents: list[Agent], used: list[int]) -> None:
     layers = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)]
     layers[2].weight = layers[0].weight
     x = torch.rand(8, 6)
@@ -365,7 +367,7 @@ def test_tied_weights_and_replicas_go_the_other_way(agents: list[Agent], used: l
             assert used == []
 
 
-def test_a_hook_that_keeps_gradients_sees_each_and_they_stay(agents: list[Agent], used: list[int]) -> None:
+def test_a_weight_hook_sees_each_gradient_and_can_keep_it(agents: list[Agent], used: list[int]) -> None:
     pipe, kept = small.pipeline(optimizer=small.SGD), []
     weight = next(modules(agents)[1].parameters())
     weight.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
@@ -374,7 +376,7 @@ def test_a_hook_that_keeps_gradients_sees_each_and_they_stay(agents: list[Agent]
 
 
 class Checked(torch.autograd.Function):
-    """Fails on the way back of large values."""
+    """Fails in the backward of large values."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -395,7 +397,7 @@ class Fails(nn.Linear):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_grad_on_the_workers_is_as_before(agents: list[Agent], used: list[int], fails: bool) -> None:
+def test_grad_on_the_workers_is_restored_after_a_step(agents: list[Agent], used: list[int], fails: bool) -> None:
     layers = [nn.Linear(6, 6), Fails(6, 6)]
     pipe = Pipeline(split(layers, small.WORKERS, balance=[1, 1]), "1f1b", 4, functional.mse_loss)
     params = [param for module in modules(agents).values() for param in module.parameters()]

@@ -24,7 +24,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def net() -> nn.Sequential:
-    """Another function in training mode: dropout, and running statistics that are not those of a batch."""
+    """A model that differs between training and evaluation: dropout, and running statistics of other data."""
     made = model(nn.BatchNorm1d(16), nn.Dropout(0.5))
     for norm in made.modules():
         if isinstance(norm, nn.BatchNorm1d):
@@ -43,7 +43,9 @@ def expected(reduction: str = "mean") -> dict[str, float]:
     "of", [lambda: (X, Y), lambda: (LOADER,), lambda: (iter(LOADER),)], ids=["batch", "loader", "iterator"]
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_scores_are_those_of_one_process(agents: list[Agent], of: Callable[[], Any], reduction: str) -> None:
+def test_evaluation_equals_one_process_and_changes_no_state(
+    agents: list[Agent], of: Callable[[], Any], reduction: str
+) -> None:
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         assert not torch.is_grad_enabled() and not output.requires_grad
         return functional.cross_entropy(output, target, reduction=reduction)
@@ -55,12 +57,12 @@ def test_scores_are_those_of_one_process(agents: list[Agent], of: Callable[[], A
     same(pipe.state_dict(), before)  # running statistics, too
 
 
-def test_metrics_need_no_loss(agents: list[Agent]) -> None:
+def test_metrics_can_be_computed_without_a_loss_function(agents: list[Agent]) -> None:
     found = pipeline(net(), batch_norm="microbatch", loss_fn=None).evaluate(LOADER, metrics={"accuracy": accuracy})
     assert found == pytest.approx({"accuracy": expected()["accuracy"]}, rel=1e-12)
 
 
-def test_outputs_of_loaders_are_in_the_order_of_the_samples(agents: list[Agent]) -> None:
+def test_predictions_of_a_loader_are_in_the_order_of_its_samples(agents: list[Agent]) -> None:
     pipe = pipeline(net(), batch_norm="microbatch")
     with torch.no_grad():
         wanted = net().eval()(X)
@@ -82,6 +84,8 @@ def test_outputs_of_loaders_are_in_the_order_of_the_samples(agents: list[Agent])
         (lambda pipe: pipeline(loss_fn=None).evaluate(X, Y), "needs a loss_fn"),
     ],
 )
-def test_what_cannot_be_evaluated_is_told(agents: list[Agent], use: Callable[[Pipeline], Any], reason: str) -> None:
+def test_evaluation_with_wrong_arguments_is_refused_with_the_reason(
+    agents: list[Agent], use: Callable[[Pipeline], Any], reason: str
+) -> None:
     with pytest.raises(PipelineError, match=reason):
         use(pipeline())

@@ -1,4 +1,4 @@
-"""What the driver claims of the stages, in words, and where a worker was by its record."""
+"""The messages about the stages after a failure, and the operation of a worker in its crash record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpcbench.pipeline.step_log import CrashRecord, WorkerPhase, files, words
 (OPS,) = parse("1F0 1B0")
 
 
-def test_stages_that_hold_the_same_are_told_together() -> None:
+def test_stages_with_the_same_optimizer_step_are_reported_together() -> None:
     commit_state = CommitState(range(4))
     assert commit_state.number == 0 and commit_state.begin() == 1
     commit_state.reached(1, [0, 2])
@@ -25,7 +25,7 @@ def test_stages_that_hold_the_same_are_told_together() -> None:
     assert commit_state.number == 1
 
 
-def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
+def test_the_optimizer_step_is_unknown_after_a_failed_load() -> None:
     commit_state = CommitState(range(2))
     with pytest.raises(OSError), commit_state.replaced(7):
         raise OSError
@@ -35,7 +35,7 @@ def test_what_fails_while_it_is_loaded_is_known_to_nobody() -> None:
     assert commit_state.number == 7
 
 
-def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
+def test_an_error_names_all_lost_workers_and_can_be_pickled() -> None:
     commit_state = CommitState(range(3))
     commit_state.reached(4)
     lost = [Lost("worker1", "in F0 of stage 0", "it was killed", (0,)), Lost("worker3", "at rest", "so was it", (2,))]
@@ -63,7 +63,9 @@ def test_an_error_tells_of_all_who_are_lost_and_can_be_sent() -> None:
         (WorkerPhase.APPLIED, 0, "after its optimizers"),
     ],
 )
-def test_a_record_is_read_through_other_memory(tmp_path: Path, doing: WorkerPhase, where: int, told: str) -> None:
+def test_a_crash_record_can_be_read_through_another_mapping(
+    tmp_path: Path, doing: WorkerPhase, where: int, told: str
+) -> None:
     with files(str(tmp_path), [1, 2]) as paths:
         mine, theirs = CrashRecord.at(paths[1]), CrashRecord.at(paths[1])
     assert list(tmp_path.iterdir()) == []

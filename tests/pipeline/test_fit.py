@@ -1,4 +1,4 @@
-"""The loop over a loader: the steps of a plain loop, what it says of them, and its end by Ctrl-C."""
+"""`fit`: the steps of a plain training loop, the progress bar, callbacks, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_it_trains_as_a_plain_loop_does(agents: list[Agent], reduction: str) -> None:
+def test_fit_trains_like_a_plain_loop(agents: list[Agent], reduction: str) -> None:
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(output, target, reduction=reduction)
 
@@ -52,11 +52,13 @@ def test_it_trains_as_a_plain_loop_does(agents: list[Agent], reduction: str) -> 
 
 @pytest.fixture(autouse=True)
 def in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever tqdm took this process for when it was first loaded."""
+    """Use tqdm's bar for terminals, even if tqdm was first imported in a notebook."""
     monkeypatch.setattr("tqdm.auto.tqdm", tqdm.tqdm)
 
 
-def test_the_bar_says_how_it_goes(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_shows_epoch_loss_idle_share_and_speed(
+    agents: list[Agent], capsys: pytest.CaptureFixture[str]
+) -> None:
     history = pipeline(optimizer=SGD).fit(LOADER, 2)
     told = capsys.readouterr().err
     assert "epoch 2/2: 100%|" in told and "6/6" in told and f"loss={history.losses[-1]:.4g}, idle=" in told
@@ -76,7 +78,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_between_steps_ends_it(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_between_steps_ends_fit(agents: list[Agent], capsys: pytest.CaptureFixture[str]) -> None:
     def on_step(result: StepResult) -> None:
         if len(seen := steps) == 3:
             signal.raise_signal(signal.SIGINT)
@@ -89,7 +91,7 @@ def test_ctrl_c_between_steps_ends_it(agents: list[Agent], capsys: pytest.Captur
     assert repr(history).endswith(", interrupted>")
 
 
-def test_a_callback_is_told_of_epochs_and_may_end_it(agents: list[Agent]) -> None:
+def test_an_epoch_callback_sees_each_epoch_and_can_end_fit(agents: list[Agent]) -> None:
     told: list[tuple[int, int]] = []
 
     def on_epoch(history: History) -> None:
@@ -102,7 +104,7 @@ def test_a_callback_is_told_of_epochs_and_may_end_it(agents: list[Agent]) -> Non
     assert history.ended_early and not history.interrupted and repr(history).endswith(", ended early>")
 
 
-def test_a_callback_may_end_it_within_an_epoch(agents: list[Agent]) -> None:
+def test_a_step_callback_can_end_fit_within_an_epoch(agents: list[Agent]) -> None:
     def on_step(result: StepResult) -> None:
         raise EndFit
 
@@ -115,7 +117,7 @@ _calls: list[int] = []
 
 
 def interrupts_the_third_step(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A loss for 4 micro-batches a step."""
+    """A loss that interrupts the third step; each step has 4 micro-batches."""
     _calls.append(len(output))
     if len(_calls) == 10:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -124,7 +126,7 @@ def interrupts_the_third_step(output: torch.Tensor, target: torch.Tensor) -> tor
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_step_that_ctrl_c_finds_halfway_changes_nothing(agents: list[Agent]) -> None:
+def test_a_step_that_is_interrupted_before_its_commit_changes_nothing(agents: list[Agent]) -> None:
     _halfway.clear()
     _calls.clear()
     pipe = pipeline(optimizer=SGD, loss_fn=interrupts_the_third_step)
@@ -136,11 +138,11 @@ def test_a_step_that_ctrl_c_finds_halfway_changes_nothing(agents: list[Agent]) -
         _halfway.set()
     assert history.interrupted and len(history.losses) == len(states) == 2 and history.epochs == []
     same(pipe.state_dict(), states[-1])
-    assert len(pipe.fit(loader, progress=False).losses) == 3, "and it can go on"
+    assert len(pipe.fit(loader, progress=False).losses) == 3, "training can go on"
 
 
 class InterruptsTheThirdStep(torch.optim.SGD):
-    """On one stage of two, while the other has yet to step."""
+    """Interrupts the third step on one of two stages, before the other has stepped."""
 
     def step(self, closure: Any = None) -> None:
         _calls.append(1)
@@ -150,7 +152,7 @@ class InterruptsTheThirdStep(torch.optim.SGD):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_step_that_ctrl_c_finds_in_its_last_phase_is_done_whole(agents: list[Agent]) -> None:
+def test_a_step_that_is_interrupted_while_optimizers_step_is_completed(agents: list[Agent]) -> None:
     _calls.clear()
     pipe = pipeline(optimizer=(InterruptsTheThirdStep, SGD[1]))
     history = pipe.fit(LOADER, 2, progress=False)
@@ -171,6 +173,8 @@ def test_a_step_that_ctrl_c_finds_in_its_last_phase_is_done_whole(agents: list[A
         (lambda pipe: pipeline().fit(LOADER), "no optimizer"),
     ],
 )
-def test_what_cannot_be_fitted_is_told(agents: list[Agent], use: Callable[[Pipeline], Any], reason: str) -> None:
+def test_fit_with_wrong_arguments_is_refused_with_the_reason(
+    agents: list[Agent], use: Callable[[Pipeline], Any], reason: str
+) -> None:
     with pytest.raises(PipelineError, match=reason):
         use(pipeline(optimizer=SGD))

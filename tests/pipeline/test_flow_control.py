@@ -1,4 +1,4 @@
-"""A stage is a bounded number of micro-batches ahead of another, and no bound stops a schedule that could end."""
+"""Flow control: a stage is at most a window ahead of another one, and no window blocks a valid schedule."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NAMES = [*STAGES, "async"]
 Ways = list[tuple[int, int]]
 
 
-# -- on paper
+# -- simulated
 class Played:
-    """Workers with these lists, who go on in any order, and hear of what was taken only when nobody can go on."""
+    """Workers that run these operations in any order; an acknowledgement arrives only when no worker can go on."""
 
     def __init__(self, ops: Ops, ways: Ways, ahead: int, draw: random.Random) -> None:
         self.left = [list(own) for own in ops]
@@ -45,7 +45,7 @@ class Played:
         self._told: list[tuple[Channel, int]] = []
 
     def run(self) -> bool:
-        """Whether all ends."""
+        """Run the workers; return whether all operations have ended."""
         while True:
             if able := [worker for worker in range(len(self.left)) if self._may(worker)]:
                 self._go(self._draw.choice(able))
@@ -83,7 +83,7 @@ class Played:
                 self._told.insert(0, (of, count))
 
     def _channels(self, op: Op, taken: bool) -> list[Channel]:
-        """What it takes of other workers, or gives them."""
+        """Return the channels through which the operation takes values of other workers, or gives them values."""
         if op.kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT):
             return []
         forward = op.kind is Kind.FORWARD
@@ -105,7 +105,7 @@ def ways(ops: Ops, skips: Ways = ()) -> Ways:  # type: ignore[assignment]
 
 
 def shuffled(ops: Ops, draw: random.Random) -> Ops:
-    """The same work in another order that can run."""
+    """Return the same operations in another valid order."""
     home, stages = placement(ops), 1 + max(op.stage for own in ops for op in own)
     left, done, made = [op for own in ops for op in own], set(), [[] for _ in ops]  # type: ignore[var-annotated]
     while left:
@@ -117,7 +117,7 @@ def shuffled(ops: Ops, draw: random.Random) -> Ops:
 
 
 @given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(1, 24), st.integers(0, 2**20), st.booleans())
-def test_no_window_stops_a_schedule(name: str, workers: int, microbatches: int, seed: int, anew: bool) -> None:
+def test_no_window_blocks_a_valid_schedule(name: str, workers: int, microbatches: int, seed: int, anew: bool) -> None:
     draw = random.Random(seed)
     ops = named(name)(workers, microbatches)
     if anew and name != "async":
@@ -132,25 +132,25 @@ def test_no_window_stops_a_schedule(name: str, workers: int, microbatches: int, 
 
 
 @pytest.mark.parametrize("ahead", [2, 3, 4, 6])
-def test_windows_that_are_too_small_would_stop_some(ahead: int) -> None:
-    """So the test above can fail."""
+def test_windows_that_are_too_small_block_some_schedules(ahead: int) -> None:
+    """This shows that the test above can fail."""
     ops = named("bfs")(2, 16)
     assert not Played(ops, ways(ops), ahead, random.Random(0)).run()
 
 
-def test_gpipe_runs_no_further_ahead_than_the_least_window() -> None:
+def test_gpipe_gets_the_smallest_window() -> None:
     ops = named("gpipe")(2, 64)
     assert window(ops, ways(ops)) == mailboxes.MIN_WINDOW
 
 
-# -- at work, between workers that share no memory: what lies in a lane is not counted
+# -- in a pipeline, between workers without shared memory: flow control does not count values in a ring
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
 
 
 class Gate(nn.Module):
-    """Lets one pass for each `open`, and counts those that have come and gone."""
+    """Lets one micro-batch pass for each release of `allowed`, and counts them."""
 
     allowed = threading.Semaphore(0)
     passed = 0
@@ -171,7 +171,7 @@ class Counted(nn.Module):
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many threads wait for room; they say so themselves."""
+    """The number of threads that wait for room in a window."""
     found = {"for room": 0}
     given = Mailbox._await_credit
 
@@ -187,7 +187,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def gated() -> Pipeline:
-    """Its second stage lets micro-batches through as the test does."""
+    """A pipeline with a second stage that lets a micro-batch pass when the test allows it."""
     Gate.passed = Counted.calls = 0
     Gate.allowed = threading.Semaphore(0)
     net = nn.Sequential(nn.Linear(6, 16), Counted(), Gate(), nn.Linear(16, 4)).double()
@@ -208,15 +208,15 @@ def begun(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
-def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str, int]) -> None:
+def test_a_fast_stage_waits_when_its_window_to_a_slow_one_is_full(agents: list[Agent], waits: dict[str, int]) -> None:
     pipe, (x, _) = gated(), small.data(32)
     thread, outcome = begun(pipe.predict, x)
-    # One has been taken, and is held at the gate: LEAST are on their way or there, and one more is to be sent.
+    # MIN_WINDOW have been sent, and the first of them is held at the gate; one more waits to be sent.
     until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
     slots: Slots = next(iter(agents[2].part(stage._Directory).workers.values())).slots
     assert len(slots) <= mailboxes.MIN_WINDOW
     for _ in range(mailboxes.MIN_WINDOW // 2):
-        Gate.allowed.release()  # half of them are taken, and told of
+        Gate.allowed.release()  # half of them are taken and acknowledged
     until(lambda: Counted.calls == mailboxes.MIN_WINDOW + 1 + mailboxes.MIN_WINDOW // 2 and waits["for room"] == 1)
     Gate.allowed.release(64)
     thread.join(30)
@@ -224,10 +224,10 @@ def test_a_quick_stage_waits_for_a_slow_one(agents: list[Agent], waits: dict[str
     torch.testing.assert_close(outcome[0], local(pipe)(x))
 
 
-def test_a_stage_that_waits_for_room_leaves_receiving_to_others(
+def test_a_stage_that_waits_for_room_does_not_receive_messages_itself(
     agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it received would be heard by another thread, and it would receive on until something else comes."""
+    """Another thread would handle the acknowledgement, and the stage would go on receiving until the next message."""
     read = []
     receive_until = agents[1].requests.receive_until
 
@@ -256,16 +256,16 @@ class _GatedBack(torch.autograd.Function):
 
 
 class GateBack(nn.Module):
-    """As `Gate`, on the way back."""
+    """Like `Gate`, in the backward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _GatedBack.apply(x)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def test_who_has_read_before_and_waits_for_room_lets_others_read(
+def test_a_thread_that_waits_for_room_gives_up_the_read_lock(
     agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else hands over what the last stage keeps, which takes activations one after another until it gives."""
+    """The last stage holds the read lock while it takes activations; the monitor cannot take it over in this test."""
     monkeypatch.setattr(agents[2]._pool.monitor, "released", lambda loop: None)
     Gate.allowed = threading.Semaphore(0)
     net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
@@ -290,7 +290,7 @@ def local(pipe: Pipeline) -> nn.Module:
     return net
 
 
-def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent], waits: dict[str, int]) -> None:
+def test_a_wait_for_room_ends_when_the_step_ends(agents: list[Agent], waits: dict[str, int]) -> None:
     pipe = gated()
     thread, outcome = begun(pipe.predict, small.data(32)[0])
     until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
@@ -302,7 +302,7 @@ def test_who_waits_for_room_waits_no_more_when_the_step_ends(agents: list[Agent]
     assert not thread.is_alive() and isinstance(outcome[0], PipelineError) and "enough" in str(outcome[0])
 
 
-def test_a_training_step_takes_no_word_of_it_where_all_fits(agents: list[Agent]) -> None:
+def test_a_training_step_within_the_window_sends_no_acknowledgements(agents: list[Agent]) -> None:
     told = Faults()
     agents[2].links.use(told)
     pipe = small.pipeline(microbatches=mailboxes.MIN_WINDOW, schedule="gpipe", optimizer=small.SGD)

@@ -1,4 +1,4 @@
-"""Stages without anything to train, anywhere in the model: the others train as in one process, and nobody waits."""
+"""Frozen stages, anywhere in the model: the others train as in one process, and no stage waits for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     ("schedule", "frozen", "recompute"),
     pairs(STAGES, FROZEN, ["none", "all"]),
 )
-def test_only_what_is_not_frozen_gets_gradients(
+def test_only_parameters_that_are_not_frozen_get_gradients_and_change(
     agents: list[Agent], schedule: str, frozen: str, recompute: str
 ) -> None:
     whole, (x, y) = model(FROZEN[frozen]), data(13)
@@ -64,7 +64,7 @@ def test_only_what_is_not_frozen_gets_gradients(
     assert {name for name, tensor in whole.state_dict().items() if not torch.equal(state[name], tensor)} == set(found)
 
 
-def test_no_gradient_is_sent_to_a_frozen_beginning(agents: list[Agent]) -> None:
+def test_no_gradient_is_sent_to_a_frozen_first_stage(agents: list[Agent]) -> None:
     pipe = Pipeline(split(model({0, 1}), WORKERS, balance=[2, 2]), "gpipe", 4, functional.cross_entropy)
     with pipe.batch(*data(12)) as batch:
         pass

@@ -1,4 +1,4 @@
-"""Gradients add up as if one by one, whichever way they are added; and only memory that was made here is written to."""
+"""`Sums` equals additions one by one, for dense and sparse gradients, and writes only to memory of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ batches = st.lists(st.lists(st.sampled_from(KINDS), min_size=COUNT, max_size=COU
 
 
 @given(batches, st.sets(st.integers(0, COUNT - 1)))
-def test_sums_are_those_of_one_by_one(kinds: list[list[str]], before: set[int]) -> None:
+def test_sums_equal_additions_one_by_one_and_leave_the_gradients_unchanged(
+    kinds: list[list[str]], before: set[int]
+) -> None:
     own = params()
     there = {own[place]: torch.full((4, 2), 0.25) for place in before}
     wanted = {own[place]: torch.full((4, 2), 0.25) for place in before}
@@ -43,7 +45,7 @@ def test_sums_are_those_of_one_by_one(kinds: list[list[str]], before: set[int]) 
     found = dict(sums.leaves())
     assert found.keys() == {p for each in kinds for p, kind in zip(own, each, strict=True) if kind != "none"}
     assert all(torch.equal(total.to_dense(), wanted[param]) for param, total in found.items())
-    assert all(torch.equal(one.to_dense(), copy) for one, copy in given_), "a gradient that came was written to"
+    assert all(torch.equal(one.to_dense(), copy) for one, copy in given_), "a given gradient was written to"
     assert all(torch.equal(one, torch.full((4, 2), 0.25)) for one in there.values())
 
 
@@ -57,7 +59,7 @@ def test_sums_have_no_graph(count: int) -> None:
     assert count == 1 or not any(total.requires_grad for _, total in sums.leaves())
 
 
-def test_stages_are_told_apart() -> None:
+def test_gradients_are_summed_separately_for_each_stage() -> None:
     first, second = params(), params()
     sums = Sums({0: first, 3: second}, {})
     for _ in range(3):

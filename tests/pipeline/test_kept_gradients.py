@@ -1,4 +1,4 @@
-"""Gradients of the latest step, after it is over."""
+"""`keep_gradients`: the gradients of the latest step, after it has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpcbench.runtime.agent import Agent
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-def test_they_are_those_of_one_process_and_leave_no_context(agents: list[Agent], schedule: str) -> None:
+def test_kept_gradients_equal_those_of_one_process_and_keep_no_context(agents: list[Agent], schedule: str) -> None:
     net, pipe = model(), pipeline(schedule=schedule, optimizer=SGD, keep_gradients=True)
     optimizer = torch.optim.SGD(net.parameters(), **SGD[1])
     for seed in range(3):
@@ -29,7 +29,7 @@ def test_they_are_those_of_one_process_and_leave_no_context(agents: list[Agent],
     assert list(pipe.gradients()) == list(net.state_dict())
 
 
-def test_clipped_ones_are_kept_and_dropped_ones_are_not(agents: list[Agent]) -> None:
+def test_clipped_gradients_are_kept_and_unapplied_ones_are_not(agents: list[Agent]) -> None:
     net, (x, y) = model(), data(29)
     pipe = pipeline(optimizer=SGD, keep_gradients=True)
     functional.cross_entropy(net(x), y).backward()
@@ -40,7 +40,7 @@ def test_clipped_ones_are_kept_and_dropped_ones_are_not(agents: list[Agent]) -> 
     same(pipe.gradients(), grads(net))
 
 
-def test_where_none_are_kept_it_is_told(agents: list[Agent]) -> None:
+def test_reading_gradients_that_are_not_kept_is_refused(agents: list[Agent]) -> None:
     pipe = pipeline(optimizer=SGD)
     pipe.step(*data(24))
     with pytest.raises(PipelineError, match=r"keep_gradients=True, or read them in `with pipe\.batch"):

@@ -1,4 +1,4 @@
-"""Modules built on their workers: the same wherever they are built, and no weight crosses the driver."""
+"""Modules that are built on their workers: equal to those built on the driver, which never holds a weight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _made: list[int] = []
 
 
 class Noted(nn.Linear):
-    """Notes what is built; the agents of a test are in one process."""
+    """Records each construction; the agents of a test are in one process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,7 +49,7 @@ def whole() -> nn.Sequential:
 
 
 @pytest.mark.parametrize(("schedule", "balance"), [("1f1b", [2, 2]), ("1f1b", [1, 3]), ("zbv", [1, 1, 1, 1])])
-def test_what_is_built_on_workers_is_what_would_be_built_here(
+def test_modules_built_on_workers_equal_those_built_on_the_driver(
     agents: list[Agent], schedule: str, balance: list[int]
 ) -> None:
     model, x, y = whole(), torch.rand(13, 6, dtype=torch.double), torch.randint(0, 4, (13,))
@@ -58,7 +58,7 @@ def test_what_is_built_on_workers_is_what_would_be_built_here(
     _made.clear()
     torch.manual_seed(99)
     pipe = Pipeline(stages, schedule, 5, functional.cross_entropy)
-    assert sorted(_made) == [4, 8, 8], "built once each, and not before"
+    assert sorted(_made) == [4, 8, 8], "each is built once, and not before"
     assert all(not list(stage.tensors()) for stage in pipe.stages), "the driver has no weights"
     state = pipe.state_dict()
     assert state.keys() == model.state_dict().keys()
@@ -69,7 +69,7 @@ def test_what_is_built_on_workers_is_what_would_be_built_here(
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_building_leaves_other_random_numbers_alone() -> None:
+def test_building_is_repeatable_and_does_not_change_the_random_state() -> None:
     module = lazy(nn.Linear, 3, 3)
     state = torch.get_rng_state()
     assert torch.equal(module.build().weight, module.build().weight)
@@ -77,7 +77,7 @@ def test_building_leaves_other_random_numbers_alone() -> None:
     assert not torch.equal(module.build().weight, lazy(nn.Linear, 3, 3).build().weight)
 
 
-def test_what_cannot_be_lazy(agents: list[Agent]) -> None:
+def test_invalid_uses_of_lazy_modules_are_refused(agents: list[Agent]) -> None:
     one = lazy(nn.Linear, 4, 4)
     with pytest.raises(PipelineError, match=r"'1' and '0' are the same Lazy\(Linear, 4, 4\)"):
         split([one, one], WORKERS, balance=[1, 1])

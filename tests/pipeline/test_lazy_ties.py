@@ -1,4 +1,4 @@
-"""Lazy modules that share a weight by its names: the training of one process, and copies equal to the last bit."""
+"""Lazy modules with weights that are tied by name: they train like one process, and copies are equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
 
 def row() -> list[Any]:
-    """An embedding whose table is that of another layer, and of the head."""
+    """An embedding that shares its table with another layer and with the head."""
     torch.manual_seed(6)
     double = {"dtype": torch.double}
     return [
@@ -44,7 +44,9 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("schedule", "balance"), [("1f1b", [3, 3]), ("gpipe", [1, 5]), ("interleaved", [1, 2, 1, 2]), ("1f1b", [5, 1])]
 )
-def test_training_is_that_of_one_process(agents: list[Agent], schedule: str, balance: list[int]) -> None:
+def test_lazy_modules_with_tied_weights_train_like_one_process(
+    agents: list[Agent], schedule: str, balance: list[int]
+) -> None:
     model, (x, y) = whole(), data(13)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     pipe = Pipeline(split(row(), WORKERS, balance, tie=TIE), schedule, 5, functional.cross_entropy, SGD)
@@ -61,7 +63,7 @@ def test_training_is_that_of_one_process(agents: list[Agent], schedule: str, bal
             assert all(torch.equal(state[first], state[other]) for other in others)
 
 
-def test_the_first_decides_whether_a_weight_is_trained(agents: list[Agent]) -> None:
+def test_the_first_name_of_a_tie_decides_whether_the_weight_is_trained(agents: list[Agent]) -> None:
     torch.manual_seed(1)
     modules = [lazy(frozen, 4), nn.Tanh(), lazy(nn.Linear, 4, 4)]
     pipe = Pipeline(split(modules, WORKERS, [2, 1], tie=[("0.weight", "2.weight")]), "gpipe", 2, total)
@@ -93,7 +95,7 @@ def total(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
         ([["3.weight", "3.bias"]], "'3.weight' and '3.bias': a module has to tie its own weights itself"),
     ],
 )
-def test_what_cannot_be_tied(tie: Any, told: str) -> None:
+def test_an_invalid_tie_is_refused(tie: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split(row(), WORKERS, [3, 3], tie=tie)
 
@@ -108,6 +110,8 @@ def test_what_cannot_be_tied(tie: Any, told: str) -> None:
         (["0.weight", "5.bias"], r"'0\.weight' and '5\.bias' cannot be tied: .*bias"),
     ],
 )
-def test_what_turns_out_to_be_no_such_weight(agents: list[Agent], tie: list[str], told: str) -> None:
+def test_a_tie_of_different_weights_is_refused_when_they_are_built(
+    agents: list[Agent], tie: list[str], told: str
+) -> None:
     with pytest.raises(PipelineError, match=told):
         Pipeline(split(row(), WORKERS, [3, 3], tie=[tie]), "gpipe", 2, functional.cross_entropy)

@@ -28,7 +28,7 @@ SPECS = {
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("lr_step", ["epoch", "step"])
-def test_training_is_that_of_one_process(agents: list[Agent], spec: Any, lr_step: str) -> None:
+def test_training_with_a_scheduler_equals_one_process(agents: list[Agent], spec: Any, lr_step: str) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), **SGD[1])
     scheduler = spec[0](optimizer, **spec[1])
@@ -47,7 +47,7 @@ def test_training_is_that_of_one_process(agents: list[Agent], spec: Any, lr_step
     same(pipe.state_dict(), net.state_dict())
 
 
-def test_it_moves_only_when_told(agents: list[Agent]) -> None:
+def test_the_learning_rate_changes_only_when_the_scheduler_steps(agents: list[Agent]) -> None:
     pipe = pipeline(optimizer=SGD, lr_scheduler=HALVES)
     rates = []
     for _ in range(4):
@@ -57,7 +57,7 @@ def test_it_moves_only_when_told(agents: list[Agent]) -> None:
     assert rates == [0.3, 0.3, 0.15, 0.15]
 
 
-def test_it_may_look_at_a_score(agents: list[Agent]) -> None:
+def test_a_scheduler_can_use_a_score(agents: list[Agent]) -> None:
     plateau = (lr_scheduler.ReduceLROnPlateau, {"patience": 0, "factor": 0.1})
     pipe = pipeline(optimizer=SGD, lr_scheduler=plateau)
     pipe.step(X, Y)
@@ -66,7 +66,7 @@ def test_it_may_look_at_a_score(agents: list[Agent]) -> None:
         assert pipe.lr == pytest.approx(lr)
 
 
-def test_a_stage_without_parameters_needs_none(agents: list[Agent]) -> None:
+def test_a_stage_without_trainable_parameters_needs_no_scheduler(agents: list[Agent]) -> None:
     net = model()
     net[-1].requires_grad_(False)
     pipe = pipeline(net, optimizer=SGD, lr_scheduler=HALVES)
@@ -84,7 +84,7 @@ def test_a_stage_without_parameters_needs_none(agents: list[Agent]) -> None:
         (lambda: pipeline(optimizer=SGD, lr_scheduler=(HALVES[0], {"size": 1})), TypeError, "size"),
     ],
 )
-def test_what_cannot_be_scheduled_is_told(
+def test_invalid_uses_of_a_scheduler_are_refused(
     agents: list[Agent], use: Callable[[], Any], error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):

@@ -1,4 +1,4 @@
-"""Micro-batches: all samples once, in order; and weighted losses whose gradients are the whole batch's."""
+"""Micro-batches: all samples once and in order, and weighted losses with the gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 class Output(dict[str, object]):
-    """torch knows nothing of it, and its constructor wants more than a dict."""
+    """A class that torch does not know; its constructor needs more than a dict."""
 
     def __init__(self, kind: str, **fields: object) -> None:
         super().__init__(fields)
@@ -26,12 +26,12 @@ class Output(dict[str, object]):
 
 
 @given(st.integers(1, 40), st.data())
-def test_sizes_are_those_of_tensor_split(samples: int, data: st.DataObject) -> None:
+def test_micro_batches_have_the_sizes_of_tensor_split(samples: int, data: st.DataObject) -> None:
     microbatches = data.draw(st.integers(1, samples))
     assert sizes(samples, microbatches) == [len(part) for part in torch.arange(samples).tensor_split(microbatches)]
 
 
-def test_every_shape_of_batch_comes_back() -> None:
+def test_a_nested_batch_is_cut_and_joined_without_change() -> None:
     ids, mask = torch.arange(7), torch.rand(7, 2, 3)
     batch = {"ids": ids, "pair": Pair(mask, [mask, ids]), "more": (), "same": (ids,)}
     parts = cut(batch, 3)
@@ -44,13 +44,13 @@ def test_every_shape_of_batch_comes_back() -> None:
 
 
 @pytest.mark.parametrize("batch", [Output("kind", x=torch.arange(7)), OrderedDict(x=torch.arange(7))])
-def test_a_dict_of_any_class_keeps_it(batch: dict[str, torch.Tensor]) -> None:
+def test_micro_batches_of_a_dict_keep_its_class(batch: dict[str, torch.Tensor]) -> None:
     parts = cut(batch, 3)
     assert {type(part) for part in parts} == {type(batch)} == {type(join(parts))}
     assert join(parts)["x"].tolist() == list(range(7)) and parts[1]["x"].tolist() == [3, 4]
 
 
-def test_microbatches_are_views() -> None:
+def test_micro_batches_are_views_of_the_batch() -> None:
     batch = torch.zeros(4, 2)
     cut(batch, 2)[1].fill_(1)
     assert batch.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
@@ -76,7 +76,7 @@ def test_weighted_losses_have_the_whole_batchs_gradients(reduction: str, microba
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-13)
 
 
-def test_weights() -> None:
+def test_weights_depend_on_the_loss_reduction() -> None:
     assert weights([3, 1]) == [0.75, 0.25]
     assert weights([3, 1], "sum") == [1.0, 1.0]
     with pytest.raises(PipelineError, match="unknown loss reduction 'none'; there are 'mean' and 'sum'"):
@@ -95,12 +95,12 @@ def test_weights() -> None:
         ((), "no tensor"),
     ],
 )
-def test_a_batch_that_cannot_be_cut(batch: object, told: str) -> None:
+def test_a_batch_that_cannot_be_cut_is_refused(batch: object, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         cut(batch, 4)
 
 
-def test_no_microbatches() -> None:
+def test_zero_micro_batches_are_refused() -> None:
     with pytest.raises(PipelineError, match="at least 1, not 0"):
         cut(torch.zeros(4), 0)
 
@@ -118,12 +118,12 @@ def test_replicas_share_the_micro_batches_of_a_batch(samples: int, microbatches:
         assert torch.equal(found[number][0], x) and torch.equal(found[number][1]["y"], more["y"])
 
 
-def test_parts_know_nothing_of_each_other() -> None:
+def test_a_change_of_one_part_does_not_affect_the_graph_of_another() -> None:
     batch = torch.ones(4, 2, requires_grad=True)
     first, second = part(batch, 0, 2), part(batch, 2, 4)
     assert first.requires_grad and first.is_leaf and first.data_ptr() == batch.data_ptr()
     saved = (first * first).sum()
     with torch.no_grad():
-        second.mul_(2)  # no change of what the other's graph has saved
+        second.mul_(2)  # must not change the tensors that the other graph has saved
     saved.backward()
     assert first.grad is not None and second.grad is None and batch.grad is None

@@ -1,4 +1,4 @@
-"""Balance by time and memory, as measured on a sample: the exact weights, and a model left as it was."""
+"""Balance by time and memory, measured with a sample: the exact weights, and an unchanged model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Clock:
 
 
 class Takes(nn.Module):
-    """A module that takes these times, in ns; the first call is the slow one that warms up."""
+    """A module that takes these times, in ns; its first call is a slow warm-up."""
 
     def __init__(self, clock: Clock, forward: int, backward: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
         self.costs = [forward, backward]
-        self.clocks = [lambda: clock]  # deepcopy takes a function as it is
+        self.clocks = [lambda: clock]  # deepcopy does not copy functions
         self.cold = 1_000_000
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Takes(nn.Module):
         clock.now += self.costs[1]
 
 
-def test_time_is_that_of_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balance_by_time_uses_the_times_of_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(balance, "time", clock)
     model = nn.Sequential(*(Takes(clock, *cost) for cost in [(10, 20), (5, 5), (5, 10), (1, 100)]))
@@ -58,7 +58,7 @@ class Both(nn.Module):
         return torch.relu_(x), ids
 
 
-def test_memory_is_weights_with_gradients_and_what_the_backward_keeps() -> None:
+def test_balance_by_memory_counts_weights_gradients_and_saved_activations() -> None:
     frozen = nn.Linear(100, 10, bias=False).requires_grad_(False)
     model = [
         part(nn.Linear(4, 100, bias=False), takes=("x",), gives=("h",)),
@@ -72,7 +72,7 @@ def test_memory_is_weights_with_gradients_and_what_the_backward_keeps() -> None:
     assert stages.weights == (2 * 4 * 400 + 4 * 8 * 4, one, one, 4 * 1000)
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_measuring_does_not_change_the_model_or_the_random_state() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -92,6 +92,6 @@ def test_the_model_is_left_as_it_was() -> None:
         ([nn.Tanh(), lazy(nn.Tanh)], {"balance": "memory", "sample": torch.ones(2)}, "'1' is built on its worker"),
     ],
 )
-def test_what_cannot_be_weighed(model: Any, arguments: dict[str, Any], told: str) -> None:
+def test_a_model_that_cannot_be_measured_is_refused(model: Any, arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split(model, TWO, **arguments)

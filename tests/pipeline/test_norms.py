@@ -25,7 +25,7 @@ def with_gradients() -> nn.Sequential:
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
 @pytest.mark.parametrize("share", [0.4, 3.0])
-def test_clipping_is_torchs(agents: list[Agent], norm_type: float, share: float) -> None:
+def test_norms_and_clipping_equal_those_of_torch(agents: list[Agent], norm_type: float, share: float) -> None:
     norm = float(clip_grad_norm_(with_gradients().parameters(), math.inf, norm_type))
     net = with_gradients()
     clip_grad_norm_(net.parameters(), share * norm, norm_type)
@@ -37,7 +37,7 @@ def test_clipping_is_torchs(agents: list[Agent], norm_type: float, share: float)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-def test_training_with_clipping_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
+def test_training_with_clipping_equals_one_process(agents: list[Agent], schedule: str) -> None:
     net, pipe = model(), pipeline(schedule=schedule, optimizer=SGD)
     optimizer = torch.optim.SGD(net.parameters(), **SGD[1])
     for _ in range(4):
@@ -45,7 +45,7 @@ def test_training_with_clipping_is_that_of_one_process(agents: list[Agent], sche
         functional.cross_entropy(net(X), Y).backward()
         clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()
-        with pipe.accumulate() as batch:  # the norm is that of the whole, not of the sum so far
+        with pipe.accumulate() as batch:  # the norm is that of all batches together
             batch.add(X[:20], Y[:20])
             batch.add(X[20:], Y[20:])
             batch.clip(0.1)
@@ -54,7 +54,7 @@ def test_training_with_clipping_is_that_of_one_process(agents: list[Agent], sche
 
 
 @pytest.mark.parametrize("balance", [[3, 1], [2, 2]], ids=["in one stage", "in both"])
-def test_a_layer_that_is_used_twice_counts_once(agents: list[Agent], balance: list[int]) -> None:
+def test_a_layer_that_is_used_twice_counts_once_in_the_norm(agents: list[Agent], balance: list[int]) -> None:
     layer = nn.Linear(6, 6).double()
     net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 4).double())
     functional.cross_entropy(net(X), Y).backward()
@@ -71,7 +71,7 @@ def test_a_layer_that_is_used_twice_counts_once(agents: list[Agent], balance: li
     same(pipe.gradients(), grads(net))
 
 
-def test_a_frozen_stage_counts_nothing(agents: list[Agent]) -> None:
+def test_a_frozen_stage_adds_nothing_to_the_norm(agents: list[Agent]) -> None:
     net = with_gradients()
     norm = float(clip_grad_norm_(net[-1:].parameters(), math.inf))
     for layer in net[:-1]:
@@ -80,7 +80,7 @@ def test_a_frozen_stage_counts_nothing(agents: list[Agent]) -> None:
         assert batch.grad_norm() == pytest.approx(norm, rel=1e-12)
 
 
-def test_what_cannot_be_clipped_is_told(agents: list[Agent]) -> None:
+def test_invalid_uses_of_clipping_are_refused(agents: list[Agent]) -> None:
     with pipeline(schedule="async", optimizer=SGD).batch(X, Y) as stepped:
         for use in (stepped.grad_norm, lambda: stepped.clip(1.0)):
             with pytest.raises(PipelineError, match="applies gradients within the step"):

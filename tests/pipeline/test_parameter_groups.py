@@ -1,4 +1,4 @@
-"""Groups of parameters: those of one process, whatever the stages; they go through checkpoints and tied weights."""
+"""Parameter groups: equal to those of one process for any split, also with checkpoints and tied weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named(*names: str) -> list[tuple[str, nn.Parameter]]:
     return [(name, nn.Parameter(torch.ones(1))) for name in names]
 
 
-def test_the_first_pattern_that_fits_has_a_parameter_and_all_stages_have_all_groups() -> None:
+def test_a_parameter_is_in_the_group_of_its_first_pattern_and_each_stage_has_all_groups() -> None:
     own = named("0.weight", "3.bias", "3.weight")
     found = grouped(PATTERNS, own)
     names = [[name for p in group.pop("params") for name, other in own if p is other] for group in found]
@@ -47,12 +47,12 @@ def test_the_first_pattern_that_fits_has_a_parameter_and_all_stages_have_all_gro
         (lambda named: [{"params": [nn.Parameter(torch.ones(1))]}], "not among those it got"),
     ],
 )
-def test_a_function_that_gives_no_groups_of_its_parameters(function: Any, told: str) -> None:
+def test_a_group_function_with_an_invalid_result_is_refused(function: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         grouped(function, named("a"))
 
 
-def test_a_pattern_that_no_parameter_has() -> None:
+def test_a_pattern_without_a_matching_parameter_is_refused() -> None:
     stages = split(model(), ["worker1", "worker2"]).cut()
     check_patterns({"0.*": {}, "3.bias": {}}, stages)
     with pytest.raises(PipelineError, match=r"for 'norm\.\*', but no parameter has such a name: 0\.weight"):
@@ -60,7 +60,7 @@ def test_a_pattern_that_no_parameter_has() -> None:
     check_patterns({"norm.*": {}}, split([lazy(nn.Linear, 2, 2), nn.Tanh()], ["worker1"], balance=[2]).cut())
 
 
-def test_what_is_no_group_is_told(agents: list[Agent]) -> None:
+def test_invalid_parameter_groups_are_refused(agents: list[Agent]) -> None:
     with pytest.raises(PipelineError, match="third item of optimizer must be a dict"):
         pipeline(optimizer=(ADAM, OPTIONS, [{"params": []}]))
 
@@ -71,7 +71,7 @@ def reference(net: nn.Sequential, groups: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("groups", [PATTERNS, by_dimension])
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_they_train_as_in_one_process_and_go_on_from_a_checkpoint(
+def test_parameter_groups_train_like_one_process_also_after_a_checkpoint(
     agents: list[Agent], tmp_path: Path, schedule: str, groups: Any
 ) -> None:
     net, (x, y) = model(), data(12)
@@ -94,7 +94,7 @@ def test_they_train_as_in_one_process_and_go_on_from_a_checkpoint(
     assert pipe.lr == pytest.approx(OPTIONS["lr"] / 16)
 
 
-def test_a_checkpoint_of_other_groups_is_refused_and_nothing_has_changed(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_groups_is_refused_and_changes_nothing(agents: list[Agent], tmp_path: Path) -> None:
     pipeline(optimizer=(ADAM, OPTIONS, PATTERNS)).save(tmp_path)
     pipe = pipeline(model().double(), optimizer=(ADAM, OPTIONS))
     pipe.step(*data(12))
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_other_groups_is_refused_and_nothing_has_changed(agents:
     same(pipe.state_dict(), before)
 
 
-def test_copies_of_a_tied_weight_are_in_the_group_of_the_first(agents: list[Agent]) -> None:
+def test_copies_of_a_tied_weight_are_in_the_group_of_the_first_copy(agents: list[Agent]) -> None:
     torch.manual_seed(4)
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
     net[2].weight = net[0].weight

@@ -1,4 +1,4 @@
-"""A schedule to look at, to check, and to train with: from a name, a function, a text, or lists."""
+"""Schedules as values: made from a name, a function, a text or lists; to show, to check and to train with."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ WRITTEN = """
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_name_gives_what_the_schedule_of_that_name_does(name: str) -> None:
+def test_a_plan_from_a_name_has_the_operations_of_that_schedule(name: str) -> None:
     plan = schedule(name, workers=4, microbatches=8)
     assert plan.ops == named(name)(4, 8)
     assert plan.microbatches == 8 and plan.stages in (4, 8)
     assert schedule(str(plan)) == plan and repr(plan) == str(plan)
 
 
-def test_functions_texts_and_lists_give_plans_too() -> None:
+def test_a_plan_can_be_made_from_a_function_a_text_or_lists() -> None:
     assert schedule(gpipe, 2, 3).ops == gpipe(2, 3)
     assert schedule(WRITTEN) == schedule("1f1b", 2, 2) == schedule(parse(WRITTEN))
     assert schedule("interleaved", 2, 2, chunks=3).stages == 6
 
 
-def test_a_plan_is_a_schedule_for_its_own_numbers() -> None:
+def test_a_plan_is_a_schedule_only_for_its_own_sizes() -> None:
     plan = schedule(WRITTEN)
     assert plan(2, 2) == plan(2, 2, 1) == plan.ops
     for numbers in ((3, 2), (2, 4), (2, 2, 2)):
@@ -36,14 +36,14 @@ def test_a_plan_is_a_schedule_for_its_own_numbers() -> None:
             plan(*numbers)
 
 
-def test_a_plan_is_played_through_and_drawn() -> None:
+def test_a_plan_can_be_simulated_and_drawn() -> None:
     plan = schedule(WRITTEN)
     assert plan.simulate().idle == pytest.approx(1 / 3)
     assert plan.simulate(Costs(forward=2), transfer=1).makespan == 20
     assert plan._repr_html_() == plan.simulate()._repr_html_()
 
 
-def test_a_plan_says_which_op_keeps_too_much() -> None:
+def test_a_check_names_the_operation_that_exceeds_most_live() -> None:
     schedule("gpipe", 2, 3).check(most_live=3)
     with pytest.raises(PipelineError, match=r"ops\[0\]\[2\] = 0F2 cannot be: it would keep .* 3 micro-batches, and 2"):
         schedule("gpipe", 2, 3).check(most_live=2)
@@ -60,11 +60,11 @@ def test_a_plan_says_which_op_keeps_too_much() -> None:
         ("", "no operation"),
     ],
 )
-def test_what_is_no_schedule_is_told(written: str, told: str) -> None:
+def test_an_invalid_schedule_is_refused_with_the_reason(written: str, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         schedule(written)
 
 
-def test_a_text_has_its_numbers() -> None:
+def test_a_plan_from_a_text_accepts_no_sizes() -> None:
     with pytest.raises(PipelineError, match="leave out workers, microbatches and chunks"):
         schedule(WRITTEN, workers=2)

@@ -1,4 +1,4 @@
-"""Where gradients are made, as the layers themselves see it: those of inputs inside I, those of weights inside W."""
+"""The operation in which each gradient is computed, as the layers see it: of inputs in I, of weights in W."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SEEN: list[tuple[str, str, int, str]] = []
 
 
 def running() -> tuple[str, int]:
-    """The op that runs on this worker, as its table says."""
+    """Return the operation that runs on this worker, from its table."""
     (row,) = [row for row in current.current().tables()["ops"].values() if row["end"] is None]
     return row["op"], row["stage"]
 
 
 class Probe(torch.autograd.Function):
-    """Notes in which op a gradient passes it on the way back."""
+    """Records the operation in which a gradient passes it in the backward."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, what: str, layer: str) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Probe(torch.autograd.Function):
 
 
 class Probed(nn.Module):
-    """A linear layer whose way back to its input, and to its weight, is seen."""
+    """A linear layer that records the backward to its input and to its weight."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 def trained(schedule: str) -> Pipeline:
-    """One step over 4 micro-batches; two layers in each of the four stages."""
+    """Run one step with 4 micro-batches; the pipeline has two layers in each of its four stages."""
     layers = [Probed(str(number)) for number in range(8)]
     stages = split(layers, ["worker1", "worker2"], balance=[2, 2, 2, 2])
     pipe = Pipeline(stages, schedule, 4, functional.mse_loss)
@@ -72,23 +72,23 @@ def trained(schedule: str) -> Pipeline:
 
 
 def ran(pipe: Pipeline, kind: str) -> set[int]:
-    """The stages that the schedule has such an op of."""
+    """Return the stages with an operation of this kind in the schedule."""
     return {op.stage for own in pipe.ops for op in own if op.kind == kind}
 
 
 @pytest.mark.parametrize("schedule", ["zb1p", "zbv"])
-def test_each_gradient_is_made_in_its_own_half(agents: list[Agent], schedule: str) -> None:
+def test_split_backwards_compute_each_gradient_once_in_its_own_half(agents: list[Agent], schedule: str) -> None:
     trained(schedule)
     assert {op for what, op, _, _ in SEEN if what == "weight"} == {"W"}
-    # The first stage has no input to make a gradient of: the way to its first layer is that of its weights.
+    # The first stage needs no gradient of its input: the backward to its first layer belongs to its weights.
     assert {op for what, op, stage, _ in SEEN if what == "input" and stage} == {"I"}
     made = [(what, layer) for what, _, _, layer in SEEN]
     assert sorted(made) == sorted(
         (what, str(n)) for what in ("input", "weight") for n in range(8) if (what, n) != ("input", 0) for _ in range(4)
-    ), "each once for each micro-batch: no half does the other's work again"
+    ), "each gradient is computed once for each micro-batch"
 
 
-def test_a_schedule_with_both_kinds_makes_each_where_it_says(agents: list[Agent]) -> None:
+def test_a_schedule_with_whole_and_split_backwards_computes_gradients_in_both(agents: list[Agent]) -> None:
     """In DualPipeV some backwards are whole."""
     pipe = trained("dualpipev")
     assert ran(pipe, "B") and ran(pipe, "I") and ran(pipe, "W")
@@ -99,6 +99,6 @@ def test_a_schedule_with_both_kinds_makes_each_where_it_says(agents: list[Agent]
     assert weights.count("W") == 2 * planned.count("W") and weights.count("B") == 2 * planned.count("B")
 
 
-def test_a_whole_backward_makes_both(agents: list[Agent]) -> None:
+def test_a_whole_backward_computes_both_kinds_of_gradients(agents: list[Agent]) -> None:
     trained("interleaved")
     assert {(what, op) for what, op, _, _ in SEEN} == {("weight", "B"), ("input", "B")}

@@ -1,4 +1,4 @@
-"""Forwards that are computed once more, and the random numbers of both, on workers of their own processes."""
+"""Recomputed forwards, and the random numbers of both runs, on workers in their own processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def losses(cluster: Cluster, schedule: str, recompute: Any = "none") -> list[float]:
-    """Of three steps with dropout, on the same data."""
+    """Return the losses of three steps with dropout, on the same data."""
     torch.manual_seed(11)
     layers = [nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)]
     net = nn.Sequential(*itertools.chain(*((layer, nn.Dropout(0.3)) for layer in layers)))
@@ -44,20 +44,22 @@ def losses(cluster: Cluster, schedule: str, recompute: Any = "none") -> list[flo
 
 @pytest.mark.process
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_what_is_recomputed_is_what_was_computed_dropout_too(cluster: Cluster, schedule: str) -> None:
+def test_recomputed_forwards_have_the_same_dropout_and_losses(cluster: Cluster, schedule: str) -> None:
     plain = losses(cluster, schedule)
     assert [losses(cluster, schedule, recompute) for recompute in RECOMPUTES.values()] == [plain] * len(RECOMPUTES)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("schedules", [["sequential", "gpipe", "1f1b"], ["interleaved", "bfs", "zb1p"]])
-def test_dropout_is_the_same_under_every_schedule_of_as_many_stages(cluster: Cluster, schedules: list[str]) -> None:
+def test_dropout_is_the_same_in_all_schedules_with_the_same_number_of_stages(
+    cluster: Cluster, schedules: list[str]
+) -> None:
     found = [losses(cluster, schedule) for schedule in schedules]
     assert found == found[:1] * len(found)
 
 
 @pytest.mark.process
-def test_dropout_is_another_one_in_each_step(cluster: Cluster) -> None:
+def test_dropout_differs_between_steps(cluster: Cluster) -> None:
     torch.manual_seed(11)
     net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Dropout(0.5))
     x = torch.rand(8, 6)
@@ -66,7 +68,7 @@ def test_dropout_is_another_one_in_each_step(cluster: Cluster) -> None:
         assert first.result.loss != second.result.loss
 
 
-def test_others_draw_what_they_would_have_drawn() -> None:
+def test_seeded_is_repeatable_and_does_not_change_the_outer_random_state() -> None:
     torch.manual_seed(1)
     wanted = torch.rand(2)
     torch.manual_seed(1)
@@ -77,13 +79,13 @@ def test_others_draw_what_they_would_have_drawn() -> None:
         assert torch.equal(torch.rand(2), inside)
 
 
-def test_ops_are_inserted_right_before_the_backward() -> None:
+def test_recompute_operations_come_right_before_their_backward() -> None:
     assert text(with_recompute(gpipe(1, 2), "all", 2)) == "0F0 0F1 0R0 0B0 0R1 0B1"
     assert text(with_recompute(gpipe(1, 2), "except_last", 2)) == "0F0 0F1 0R0 0B0 0B1"
     assert with_recompute(gpipe(2, 2), "none", 2) == gpipe(2, 2)
 
 
-def test_recomputing_costs_a_forward_each_and_keeps_one_activation() -> None:
+def test_recomputing_takes_less_than_a_third_longer_and_keeps_one_activation() -> None:
     ops = with_recompute(one_f_one_b(4, 8), "all", 8)
     validate(ops, 4, 8)
     played = simulate(ops)
@@ -92,6 +94,6 @@ def test_recomputing_costs_a_forward_each_and_keeps_one_activation() -> None:
 
 
 @pytest.mark.parametrize("ops", ["0F0 0B0 0R0", "0F0 0I0 0R0 0W0"])
-def test_what_is_recomputed_too_late_is_told(ops: str) -> None:
+def test_a_recompute_after_its_backward_is_refused(ops: str) -> None:
     with pytest.raises(PipelineError, match=r"ops\[0\]\[2\] = 0R0 cannot be: its backward comes before"):
         validate(parse(ops), 1, 1)

@@ -1,4 +1,4 @@
-"""Workers of replicas that are killed, or hang, in a step: the error, what all others hold, and that nothing waits."""
+"""Workers of replicas that are killed, or hang, in a step: the error, the parameters of the others, no endless wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
 
 class Mortal(nn.Module):
-    """Ends the process of this name in its forward, once it has been told to."""
+    """Ends its process in its forward, if that process is armed."""
 
     armed = ""
 
@@ -50,13 +50,13 @@ def arm(sign: str) -> None:
 
 
 def dies_in_the_all_reduce(sign: str, signal_: int = signal.SIGKILL) -> None:
-    """From now on this process ends, or stops, where gradients are to be added up, and those of others are sent."""
+    """Make this process end, or stop, at its next all-reduce, when the other replicas send their gradients."""
     add_up = ReplicaGroup.add_up
 
     def dies(self: ReplicaGroup, *args: Any) -> None:
         ReplicaGroup.add_up = add_up  # type: ignore[method-assign]
         Path(sign).write_text(str(time.monotonic()))
-        signal.pthread_kill(threading.get_ident(), signal_)  # not os.kill: this thread would run on until another stops
+        signal.pthread_kill(threading.get_ident(), signal_)  # with os.kill, this thread could run on
         add_up(self, *args)
 
     ReplicaGroup.add_up = dies  # type: ignore[method-assign]
@@ -67,7 +67,7 @@ def dies_in_its_optimizer(sign: str) -> None:
 
 
 def pipeline(cluster: Cluster, **options: Any) -> Pipeline:
-    """Stage 0 on worker1 and worker3, stage 1 on worker2 and worker4."""
+    """A pipeline with stage 0 on worker1 and worker3, and stage 1 on worker2 and worker4."""
     torch.manual_seed(7)
     layers = [nn.Linear(6, 6), Mortal(), Mortal(), nn.Linear(6, 6)]
     stages = split(layers, ["worker1", "worker2", "worker3", "worker4"], balance=[2, 2], replicas=2)
@@ -80,7 +80,7 @@ def state(module: Any) -> dict[str, torch.Tensor]:
 
 
 def held(cluster: Cluster, pipe: Pipeline) -> dict[str, dict[str, torch.Tensor]]:
-    """What the stages of all workers that live hold, by worker, under the names of the model."""
+    """Return the state of the stages on each live worker, under the names of the model."""
     return {
         stage.worker: {
             stage.key(own): tensor
@@ -104,7 +104,7 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
         (dies_in_the_all_reduce, "worker4", "in the all-reduce of stage 1", "stage 1 of replica 1"),
     ],
 )
-def test_a_worker_killed_in_a_step_changes_no_parameter(
+def test_a_worker_killed_in_a_step_leaves_all_parameters_unchanged(
     cluster: Cluster, tmp_path: Path, kill: Any, name: str, at: str, lost: str
 ) -> None:
     pipe = pipeline(cluster)
@@ -123,7 +123,7 @@ def test_a_worker_killed_in_a_step_changes_no_parameter(
         pipe.step(*data())
 
 
-def test_a_worker_killed_while_it_applies_leaves_replicas_apart_and_a_checkpoint_joins_them(
+def test_replicas_differ_after_a_death_while_applying_and_a_checkpoint_restores_them(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "kept", "checkpoint_every": 1}
@@ -147,9 +147,7 @@ def hurry(seconds: float) -> None:
     data_parallel.SECONDS = seconds
 
 
-def test_a_worker_that_hangs_in_the_all_reduce_is_waited_for_in_vain_but_not_for_ever(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_step_fails_in_time_if_a_worker_hangs_in_the_all_reduce(cluster: Cluster, tmp_path: Path) -> None:
     for name in cluster.workers:
         cluster.rpc_sync(name, hurry, (1.0,))
     pipe = pipeline(cluster)

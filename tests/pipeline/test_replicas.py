@@ -1,4 +1,4 @@
-"""Replicas of a pipeline's stages: what they give together is what one pipeline gives, and they stay equal."""
+"""Replicas of the stages of a pipeline: they give the results of one pipeline, and they stay equal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOUR = ["worker1", "worker2", "worker3", "worker4"]
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    """A notebook and four workers in this process, with nothing left in them afterwards."""
+    """The agents of a notebook and four workers, in this process; the test must leave nothing in them."""
     with world(tmp_path, 5) as made:
         yield made
         nothing_left(made)
@@ -45,7 +45,7 @@ def replicated(
 
 
 def states(pipe: Pipeline) -> list[dict[str, torch.Tensor]]:
-    """What each replica holds, under un-split names."""
+    """Return the state of each replica, under the names of the model."""
     wide, worker_group = pipe.worker_group.layout.stages, pipe.worker_group
     found = worker_group.on_stages(_state, {stage.index: () for stage in pipe.stages})
     return [
@@ -59,7 +59,7 @@ def _state(worker: StageWorker, stage: int) -> dict[str, torch.Tensor]:
 
 
 def equal(pipe: Pipeline) -> bool:
-    """Whether all replicas hold the same, to the last bit."""
+    """Return whether all replicas have the same state, to the last bit."""
     first, *others = states(pipe)
     return all(torch.equal(each[name], first[name]) for each in others for name in first)
 
@@ -68,7 +68,9 @@ def equal(pipe: Pipeline) -> bool:
     ("schedule", "samples", "reduction"),
     [*pairs(STAGES, [1, 13], ["mean", "sum"]), ("gpipe", 3, "mean"), ("zbv", 16, "sum")],
 )
-def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, samples: int, reduction: str) -> None:
+def test_gradients_of_replicas_equal_those_of_one_process(
+    agents: list[Agent], schedule: str, samples: int, reduction: str
+) -> None:
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(output, target, reduction=reduction)
 
@@ -82,8 +84,10 @@ def test_gradients_are_those_of_one_process(agents: list[Agent], schedule: str, 
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [(FOUR[:2], 2), (FOUR[:3], 3), (FOUR, 4)])
-def test_one_stage_may_be_the_whole_model(agents: list[Agent], workers: list[str], replicas: int) -> None:
-    """Data parallel alone; with 4 replicas and 3 samples one has nothing to do but to add up."""
+def test_gradients_of_replicas_of_the_whole_model_equal_those_of_one_process(
+    agents: list[Agent], workers: list[str], replicas: int
+) -> None:
+    """With 4 replicas and 3 samples, one replica only takes part in the all-reduce."""
     net, (x, y) = model(), data(3)
     functional.cross_entropy(net(x), y).backward()
     pipe = replicated(workers=workers, replicas=replicas, keep_gradients=True, optimizer=SGD)
@@ -93,7 +97,7 @@ def test_one_stage_may_be_the_whole_model(agents: list[Agent], workers: list[str
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_training_is_that_of_one_process_and_replicas_stay_equal(agents: list[Agent], schedule: str) -> None:
+def test_training_of_replicas_equals_one_process_and_replicas_stay_equal(agents: list[Agent], schedule: str) -> None:
     net = model(nn.Tanh())
     pipe = replicated(model(nn.Tanh()), schedule=schedule, optimizer=(torch.optim.Adam, {"lr": 0.01}))
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -114,7 +118,7 @@ def test_training_is_that_of_one_process_and_replicas_stay_equal(agents: list[Ag
     )
 
 
-def test_several_batches_and_clipping(agents: list[Agent]) -> None:
+def test_replicas_support_accumulation_and_clipping(agents: list[Agent]) -> None:
     net, (x, y) = model(), data(21)
     functional.cross_entropy(net(x), y).backward()
     norm = float(nn.utils.clip_grad_norm_(net.parameters(), 0.01))
@@ -130,8 +134,8 @@ def test_several_batches_and_clipping(agents: list[Agent]) -> None:
 
 
 @pytest.mark.process
-def test_dropout_is_that_of_one_pipeline_with_as_many_micro_batches() -> None:
-    """In processes, as each has random numbers of its own."""
+def test_dropout_of_replicas_equals_one_pipeline_with_as_many_micro_batches() -> None:
+    """The workers are processes, because each process has its own random state."""
     losses = []
     with Cluster(4):
         for workers, replicas, microbatches in [(FOUR[:2], 1, 6), (FOUR, 2, 3)]:
@@ -142,7 +146,7 @@ def test_dropout_is_that_of_one_pipeline_with_as_many_micro_batches() -> None:
 
 
 class Sometimes(nn.Module):
-    """Has one parameter that only samples above a half use, and one that nothing uses."""
+    """Has one parameter that only inputs with a mean above one half use, and one that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +156,7 @@ class Sometimes(nn.Module):
         return x * self.rare if bool(x.mean() > 0.5) else x
 
 
-def test_a_parameter_that_one_replica_uses_has_a_gradient_on_all(agents: list[Agent]) -> None:
+def test_a_parameter_that_one_replica_uses_has_its_gradient_on_all_replicas(agents: list[Agent]) -> None:
     x, y = data(4)
     x[0], x[1:] = 0.9, x[1:] / 4
     nets = [nn.Sequential(Sometimes(), *model()).double() for _ in range(2)]
@@ -184,7 +188,9 @@ def test_tied_weights_keep_equal_copies_in_all_replicas(agents: list[Agent]) -> 
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_deferred_statistics_are_those_of_whole_batches(agents: list[Agent], momentum: float | None) -> None:
+def test_deferred_batch_norm_of_replicas_has_the_statistics_of_whole_batches(
+    agents: list[Agent], momentum: float | None
+) -> None:
     net = model(nn.BatchNorm1d(16, momentum=momentum))
     pipe = replicated(model(nn.BatchNorm1d(16, momentum=momentum)), batch_norm="deferred", optimizer=SGD)
     for x, y in (data(29), data(9), data(8)):
@@ -195,7 +201,7 @@ def test_deferred_statistics_are_those_of_whole_batches(agents: list[Agent], mom
     assert len(wanted) == 3 and equal(pipe)
 
 
-def test_other_buffers_are_those_of_the_first_replica(agents: list[Agent]) -> None:
+def test_other_buffers_are_copied_from_the_first_replica(agents: list[Agent]) -> None:
     pipe = replicated(model(nn.BatchNorm1d(16)), batch_norm="microbatch", optimizer=SGD)
     x, y = data(16)
     pipe.step(x, y)
@@ -208,7 +214,7 @@ def test_other_buffers_are_those_of_the_first_replica(agents: list[Agent]) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex128])
-def test_gradients_of_other_types(agents: list[Agent], dtype: torch.dtype) -> None:
+def test_replicas_sum_gradients_of_each_dtype(agents: list[Agent], dtype: torch.dtype) -> None:
     class Complex(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -225,7 +231,7 @@ def test_gradients_of_other_types(agents: list[Agent], dtype: torch.dtype) -> No
     torch.testing.assert_close(found, net[0].weight.grad)
 
 
-def test_a_checkpoint_of_replicas_is_one_of_the_model(agents: list[Agent], tmp_path: Path) -> None:
+def test_a_checkpoint_of_replicas_fits_any_number_of_replicas(agents: list[Agent], tmp_path: Path) -> None:
     first = replicated(optimizer=(torch.optim.Adam, {"lr": 0.01}))
     for _ in range(2):
         first.step(*data(13))
@@ -245,7 +251,9 @@ def test_a_checkpoint_of_replicas_is_one_of_the_model(agents: list[Agent], tmp_p
     assert equal(first)
 
 
-def test_large_models_go_in_several_pieces(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_large_models_are_reduced_in_several_pieces(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data_parallel, "BYTES", 200)
     net, (x, y) = model(), data(13)
     functional.cross_entropy(net(x), y).backward()
@@ -268,17 +276,18 @@ def test_the_timeline_has_the_all_reduce(agents: list[Agent]) -> None:
     assert "A all-reduce over the replicas" in result.timeline.svg()
     assert len({row["worker"] for row in pipe.step(*data(1)).rows if row["op"] == "A"}) == 4
     pipe.predict(data(16)[0])
-    assert all("A" not in row["plan"] for row in agents[1].tables()["steps"].values() if row["ideal"] is None)
+    predicted = [row["plan"] for row in agents[1].tables()["steps"].values() if row["ideal"] is None]
+    assert predicted and not any("A" in op for plan in predicted for op in plan)
 
 
-def test_nobody_else_is_told_of_a_group(agents: list[Agent]) -> None:
+def test_replicas_do_not_initialize_torch_distributed(agents: list[Agent]) -> None:
     with replicated().batch(*data(4)):
         pass
     assert not torch.distributed.is_initialized()
 
 
 class Breaks(nn.Module):
-    """In the second step, on the workers with these ids."""
+    """Fails in the second step, on the workers with these ids."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         super().__init__()
@@ -316,7 +325,9 @@ def test_a_replica_that_raises_changes_nothing_and_the_next_step_works(agents: l
         (lambda: replicated().step(*data(0)), "0 samples"),
     ],
 )
-def test_bad_input_is_told(agents: list[Agent], make: Any, reason: str) -> None:
+def test_invalid_arguments_for_replicas_are_refused_with_the_reason(
+    agents: list[Agent], make: Any, reason: str
+) -> None:
     with pytest.raises(PipelineError, match=reason):
         make()
 
@@ -328,15 +339,15 @@ def test_sparse_gradients_are_refused(agents: list[Agent]) -> None:
         replicated(net, optimizer=SGD).step(x, x)
 
 
-def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
+def test_a_replica_that_fails_while_a_group_is_formed_ends_the_wait_of_the_others(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others know by then where it was, and wait inside gloo for it to connect."""
+    """The others know its address by then, and wait inside gloo for its connection."""
     get, fails = data_parallel.RendezvousStore.get, iter([True])
     make, devices = data_parallel.c10d.ProcessGroupGloo.create_device, []
 
     def kept(**where: Any) -> Any:
-        devices.append(make(**where))  # else it may be gone before the others look for it, and that ends their wait
+        devices.append(make(**where))  # otherwise it may be freed before the others connect, which ends their wait
         return devices[-1]
 
     def once(self: data_parallel.RendezvousStore, key: str) -> bytes:
@@ -354,8 +365,8 @@ def test_a_replica_that_leaves_while_all_meet_leaves_nobody_waiting(
     assert equal(pipe)
 
 
-def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the last reference, however soon it drops that."""
+def test_only_a_separate_thread_waits_for_the_end_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread has the last reference, even if it drops it at once."""
     column, gone = ReplicaGroup.__new__(ReplicaGroup), []
     column._group = nn.Module()
     group = weakref.ref(column._group)
@@ -370,7 +381,7 @@ def test_nobody_but_a_thread_of_its_own_waits_for_the_end_of_a_group(monkeypatch
     assert gone == [True]
 
 
-def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Path) -> None:
+def test_replicas_on_several_hosts_use_the_addresses_of_workers_and_give_a_warning(tmp_path: Path) -> None:
     net, (x, y) = model(), data(13)
     functional.cross_entropy(net(x), y).backward()
     with far_world(tmp_path, 3) as far:
@@ -385,7 +396,7 @@ def test_between_hosts_it_goes_the_workers_own_way_and_that_is_told(tmp_path: Pa
         del pipe, batch
 
 
-def test_a_group_listens_on_loopback_where_all_are_on_one_host(agents: list[Agent]) -> None:
+def test_a_group_on_one_host_listens_only_on_loopback(agents: list[Agent]) -> None:
     before = listening()
     pipe = replicated()
     with pipe.batch(*data(4)):
@@ -394,6 +405,6 @@ def test_a_group_listens_on_loopback_where_all_are_on_one_host(agents: list[Agen
 
 
 def listening() -> set[tuple[str, int]]:
-    """Addresses and ports of TCP that this process listens at."""
+    """Return the TCP addresses and ports on which this process listens."""
     own = psutil.Process().net_connections("tcp")
     return {tuple(each.laddr) for each in own if each.status == psutil.CONN_LISTEN}

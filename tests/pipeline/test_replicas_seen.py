@@ -1,4 +1,4 @@
-"""What replicas of a stage do together is seen as other collectives are, and who kept the others waiting."""
+"""Collectives of replicas in the view of collectives, with the replica that the others wait for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seen() -> list[Row]:
     return list(rows)
 
 
-def test_each_all_reduce_of_a_step_is_a_row(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_has_a_row_for_each_all_reduce_of_a_step(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_parallel, "BYTES", 1)
     net = model()
     replicas().step(*data(8))
@@ -54,12 +54,14 @@ def test_each_all_reduce_of_a_step_is_a_row(agents: list[Agent], monkeypatch: py
     for stage, members in enumerate((["worker1", "worker3"], ["worker2", "worker4"])):
         own = [row for row in seen() if row["group"] == f"replicas of stage {stage}"]
         assert [row["op"] for row in own] == ["barrier"] + ["all_reduce(SUM)"] * len(bytes_of[stage])
-        assert [row["bytes"] for row in own[1:]] == bytes_of[stage], "gradients, and how many replicas have one"
+        assert [row["bytes"] for row in own[1:]] == bytes_of[stage], (
+            "gradients, and the number of replicas that have one"
+        )
         assert {(*row["members"], row["state"]) for row in own} == {(*members, "done")}
         assert [row["number"] for row in own] == list(range(1, len(own) + 1)) and None not in [r["last"] for r in own]
 
 
-def test_steps_and_pipelines_are_told_apart_and_buffers_are_seen(agents: list[Agent]) -> None:
+def test_the_view_separates_steps_and_pipelines_and_shows_broadcasts_of_buffers(agents: list[Agent]) -> None:
     pipe = replicas(nn.BatchNorm1d(16).double())
     for _ in range(2):
         pipe.step(*data(8))
@@ -70,7 +72,7 @@ def test_steps_and_pipelines_are_told_apart_and_buffers_are_seen(agents: list[Ag
 
 
 class Gate(nn.Module):
-    """Worker4 comes through when the test lets it, or fails then."""
+    """Holds worker4 until the test lets it go on; then it may fail."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class Gate(nn.Module):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_replica_that_the_others_wait_for_is_named_and_so_is_how_it_ended(agents: list[Agent], fails: bool) -> None:
+def test_the_view_names_the_replica_that_the_others_wait_for_and_the_result(agents: list[Agent], fails: bool) -> None:
     GATE.clear()
     pipe = replicas(Gate(fails))
 

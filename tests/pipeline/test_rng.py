@@ -1,4 +1,4 @@
-"""Random numbers of stages where several run at once in one process."""
+"""Random numbers of stages: several at once in one process, and evaluation between steps."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ print("done")
 
 
 @pytest.mark.process
-def test_forwards_of_several_threads_do_not_lock_each_other_out() -> None:
-    """It takes two seconds, or for ever; no thread could end it then."""
+def test_seeded_forwards_in_several_threads_do_not_deadlock() -> None:
+    """It takes two seconds; a deadlock would stop all threads of a process, so the program runs in another one."""
     done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60)
     assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.process
-def test_what_is_looked_at_between_steps_changes_no_training(cluster: Cluster) -> None:
+def test_predict_and_evaluate_between_steps_do_not_change_training(cluster: Cluster) -> None:
     x, y, seen = torch.randn(6, 4), torch.randn(6, 2), []
     for looks in (False, True):
         torch.manual_seed(3)

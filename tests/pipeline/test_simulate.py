@@ -28,7 +28,9 @@ def test_every_schedule_is_valid(name: str, workers: int, microbatches: int) -> 
 
 @pytest.mark.parametrize("name", ["interleaved", "bfs", "zb1p"])
 @given(WORKERS, MICROBATCHES, st.integers(1, 3))
-def test_any_number_of_stages_per_worker(name: str, workers: int, microbatches: int, chunks: int) -> None:
+def test_flexible_schedules_are_valid_for_any_number_of_stages_per_worker(
+    name: str, workers: int, microbatches: int, chunks: int
+) -> None:
     validate(named(name)(workers, microbatches, chunks), workers * chunks, microbatches)
 
 
@@ -38,12 +40,12 @@ def test_idle_share_is_the_bubble_of_the_literature(schedule, p, m, cost) -> Non
 
 
 @given(WORKERS, MICROBATCHES)
-def test_peak_live_microbatches(p: int, m: int) -> None:
+def test_peak_live_micro_batches_equal_the_formulas_for_gpipe_and_1f1b(p: int, m: int) -> None:
     assert simulate(gpipe(p, m)).peak_live == (m,) * p
     assert simulate(one_f_one_b(p, m)).peak_live == tuple(min(m, p - w) for w in range(p))
 
 
-def test_published_figures_for_four_workers() -> None:
+def test_gpipe_and_1f1b_have_the_published_figures() -> None:
     for schedule, live in ((gpipe, (8, 8, 8, 8)), (one_f_one_b, (4, 3, 2, 1))):
         played = simulate(schedule(4, 8))
         assert (played.makespan, played.peak_live) == (33, live)
@@ -61,15 +63,17 @@ def test_published_figures_for_four_workers() -> None:
         ("dualpipev", "5.9% 3.0%", (9, 9, 9, 9)),
     ],
 )
-def test_figures_of_several_stages_per_worker(name: str, idle: str, live: tuple[int, ...] | None) -> None:
-    """Four workers, 8 and 16 micro-batches; what is kept does not grow with them, but where all is kept."""
+def test_other_schedules_have_the_expected_idle_shares_and_live_activations(
+    name: str, idle: str, live: tuple[int, ...] | None
+) -> None:
+    """Four workers, 8 and 16 micro-batches; live activations do not grow with them, unless a schedule keeps all."""
     eight, sixteen = (simulate(named(name)(4, number)) for number in (8, 16))
     assert f"{eight.idle:.1%} {sixteen.idle:.1%}" == idle
     assert (eight.peak_live, sixteen.peak_live) == ((live, live) if live else ((16,) * 4, (32,) * 4))
 
 
 @given(WORKERS, MICROBATCHES, st.integers(1, 3))
-def test_zb1p_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int, v: int) -> None:
+def test_zb1p_stays_within_its_bounds_of_activations_and_time(p: int, m: int, v: int) -> None:
     played = simulate(named("zb1p")(p, m, v))
     assert max(played.peak_live) <= p * v
     if m % p == 0 or (m > p and v == 1):
@@ -77,7 +81,7 @@ def test_zb1p_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int, v:
 
 
 @given(WORKERS, MICROBATCHES)
-def test_zbv_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int) -> None:
+def test_zbv_stays_within_its_bounds_of_activations_and_time(p: int, m: int) -> None:
     played = simulate(named("zbv")(p, m))
     assert max(played.peak_live) <= 2 * p
     if m >= p:
@@ -87,7 +91,7 @@ def test_zbv_keeps_no_more_than_promised_and_idles_no_longer(p: int, m: int) -> 
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES, st.randoms(use_true_random=False))
-def test_ops_wait_for_their_data_and_their_worker_and_for_nothing_else(schedule, p, m, random) -> None:
+def test_operations_wait_only_for_their_inputs_and_their_worker(schedule, p, m, random) -> None:
     durations = {}
     played = simulate(schedule(p, m), lambda op: durations.setdefault(op, random.randint(1, 9)))
     ended = {span.op: span.end for span in played.spans}
@@ -103,13 +107,13 @@ def test_ops_wait_for_their_data_and_their_worker_and_for_nothing_else(schedule,
     assert played.makespan == max(ended.values())
 
 
-def test_a_slow_stage_sets_the_pace() -> None:
+def test_a_slow_stage_determines_the_makespan() -> None:
     played = simulate(one_f_one_b(2, 10), lambda op: 5.0 if op.stage else 1.0)
     assert played.makespan == 1 + 20 * 5 + 1
     assert played.idle == pytest.approx(1 - (20 + 100) / (2 * 102))
 
 
-def test_several_stages_on_a_worker() -> None:
+def test_several_stages_on_a_worker_are_valid_and_simulated() -> None:
     ops = parse(INTERLEAVED)
     validate(ops, 4, 2)
     assert placement(ops) == {0: 0, 1: 1, 2: 0, 3: 1}
@@ -124,7 +128,7 @@ def test_idle_share_counts_from_the_first_begin_to_the_last_end() -> None:
     assert idle_share(spans, 3) == pytest.approx(1 - 3 / 12)
 
 
-def test_nothing_is_not_idle() -> None:
+def test_an_empty_schedule_has_no_idle_time() -> None:
     assert idle_share([], 2) == 0
     assert simulate([[], []]).makespan == simulate([]).idle == 0
 
@@ -143,19 +147,19 @@ def test_nothing_is_not_idle() -> None:
         ("0F0 0B0 1F0\n1B0", r"ops\[1\]\[0\] = 1B0 .*stage 1 runs on worker number 0"),
     ],
 )
-def test_a_list_that_is_not_the_work_to_do(ops: str, told: str) -> None:
+def test_a_schedule_with_missing_repeated_or_misplaced_operations_is_refused(ops: str, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         validate(parse(ops), stages=2, microbatches=1)
 
 
-def test_a_worker_that_keeps_too_much() -> None:
+def test_a_schedule_that_exceeds_most_live_is_refused() -> None:
     validate(gpipe(2, 3), 2, 3, most_live=3)
     told = r"ops\[0\]\[2\] = 0F2 cannot be: it would keep the activations of 3 micro-batches, and 2 are allowed"
     with pytest.raises(PipelineError, match=told):
         validate(gpipe(2, 3), 2, 3, most_live=2)
 
 
-def test_half_a_backward_is_enough_for_the_stage_before() -> None:
+def test_the_input_half_of_a_backward_is_enough_for_the_stage_before() -> None:
     ops = parse("0F0 0B0\n1F0 1I0 1W0")
     validate(ops, 2, 1)
     played = simulate(ops)
@@ -164,7 +168,7 @@ def test_half_a_backward_is_enough_for_the_stage_before() -> None:
     }  # fmt: skip
 
 
-def test_a_deadlock_says_who_waits_for_what() -> None:
+def test_a_deadlock_error_names_the_waiting_operations() -> None:
     crossed = parse("0F0 0B0\n1B0 1F0")
     told = r"ops\[0\]\[1\] = 0B0 waits for 1B0 at ops\[1\]\[0\]; ops\[1\]\[0\] = 1B0 waits for 1F0 at ops\[1\]\[1\]"
     with pytest.raises(PipelineError, match=told):
@@ -173,36 +177,36 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
         simulate(crossed)
 
 
-def test_a_deadlock_of_two_microbatches() -> None:
+def test_a_deadlock_between_two_micro_batches_is_found() -> None:
     with pytest.raises(PipelineError, match=r"ops\[0\]\[1\] = 0B0 waits for 1B0.*ops\[1\]\[0\] = 1F1 waits for 0F1"):
         validate(parse("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1"), stages=2, microbatches=2)
 
 
-def test_an_op_that_nobody_will_send_for() -> None:
+def test_an_operation_with_an_input_that_is_never_made_is_refused() -> None:
     with pytest.raises(PipelineError, match="1F0 waits for 0F0 at no place"):
         simulate([[], [Op(1, Kind.FORWARD, 0)]])
 
 
-def test_transfers_delay_what_goes_to_another_worker_and_nothing_else() -> None:
+def test_transfer_times_delay_only_values_for_another_worker() -> None:
     played = simulate(parse("0F0 2F0 2B0 0B0\n1F0 1B0"), Costs(), transfer=0.25)
     begins = {str(span.op): span.begin for span in played.spans}
     assert begins == {"0F0": 0, "1F0": 1.25, "2F0": 2.5, "2B0": 3.5, "1B0": 5.75, "0B0": 8}
     assert simulate(parse("0F0 1F0 1B0 0B0"), Costs(), transfer=0.25).makespan == 6
 
 
-def test_costs_by_kind_and_by_stage() -> None:
+def test_costs_depend_on_the_kind_and_the_stage() -> None:
     costs = Costs(forward=[1, 3], weight=0.5)
     told = {word: costs(Op.parse(word)) for word in ("0F0", "1F0", "0B0", "1B0", "1I0", "1W0", "1R0")}
     assert told == {"0F0": 1, "1F0": 3, "0B0": 2, "1B0": 6, "1I0": 3, "1W0": 0.5, "1R0": 3}
     assert Costs(backward=5)(Op.parse("0I0")) == 2.5 and Costs(recompute=[4])(Op.parse("0R1")) == 4
 
 
-def test_what_is_kept_counts_as_much_as_its_stage_says() -> None:
+def test_peak_memory_weighs_activations_by_their_stage() -> None:
     played = simulate(parse(INTERLEAVED), activation=[10, 1, 2, 1])
     assert (played.peak_live, played.peak_memory) == ((4, 4), (24, 4))
 
 
-def test_a_simulation_is_drawn() -> None:
+def test_a_simulation_can_be_drawn_as_text_and_svg() -> None:
     played = simulate(parse("0F0 0B0\n1F0 1I0 1W0"))
     assert repr(played) == played.text()
     assert played.text(50).splitlines() == [

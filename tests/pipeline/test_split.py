@@ -1,4 +1,4 @@
-"""Models cut in stages: the same numbers come out, under the same names, and every wrong cut is refused."""
+"""Models cut into stages: equal outputs, the same names, and invalid cuts are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(stages: list[Stage], x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", [mlp(), nested()], ids=["flat", "nested"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_the_stages_in_a_row_are_the_model(model: nn.Sequential, workers: int) -> None:
+def test_the_stages_in_sequence_compute_the_same_as_the_model(model: nn.Sequential, workers: int) -> None:
     stages = split(model, [f"worker{n}" for n in range(1, workers + 1)]).cut()
     assert [(stage.index, stage.worker) for stage in stages] == [(n, f"worker{n + 1}") for n in range(workers)]
     x = torch.randn(5, 8)
@@ -43,14 +43,14 @@ def test_the_stages_in_a_row_are_the_model(model: nn.Sequential, workers: int) -
 
 
 @pytest.mark.parametrize("model", [mlp(), nested()], ids=["flat", "nested"])
-def test_state_dicts_together_are_the_models(model: nn.Sequential) -> None:
+def test_the_state_dicts_of_all_stages_together_equal_that_of_the_model(model: nn.Sequential) -> None:
     stages = split(model, TWO).cut()
     gathered = {stage.key(own): value for stage in stages for own, value in stage.module.state_dict().items()}
     assert list(gathered) == list(model.state_dict())
     assert all(gathered[name].data_ptr() == value.data_ptr() for name, value in model.state_dict().items())
 
 
-def test_a_stage_tells_its_tensors_by_their_unsplit_names() -> None:
+def test_a_stage_lists_its_tensors_under_the_names_of_the_model() -> None:
     model = nested()
     told = dict(split(model, TWO, at=["layers.1"]).cut()[1].tensors())
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -58,11 +58,11 @@ def test_a_stage_tells_its_tensors_by_their_unsplit_names() -> None:
     assert all(told[name] is own[name] for name in told)
 
 
-def test_params_balances_parameters() -> None:
+def test_the_default_balance_is_by_parameters() -> None:
     assert names(split(mlp(), TWO).cut()) == [("0", "1"), ("2", "3", "4")]
 
 
-def test_a_list_counts_the_models_children() -> None:
+def test_a_list_as_balance_counts_modules() -> None:
     assert names(split(mlp(), TWO, balance=[1, 4]).cut()) == [("0",), ("1", "2", "3", "4")]
     assert names(split(nested(), TWO, balance=[2, 1]).cut()) == [
         ("embed", "layers.0", "layers.1", "layers.2"),
@@ -70,7 +70,7 @@ def test_a_list_counts_the_models_children() -> None:
     ]
 
 
-def test_names_say_where_a_stage_begins() -> None:
+def test_names_in_at_are_the_first_modules_of_stages() -> None:
     assert names(split(nested(), TWO, at=["layers.2"]).cut()) == [
         ("embed", "layers.0", "layers.1"),
         ("layers.2", "head"),
@@ -80,19 +80,19 @@ def test_names_say_where_a_stage_begins() -> None:
     assert names(three) == [("embed",), ("layers.0", "layers.1", "layers.2"), ("head",)]
 
 
-def test_a_name_is_not_taken_for_a_longer_one() -> None:
+def test_a_name_in_at_does_not_match_a_longer_name() -> None:
     model = nn.Sequential(OrderedDict(first=nn.Tanh(), conv10=nn.Tanh(), conv1=nn.Tanh()))
     assert names(split(model, TWO, at=["conv1"]).cut()) == [("first", "conv10"), ("conv1",)]
 
 
-def test_several_chunks_go_round_the_workers() -> None:
+def test_several_chunks_are_placed_on_the_workers_in_turn() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
     assert [stage.worker for stage in split(model, TWO).cut([0, 1, 0, 1])] == TWO * 2
     assert names(split(model, TWO, balance=[1, 2, 2, 3]).cut([0, 1, 0, 1]))[3] == ("5", "6", "7")
 
 
 @pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])
-def test_lists_of_modules(kind: type) -> None:
+def test_lists_of_modules_can_be_split(kind: type) -> None:
     model = kind([nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)])
     assert names(split(model, TWO).cut()) == [("0", "1"), ("2",)]
 
@@ -106,7 +106,7 @@ def test_a_module_used_twice_is_run_twice() -> None:
     assert torch.equal(run(stages, x), model(x))
 
 
-def test_a_chain_that_does_more_is_kept_whole() -> None:
+def test_a_sequential_with_its_own_forward_or_a_hook_is_not_cut() -> None:
     class Residual(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + super().forward(x)
@@ -120,7 +120,7 @@ def test_a_chain_that_does_more_is_kept_whole() -> None:
     assert torch.equal(run(stages, x), model(x))
 
 
-def test_tied_buffers_stay_in_one_stage() -> None:
+def test_a_cut_between_tied_buffers_is_refused() -> None:
     norm = nn.BatchNorm1d(4, affine=False)
     with pytest.raises(PipelineError, match=r"'2\.running_mean' of stage 1 is tied to '0\.running_mean'"):
         split(nn.Sequential(norm, nn.Linear(4, 4), norm), TWO, balance=[2, 1]).cut()
@@ -154,35 +154,35 @@ def test_tied_parameters_are_counted_once() -> None:
         ({"workers": [f"worker{n}" for n in range(6)]}, "6 stages need at least 6 modules, but the model has 5"),
     ],
 )
-def test_a_split_that_cannot_be(arguments: dict, told: str) -> None:
+def test_invalid_arguments_of_split_are_refused(arguments: dict, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split(mlp(), **{"workers": TWO, **arguments})
 
 
-def test_more_stages_than_the_schedule_runs() -> None:
+def test_a_split_with_more_stages_than_the_schedule_is_refused() -> None:
     plan = split(mlp(), TWO, balance=[1, 1, 1, 2])
     with pytest.raises(PipelineError, match=r"the split has 4 stages, but this schedule runs 2 on worker1, worker2"):
         plan.cut()
     assert len(plan.cut([0, 1, 0, 1])) == 4
 
 
-def test_more_chunks_than_modules() -> None:
+def test_more_chunks_than_modules_are_refused() -> None:
     with pytest.raises(PipelineError, match="6 stages need at least 6 modules, but the model has 5"):
         split(mlp(), TWO).cut([0, 1] * 3)
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.ReLU(), nn.ModuleDict(), "model"])
-def test_what_is_no_chain(model: object) -> None:
+def test_a_model_that_is_no_sequence_of_modules_is_refused(model: object) -> None:
     with pytest.raises(PipelineError, match=f"{type(model).__name__} cannot be cut.*nn.Sequential"):
         split(model, TWO)  # type: ignore[arg-type]
 
 
-def test_a_list_of_something_else() -> None:
+def test_a_list_with_an_item_that_is_no_module_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"item 1 of the list is <built-in .*relu.*>, not a torch\.nn\.Module"):
         split([nn.Linear(2, 2), torch.relu], TWO)  # type: ignore[list-item]
 
 
-def test_nothing_is_cut_before_its_time() -> None:
+def test_split_cuts_the_model_only_when_cut_is_called() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     plan = split(model, TWO)
     assert isinstance(plan, Stages)

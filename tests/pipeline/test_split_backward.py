@@ -1,4 +1,4 @@
-"""Backwards in two halves: each computes its own, and both together what one would."""
+"""Backwards in two halves: each computes its own gradients, and together they equal a whole backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rpcbench.pipeline.gradient_sums import SplitBackward
 
 
 class Twice(nn.Module):
-    """A weight at two places of the way, and one that is computed from another."""
+    """A weight that is used twice, a weight that is computed from others, and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _case(name: str, needs: bool) -> tuple[Tensor, Tensor, list[Tensor], Tensor]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_halves_give_what_the_whole_gives_to_the_last_bit(name: str) -> None:
+def test_both_halves_equal_a_whole_backward_to_the_last_bit(name: str) -> None:
     value, output, weights, gradient = _case(name, True)
     whole = torch.autograd.grad([output], [value, *weights], [gradient], retain_graph=True, allow_unused=True)
     halves = SplitBackward([output], [gradient], [value], weights)
@@ -57,7 +57,7 @@ def test_halves_give_what_the_whole_gives_to_the_last_bit(name: str) -> None:
         torch.testing.assert_close(got, grad, rtol=0, atol=0)
 
 
-def test_an_input_without_gradient_leaves_all_to_the_second_half() -> None:
+def test_without_an_input_gradient_the_second_half_computes_all_gradients() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     loss = model(torch.randn(5, 6)).sum()
     whole = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
@@ -67,8 +67,8 @@ def test_an_input_without_gradient_leaves_all_to_the_second_half() -> None:
         assert torch.equal(got, grad)
 
 
-def test_each_half_computes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe in place of matrix products, which are all that differs between the halves of a chain of layers."""
+def test_each_half_computes_only_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe records matrix products; only they differ between the halves of a chain of layers."""
     products: list[tuple[int, ...]] = []
 
     class Probe(torch.utils._python_dispatch.TorchDispatchMode):
@@ -89,7 +89,7 @@ def test_each_half_computes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(products[2:]) == [(7, 8), (8, 6)], "gradients of weights"
 
 
-def test_the_graph_is_freed_by_the_second_half() -> None:
+def test_the_second_half_frees_the_graph() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
     value = torch.randn(5, 6, requires_grad=True)
     output = model(value)
@@ -120,7 +120,7 @@ def test_hooks_run_in_the_half_of_their_tensor() -> None:
 
 
 class Branches(nn.Module):
-    """Two values in, four out: of both, of one, of none and its own weight, and one that others are made of."""
+    """Two inputs and four outputs: of both inputs, of one, of weights only, and of one input and those weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("outputs", [[0], [1], [2], [1, 2], [0, 1, 2, 3], [2, 2, 3]])
-def test_halves_of_several_outputs_and_inputs(outputs: list[int]) -> None:
+def test_both_halves_equal_a_whole_backward_with_several_outputs_and_inputs(outputs: list[int]) -> None:
     torch.manual_seed(3)
     model = Branches().double()
     values = [torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]

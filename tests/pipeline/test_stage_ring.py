@@ -1,4 +1,4 @@
-"""What lies in shared memory until it is taken: the same values, records and errors as with a message for each."""
+"""Rings in shared memory between stages: the same values, records and errors as with a message for each value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """How many values were given by a lane, and how many not."""
+    """The number of values that went through a ring (True), and of those that did not (False)."""
     found: Counter[bool] = Counter()
     give = StageRing.give
 
@@ -57,9 +57,9 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     return found
 
 
-# -- two mails, by hand
+# -- two mailboxes, by hand
 class Pair:
-    """What two workers have of a pipeline, without its stages: `first` gives, and what `second` takes is its step 1."""
+    """The mailboxes of two workers of a pipeline without stages: `first` sends, `second` takes, in step 1."""
 
     def __init__(self, agents: list[Agent]) -> None:
         self.agents = agents[1:]
@@ -71,7 +71,7 @@ class Pair:
         agents[1].on_notice(CREDITS, lambda source, told: self.first.acknowledged(told[1], told[2], Channel(*told[3:])))
         agents[2].on_notice(lanes_.VALUE_IN_RING, lambda source, key: self.second.slots.wake_waiters())
         self.opened = 0
-        for number in (-2, -1):  # the first makes the connection, and the next the lane; nobody takes there yet
+        for number in (-2, -1):  # the first makes the connection, the next opens the ring, which has no receiver yet
             self.send(number, torch.ones(1))
             assert self.take(number).item() == 1
         until(lambda: self.opened == 1)
@@ -82,7 +82,7 @@ class Pair:
         connection = self.agents[1].connection(source)
         assert connection is not None
         found = connection.store.ring_from_peer(*told[1:])
-        if found is not None:  # else it was opened on another connection, and so will be the next
+        if found is not None:  # otherwise it was opened on another connection, and the next one will be too
             self.second.lanes.offer(source, found)
         self.opened += found is not None
 
@@ -118,10 +118,10 @@ VALUES: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("what", VALUES)
-def test_a_tensor_is_the_same(pair: Pair, went: Counter[bool], what: str) -> None:
+def test_a_tensor_that_goes_through_a_ring_is_unchanged(pair: Pair, went: Counter[bool], what: str) -> None:
     given = VALUES[what]()
-    for number in range(2):  # the second time the view is there already
-        for other in range(SLOTS):  # through all places
+    for number in range(2):  # the second time the view exists already
+        for other in range(SLOTS):  # through all slots
             pair.send(100 * number + other, given)
             found = pair.take(100 * number + other)
             assert torch.equal(found, given) and (found.dtype, found.shape) == (given.dtype, given.shape)
@@ -129,8 +129,8 @@ def test_a_tensor_is_the_same(pair: Pair, went: Counter[bool], what: str) -> Non
     assert went == {True: 2 * SLOTS}
 
 
-def test_words_of_an_accord_go_by_the_lanes_that_there_are(pair: Pair, went: Counter[bool]) -> None:
-    """For them alone none is opened: a lane has room for sixteen large values."""
+def test_commit_messages_use_existing_rings_and_open_none(pair: Pair, went: Counter[bool]) -> None:
+    """A ring has room for sixteen large values: commit messages alone do not need one."""
     first, second = (agent.id for agent in pair.agents)
     for mail, slot in (
         (pair.first, Slot(1, DECISION, 0, second, first)),
@@ -143,7 +143,7 @@ def test_words_of_an_accord_go_by_the_lanes_that_there_are(pair: Pair, went: Cou
 
 
 class Own(Tensor):
-    """Of a class of the user's own."""
+    """A tensor class of the user."""
 
 
 OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
@@ -161,7 +161,7 @@ OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("what", OTHERS)
-def test_all_else_goes_as_a_message(pair: Pair, went: Counter[bool], what: str) -> None:
+def test_other_values_are_sent_as_messages(pair: Pair, went: Counter[bool], what: str) -> None:
     (given,) = OTHERS[what]()
     pair.send(1, given)
     found = pair.take(1)
@@ -170,13 +170,13 @@ def test_all_else_goes_as_a_message(pair: Pair, went: Counter[bool], what: str) 
         assert found.shape == given.shape and torch.equal(found.to_dense(), given.to_dense())
 
 
-def test_several_values_go_as_a_message(pair: Pair, went: Counter[bool]) -> None:
+def test_several_values_at_once_are_sent_as_one_message(pair: Pair, went: Counter[bool]) -> None:
     pair.send(1, torch.ones(2), torch.zeros(2))
     one, other = pair.second.take(Slot(1, FORWARD, 1, 1, 0))
     assert one.tolist() == [1, 1] and other.tolist() == [0, 0] and went == {False: 1}
 
 
-def test_what_was_taken_is_its_takers_own(pair: Pair) -> None:
+def test_a_taken_value_does_not_change_when_the_ring_is_used_again(pair: Pair) -> None:
     given = torch.ones(3)
     pair.send(1, given)
     given.zero_()
@@ -187,7 +187,9 @@ def test_what_was_taken_is_its_takers_own(pair: Pair) -> None:
     assert found.tolist() == [1, 1, 1]
 
 
-def test_values_are_taken_in_any_order_and_those_without_room_come_too(pair: Pair, went: Counter[bool]) -> None:
+def test_values_can_be_taken_in_any_order_and_values_without_room_become_messages(
+    pair: Pair, went: Counter[bool]
+) -> None:
     count = SLOTS + 5
     for number in range(count):
         pair.send(number, torch.tensor(float(number)))
@@ -197,7 +199,7 @@ def test_values_are_taken_in_any_order_and_those_without_room_come_too(pair: Pai
     assert len(pair.second.slots) == 0 and not pair.second.lanes._from_ring
 
 
-def test_a_lane_keeps_no_graph(pair: Pair) -> None:
+def test_a_ring_keeps_no_autograd_graph(pair: Pair) -> None:
     leaf = torch.rand(3, requires_grad=True)
     pair.send(1, leaf * 2)
     assert pair.take(1).is_leaf
@@ -207,7 +209,7 @@ def test_a_lane_keeps_no_graph(pair: Pair) -> None:
     assert gone() is None
 
 
-def test_what_lies_next_goes_straight_to_who_takes_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_value_of_a_ring_is_taken_without_a_slot(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[int] = []
     fill = Slots.put
 
@@ -220,10 +222,10 @@ def test_what_lies_next_goes_straight_to_who_takes_it(pair: Pair, monkeypatch: p
         pair.send(number, torch.tensor(float(number)))
     order = [0, 1, 4, 2, 3, 5]
     assert [pair.take(number).item() for number in order] == order
-    assert put == [2, 3, 4], "those before the one that was wanted, and that one, as it had to be looked for"
+    assert put == [2, 3, 4], "the values before a wanted one, and the wanted one after a search, go through slots"
 
 
-def test_nothing_is_taken_of_a_step_that_has_ended(pair: Pair) -> None:
+def test_a_take_in_an_aborted_step_fails_although_the_value_is_in_the_ring(pair: Pair) -> None:
     for number in range(2):
         pair.send(number, torch.ones(1))
     pair.take(0)
@@ -232,7 +234,7 @@ def test_nothing_is_taken_of_a_step_that_has_ended(pair: Pair) -> None:
         pair.take(1)
 
 
-def test_who_begins_to_look_on_within_a_step_sees_the_messages_of_it(pair: Pair, went: Counter[bool]) -> None:
+def test_values_become_messages_when_an_observer_starts_within_a_step(pair: Pair, went: Counter[bool]) -> None:
     for number in range(3):
         pair.send(number, torch.tensor(float(number)))
     pair.agents[1].bus.telling = True
@@ -243,7 +245,7 @@ def test_who_begins_to_look_on_within_a_step_sees_the_messages_of_it(pair: Pair,
 
 
 def waiting(pair: Pair, number: int) -> tuple[threading.Thread, list[Any]]:
-    """A thread that takes, and waits; and what it gets."""
+    """Start a thread that takes a value; return the thread and the list of its results."""
     found: list[Any] = []
 
     def take() -> None:
@@ -262,7 +264,7 @@ Listening = Callable[[], tuple[int, threading.Thread, list[Any]]]
 
 @pytest.fixture
 def listening(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Listening:
-    """As `waiting`, for one that listens for long; the number that it takes, too."""
+    """Like `waiting`, with a long wait on the ring; the result begins with the number of the value."""
     monkeypatch.setattr(lanes_, "_MAX_WAIT", 60.0)
 
     def begun() -> tuple[int, threading.Thread, list[Any]]:
@@ -282,8 +284,10 @@ ENDS_OF_WAITS: dict[str, Callable[[Pair], Any]] = {
 
 
 @pytest.mark.parametrize("what", ENDS_OF_WAITS)
-def test_who_waits_for_a_moment_does_nothing_else(pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """It listens for a bell, and whatever ends the wait rings it."""
+def test_a_short_wait_on_a_ring_receives_no_messages_and_is_ended_by_an_event(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The thread waits for an event, and everything that ends the wait sends that event."""
     monkeypatch.setattr(lanes_, "_MAX_WAIT", 60.0)
     monkeypatch.setattr(RequestSender, "receive_until", pytest.fail)
     thread, found = waiting(pair, 1)
@@ -294,7 +298,7 @@ def test_who_waits_for_a_moment_does_nothing_else(pair: Pair, monkeypatch: pytes
     assert found == [5.0] if what in ("a value", "a message") else isinstance(found[0], PipelineError | WorkerLostError)
 
 
-def test_a_bell_for_something_else_ends_no_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unrelated_event_does_not_end_a_wait_on_a_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes_, "_MAX_WAIT", 60.0)
     thread, found = waiting(pair, 1)
     until(lambda: pair.second.lanes._event_receiver is not None)
@@ -305,7 +309,7 @@ def test_a_bell_for_something_else_ends_no_wait(pair: Pair, monkeypatch: pytest.
     assert found == [5.0] and pair.take(2).item() == 6
 
 
-def test_who_waits_where_another_pipeline_does_waits_for_messages(pair: Pair, went: Counter[bool]) -> None:
+def test_a_thread_waits_for_messages_while_another_pipeline_waits_on_the_ring(pair: Pair, went: Counter[bool]) -> None:
     with pair.ring._event_receiver.turn:
         thread, found = waiting(pair, 1)
         until(lambda: pair.ring.at == AWAY)
@@ -314,7 +318,7 @@ def test_who_waits_where_another_pipeline_does_waits_for_messages(pair: Pair, we
     assert found == [5.0] and went == {False: 1}
 
 
-def test_who_has_waited_long_waits_for_messages_and_gets_one(pair: Pair, went: Counter[bool]) -> None:
+def test_a_long_wait_on_a_ring_becomes_a_wait_for_messages(pair: Pair, went: Counter[bool]) -> None:
     thread, found = waiting(pair, 1)
     until(lambda: pair.ring.at == AWAY)
     pair.send(1, torch.tensor(5.0))
@@ -322,8 +326,10 @@ def test_who_has_waited_long_waits_for_messages_and_gets_one(pair: Pair, went: C
     assert found == [5.0] and went == {False: 1} and pair.ring.at == POLLING
 
 
-def test_who_goes_away_while_a_value_is_given_hears_of_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The giver finds room, then its peer stops listening; the value lies there, and a message says so."""
+def test_a_receiver_that_stops_listening_during_a_send_is_notified_of_the_value(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender finds room, then the receiver stops listening; the value is in the ring, and a notice announces it."""
     give = shared_ring.Producer.give
 
     def late(self: shared_ring.Producer, *args: Any) -> None:
@@ -339,7 +345,7 @@ def test_who_goes_away_while_a_value_is_given_hears_of_it(pair: Pair, monkeypatc
     assert found == [5.0]
 
 
-def test_who_listens_hears_in_time_that_its_step_ends(pair: Pair) -> None:
+def test_a_wait_on_a_ring_ends_when_its_step_is_aborted(pair: Pair) -> None:
     thread, found = waiting(pair, 1)
     until(lambda: pair.ring.at != POLLING)
     pair.second.slots.abort(1, "enough")
@@ -347,21 +353,21 @@ def test_who_listens_hears_in_time_that_its_step_ends(pair: Pair) -> None:
     assert len(found) == 1 and "enough" in str(found[0])
 
 
-def test_what_a_step_has_left_lies_in_nobodys_way(pair: Pair) -> None:
+def test_values_that_a_step_has_left_do_not_block_the_next_step(pair: Pair) -> None:
     for number in range(SLOTS):
         pair.send(number, torch.tensor(float(number)))
     pair.second.slots.finish(1)
     pair.second.begin(2, 0)
     pair.first.begin(2, 0)
-    pair.send(3, torch.tensor(99.0), step=2)  # as a message: the lane is full
+    pair.send(3, torch.tensor(99.0), step=2)  # as a message: the ring is full
     assert pair.take(3, step=2).item() == 99
     pair.send(4, torch.tensor(98.0), step=2)
     assert pair.take(4, step=2).item() == 98 and len(pair.second.slots) == 0 and not pair.second.lanes._from_ring
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_inference_mode_leaves_nothing_in_a_lane(pair: Pair, went: Counter[bool], first: bool) -> None:
-    """Of each thing that is used again, the first one made in it, or outside."""
+def test_inference_mode_does_not_affect_later_values_of_a_ring(pair: Pair, went: Counter[bool], first: bool) -> None:
+    """The ring reuses its tensors; the first ones are created in inference mode, or outside of it."""
     for number in range(4 * SLOTS):
         with torch.inference_mode(first == (number // SLOTS % 2 == 0)):
             pair.send(number, torch.full((3,), float(number)))
@@ -370,7 +376,7 @@ def test_inference_mode_leaves_nothing_in_a_lane(pair: Pair, went: Counter[bool]
     assert pair.take(99).requires_grad and went == {True: 4 * SLOTS + 1}
 
 
-def test_only_messages_are_counted_as_credit(pair: Pair, went: Counter[bool]) -> None:
+def test_flow_control_counts_only_messages(pair: Pair, went: Counter[bool]) -> None:
     pair.first.begin(1, 8)
     pair.second.begin(1, 8)
     for number in range(20):
@@ -386,8 +392,8 @@ def test_only_messages_are_counted_as_credit(pair: Pair, went: Counter[bool]) ->
 
 
 @pytest.mark.parametrize("wrong", [{8: 99}, {9: 1, 10: SLOT_BYTES}, {9: 1, 10: -5}, {8: -1}])
-def test_what_no_tensor_can_be_is_nonsense(pair: Pair, wrong: dict[int, int]) -> None:
-    """Numbers 8 to 10 of a head: type, how many dimensions, and the first of them."""
+def test_an_impossible_head_in_a_ring_raises_protocol_error(pair: Pair, wrong: dict[int, int]) -> None:
+    """Numbers 8 to 10 of a head are the dtype, the number of dimensions, and the first dimension."""
     ring = pair.first.lanes._producers[2].ring
     head = [1, FORWARD, 1, 7, 0, -1, -1, 0, 0, 0, *[0] * 6]
     for place, number in wrong.items():
@@ -399,7 +405,7 @@ def test_what_no_tensor_can_be_is_nonsense(pair: Pair, wrong: dict[int, int]) ->
         pair.take(7)
 
 
-def test_nonsense_that_a_listener_finds_is_no_fault_of_the_connection(pair: Pair, listening: Listening) -> None:
+def test_an_impossible_head_fails_a_waiting_take_and_keeps_the_connection(pair: Pair, listening: Listening) -> None:
     number, thread, found = listening()
     giving = pair.first.lanes._producers[2]
     with giving.ring.lock:
@@ -410,8 +416,8 @@ def test_nonsense_that_a_listener_finds_is_no_fault_of_the_connection(pair: Pair
     assert len(found) == 1 and isinstance(found[0], ProtocolError) and not giving.connection.ended
 
 
-def test_a_lane_goes_with_the_connection_that_carries_messages(pair: Pair) -> None:
-    """Its taker listens there; another connection may stand as well."""
+def test_a_new_ring_is_opened_if_its_connection_no_longer_carries_messages(pair: Pair) -> None:
+    """The receiver listens to the connection of messages; a second connection may exist at the same time."""
     pair.first.lanes._producers[2].connection = entries(*pair.agents[::-1])[0]
     pair.send(1, torch.ones(1))
     assert pair.take(1).item() == 1
@@ -419,7 +425,7 @@ def test_a_lane_goes_with_the_connection_that_carries_messages(pair: Pair) -> No
 
 
 @pytest.mark.parametrize("when", ["before it is taken", "while its taker waits"])
-def test_what_lies_there_is_found_when_the_connection_has_ended(pair: Pair, went: Counter[bool], when: str) -> None:
+def test_values_in_a_ring_are_found_after_its_connection_has_ended(pair: Pair, went: Counter[bool], when: str) -> None:
     old = pair.ring
     if when == "before it is taken":
         pair.send(1, torch.tensor(5.0))
@@ -436,18 +442,18 @@ def test_what_lies_there_is_found_when_the_connection_has_ended(pair: Pair, went
     numbers = itertools.count(1000)
 
     def another() -> bool:
-        """They meet again, and their next lane is another one."""
+        """Send a value over a new connection; return whether it went through a new ring."""
         number = next(numbers)
         pair.send(number, torch.tensor(float(number)))
         assert pair.take(number).item() == number
         return went[True] > 0
 
     until(another)
-    assert pair.ring is not old and len(pair.second.lanes._consumers[1]) == 1, "the old one is gone"
+    assert pair.ring is not old and len(pair.second.lanes._consumers[1]) == 1, "the old ring is gone"
 
 
 def cut(pair: Pair) -> None:
-    """End the connections of two members; they meet again when there is something to say."""
+    """End the connections of the two members; the next message makes a new one."""
     for connection in entries(*pair.agents):
         connection.cut()
     until(lambda: pair.first.lanes._producers[2].ring.over and pair.ring._event_receiver.closed)
@@ -460,20 +466,20 @@ def trained(agents: list[Agent]) -> tuple[dict[str, Tensor], list[float]]:
     return pipe.state_dict(), losses
 
 
-def test_training_is_the_same_whichever_way_values_go(
+def test_training_is_equal_with_and_without_rings(
     agents: list[Agent], went: Counter[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, losses = trained(agents)
-    assert went[True], "some go by lanes"
+    assert went[True], "some values go through rings"
     monkeypatch.setattr(StageRing, "give", lambda *_, **__: False)
     others, same = trained(agents)
     assert losses == same and all(torch.equal(state[name], others[name]) for name in state)
 
 
-def test_what_goes_by_a_lane_is_recorded(
+def test_values_that_go_through_a_ring_are_recorded_like_messages(
     agents: list[Agent], went: Counter[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A send and a recv for each value that requires a gradient, with the same words for both ways."""
+    """There is a send and a recv for each value that requires a gradient, with the same labels as for messages."""
 
     pipe = small.pipeline(microbatches=4, schedule="gpipe")
 
@@ -492,19 +498,19 @@ def test_what_goes_by_a_lane_is_recorded(
     went.clear()
     by_lanes = recorded()
     assert went[True]
-    assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require none"
+    assert [(len(sends), len(recvs)) for sends, recvs in by_lanes] == [(8, 0), (0, 8)], "gradients require no gradients"
     monkeypatch.setattr(StageRing, "give", lambda *_, **__: False)
     assert recorded() == by_lanes
 
 
 def known(agent: Agent, context: int) -> tuple[list[str], int, set[int]] | None:
-    """What an agent has of a context: labels of what it sent, how much has come, and with whom; None: it has none."""
+    """Return the labels of a context's sends, the number of its recvs and its known members; None: no such context."""
     found = agent.machine.ask(lambda node: node.contexts.contexts.get(context))
     return None if found is None else ([sent.label for sent in found.sends.values()], len(found.recvs), found.known)
 
 
-def test_nobody_waits_for_the_record_of_what_has_gone(pair: Pair) -> None:
-    """It is made before who gives or takes waits, or when that is asked for."""
+def test_values_in_a_ring_are_recorded_before_a_wait_or_on_settle(pair: Pair) -> None:
+    """The record is made before the sender or the receiver waits, or when `settle` is called."""
     given, (one, other) = torch.ones(1, requires_grad=True), pair.agents
     with (here := recorder(one)).inside(context := here.new_context()):
         for number in range(4):
@@ -515,15 +521,15 @@ def test_nobody_waits_for_the_record_of_what_has_gone(pair: Pair) -> None:
     assert known(one, context) == ([f"F{number} for stage 1" for number in range(4)], 0, {other.id})
     pair.second.lanes.settle()
     assert known(other, context) == ([], 1, {one.id})
-    pair.take(2)  # it does not lie there next, so it might have to be waited for: what has come until then is recorded
+    pair.take(2)  # not the next value of the ring, so this take might wait: earlier values are recorded first
     assert known(other, context) == ([], 2, {one.id})
     pair.second.begin(2, 0)
     pair.second.lanes.settle()
-    assert known(other, context) == ([], 2, {one.id}), "nothing is left of a step that has ended"
+    assert known(other, context) == ([], 2, {one.id}), "the next step drops pending records"
     here.release(context)
 
 
-def test_who_looks_at_tables_sees_each_at_once(pair: Pair) -> None:
+def test_values_in_a_ring_are_recorded_at_once_while_tables_are_watched(pair: Pair) -> None:
     one, other = pair.agents
     one.bus.listening = other.bus.listening = True
     with (here := recorder(one)).inside(context := here.new_context()):
@@ -535,7 +541,7 @@ def test_who_looks_at_tables_sees_each_at_once(pair: Pair) -> None:
     here.release(context)
 
 
-def test_no_record_is_made_of_words_nor_of_a_context_that_is_over(pair: Pair) -> None:
+def test_commit_messages_and_values_of_a_released_context_are_not_recorded(pair: Pair) -> None:
     one, other = pair.agents
     word = Slot(1, DECISION, 0, other.id, one.id)
     with (here := recorder(one)).inside(context := here.new_context()):
@@ -551,7 +557,7 @@ def test_no_record_is_made_of_words_nor_of_a_context_that_is_over(pair: Pair) ->
     assert known(one, context) is known(other, context) is None
 
 
-def test_who_watches_what_it_takes_sees_each_as_well(pair: Pair, went: Counter[bool]) -> None:
+def test_a_receiver_with_an_interceptor_gets_each_value_as_a_message(pair: Pair, went: Counter[bool]) -> None:
     told = Faults()
     pair.agents[1].links.use(told)
     pair.second.begin(1, 0)
@@ -565,7 +571,7 @@ def test_who_watches_what_it_takes_sees_each_as_well(pair: Pair, went: Counter[b
     assert pair.take(4).item() == 1 and went[True] == 1
 
 
-def test_what_is_of_a_later_step_waits_for_it(pair: Pair, went: Counter[bool]) -> None:
+def test_a_value_of_a_later_step_stays_in_the_ring_until_that_step(pair: Pair, went: Counter[bool]) -> None:
     pair.second.begin(1, 8)
     pair.send(1, torch.ones(1))
     pair.send(7, torch.full((1,), 2.0), step=2)
@@ -574,7 +580,7 @@ def test_what_is_of_a_later_step_waits_for_it(pair: Pair, went: Counter[bool]) -
     with pytest.raises(PipelineError):
         pair.second.slots.abort(1, "enough")
         pair.take(2)
-    assert len(pair.second.slots) == 0, "it lies there still"
+    assert len(pair.second.slots) == 0, "it is still in the ring"
     pair.second.slots.finish(1)
     pair.second.begin(2, 8)
     assert pair.take(7, step=2).item() == 2
@@ -582,7 +588,7 @@ def test_what_is_of_a_later_step_waits_for_it(pair: Pair, went: Counter[bool]) -
     assert counted is not None and not counted._taken
 
 
-def test_what_a_map_sends_to_a_device_goes_as_a_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_with_a_device_map_is_sent_as_a_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = StageRing(pair.agents[0], "pipe")
     route = tensor_types.Route({tensor_types.CPU: torch.device("cuda:0")}, "")
     monkeypatch.setattr(pair.agents[0].values.routes, "to", lambda to, answer: route)
@@ -591,7 +597,7 @@ def test_what_a_map_sends_to_a_device_goes_as_a_message(pair: Pair, monkeypatch:
     assert len(entries(*pair.agents)[0].store._rings) == before and lanes._refused == {2}
 
 
-def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]) -> None:
+def test_each_value_is_a_message_while_messages_are_watched(agents: list[Agent], went: Counter[bool]) -> None:
     pipe = small.pipeline(microbatches=4, schedule="gpipe", optimizer=small.SGD)
     pipe.step(*small.data(8))
     went.clear()
@@ -599,7 +605,7 @@ def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]
     told = Faults()
     agents[2].links.use(told)
     pipe.step(*small.data(8))
-    assert went == {False: 8 + 2}, "and the two words of an accord"
+    assert went == {False: 8 + 2}, "eight values and the two messages of the commit"
     agents[1].listen(False)
     agents[2].links.remove(told)
 
@@ -610,12 +616,12 @@ def test_who_watches_messages_sees_each(agents: list[Agent], went: Counter[bool]
     until(go_by_lanes)
 
 
-def test_a_pipeline_that_is_gone_leaves_no_lane(agents: list[Agent]) -> None:
+def test_a_deleted_pipeline_leaves_no_rings(agents: list[Agent]) -> None:
     pipe = small.pipeline(microbatches=4, schedule="gpipe", optimizer=small.SGD)
     for _ in range(2):
         pipe.step(*small.data(8))
     stores = [connection.store for agent in agents[1:] for other in agents[1:] for connection in entries(agent, other)]
-    assert sum(len(store._rings) for store in stores) == 2, "there and back"
+    assert sum(len(store._rings) for store in stores) == 2, "one in each direction"
     del pipe
     gc.collect()
 
@@ -628,12 +634,12 @@ def test_a_pipeline_that_is_gone_leaves_no_lane(agents: list[Agent]) -> None:
     assert not any(store._ours._taken for store in stores if store._ours is not None)
 
 
-def test_a_lane_for_a_pipeline_that_is_gone_goes_back(agents: list[Agent]) -> None:
+def test_a_ring_for_a_deleted_pipeline_is_returned(agents: list[Agent]) -> None:
     agents[2].part(stage._Directory)
     given, slot = StageRing(agents[1], "gone"), Slot(1, FORWARD, 1, 0, 0)
     assert not given.give(2, slot, (torch.ones(1),))
-    agents[1].notify(2, ENDS, ("gone", 1, "nothing"), may_wait=True)  # they meet
-    assert not given.give(2, slot, (torch.ones(1),)), "nobody takes there"
+    agents[1].notify(2, ENDS, ("gone", 1, "nothing"), may_wait=True)  # makes the connection
+    assert not given.give(2, slot, (torch.ones(1),)), "the ring has no receiver"
     connection = agents[1].connection(2)
     assert connection is not None and len(connection.store._rings) == 1
 
@@ -644,7 +650,7 @@ def test_a_lane_for_a_pipeline_that_is_gone_goes_back(agents: list[Agent]) -> No
     until(gone)
 
 
-def test_who_shares_no_memory_sends_messages(
+def test_workers_without_shared_memory_send_messages(
     tmp_path: Path, went: Counter[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
@@ -656,14 +662,14 @@ def test_who_shares_no_memory_sends_messages(
     assert len(losses) == 3
 
 
-def test_three_stages_each_have_lanes_of_their_own(tmp_path: Path, went: Counter[bool]) -> None:
+def test_three_stages_train_with_a_ring_between_each_two(tmp_path: Path, went: Counter[bool]) -> None:
     with world(tmp_path, 4) as agents:
         net = small.model(nn.Tanh(), nn.Linear(16, 16), nn.Tanh()).double()
         stages = split(net, ["worker1", "worker2", "worker3"])
         loss = nn.functional.cross_entropy
         pipe = Pipeline(stages, "1f1b", 6, loss, small.SGD)
         x, y = small.data(12)
-        pipe.step(x, y)  # workers meet, and open their lanes
+        pipe.step(x, y)  # workers connect, and open their rings
         net.load_state_dict(pipe.state_dict())
         went.clear()
         small.step_alike(pipe, net, loss(net(x), y), x, y)

@@ -1,4 +1,4 @@
-"""Stages with several named values: some skip stages, some are numbers without gradients; and names that are wrong."""
+"""Stages with several named values: some skip stages, some are numbers without gradients; invalid names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Embed(nn.Module):
 
 
 class Encode(nn.Module):
-    """Gives one tensor twice: under two names, each with takers of its own."""
+    """Gives one tensor under two names, which different modules take."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Decode(nn.Module):
 
 
 class Whole(nn.Module):
-    """The same in one process."""
+    """The same model in one process."""
 
     def __init__(self, embed: Embed, encode: Encode, middle: Middle, decode: Decode) -> None:
         super().__init__()
@@ -101,7 +101,9 @@ def pipeline(model: Whole, schedule: str, **changes: Any) -> Pipeline:
 
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("schedule", STAGES)
-def test_gradients_of_values_that_skip_stages(agents: list[Agent], schedule: str, recompute: str) -> None:
+def test_gradients_of_values_that_skip_stages_equal_one_process(
+    agents: list[Agent], schedule: str, recompute: str
+) -> None:
     model, (x, y) = whole(), data(13)
     loss = functional.cross_entropy(model(**x), y)
     loss.backward()
@@ -114,7 +116,7 @@ def test_gradients_of_values_that_skip_stages(agents: list[Agent], schedule: str
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_training_and_predicting_with_inputs_by_name_or_in_order(agents: list[Agent]) -> None:
+def test_inputs_can_be_given_by_name_or_in_order(agents: list[Agent]) -> None:
     model, (x, y) = whole(), data(13)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pipe = pipeline(whole(), "zbv", optimizer=(torch.optim.SGD, {"lr": 0.1}))
@@ -128,7 +130,7 @@ def test_training_and_predicting_with_inputs_by_name_or_in_order(agents: list[Ag
     torch.testing.assert_close(pipe.predict(x), model(**x), rtol=1e-12, atol=1e-12)
 
 
-def test_a_value_goes_straight_to_those_that_take_it(agents: list[Agent]) -> None:
+def test_a_value_goes_directly_to_the_stages_that_take_it(agents: list[Agent]) -> None:
     stages = split(parts(whole()), WORKERS, balance=[1, 1, 1, 1], inputs=("tokens", "mask")).cut([0, 1, 0, 1])
     routes = {stage.index: {way.stage for way in stage.ports.gives} for stage in stages}
     assert routes == {0: {1, 2, 3}, 1: {2, 3}, 2: {3}, 3: set()}
@@ -141,14 +143,14 @@ def test_a_value_goes_straight_to_those_that_take_it(agents: list[Agent]) -> Non
     assert [stage.ports.inputs for stage in stages] == [(0, 1), (), (), (1,)]
 
 
-def test_sends_of_a_step_are_recorded_between_the_stages_that_share_a_value(agents: list[Agent]) -> None:
+def test_a_step_records_one_send_per_micro_batch_between_stages_that_share_values(agents: list[Agent]) -> None:
     seen: list[Any] = []
     pipe = pipeline(whole(), "gpipe", microbatches=3)
     with pipe.batch(*data(12)):
         for agent in agents[1:]:
             (row,) = agent.tables()["contexts"].values()
             seen.append([send["to"] for send in row["sends"]])
-    assert seen[0].count(2) == 3, "one message with all that stage 1 takes, for each micro-batch"
+    assert seen[0].count(2) == 3, "one message with all values for stage 1, for each micro-batch"
 
 
 class Ignores(nn.Module):
@@ -203,7 +205,7 @@ def test_a_value_that_is_taken_and_not_used_gets_no_gradient(agents: list[Agent]
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_a_chain_in_the_list_is_cut_inside(agents: list[Agent]) -> None:
+def test_a_sequential_in_the_list_can_be_cut_inside(agents: list[Agent]) -> None:
     model = Three(Both(), Ignores()).double()
     x = torch.randn(8, 3, dtype=torch.double)
     chain = nn.Sequential(Ignores().double(), nn.Tanh())
@@ -224,13 +226,13 @@ def test_a_chain_in_the_list_is_cut_inside(agents: list[Agent]) -> None:
         ([nn.Tanh(), nn.Tanh()], ("x", "x"), "a name twice"),
     ],
 )
-def test_names_that_are_not_there(model: list[Any], inputs: Any, told: str) -> None:
+def test_unknown_or_repeated_value_names_are_refused(model: list[Any], inputs: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split(model, WORKERS, inputs=inputs)
 
 
 @pytest.mark.parametrize("names", ["h", (), (1,)])
-def test_names_that_are_none(names: Any) -> None:
+def test_invalid_value_names_are_refused(names: Any) -> None:
     with pytest.raises(PipelineError, match="takes must be a list of names"):
         part(nn.Tanh(), takes=names)
     with pytest.raises(PipelineError, match="gives="):
@@ -249,7 +251,7 @@ def test_names_that_are_none(names: Any) -> None:
         (lambda: pipeline(whole(), "gpipe").predict(torch.ones(8, 3)), "tokens, mask, but the batch has 1"),
     ],
 )
-def test_values_that_do_not_fit_their_names(agents: list[Agent], make: Any, told: str) -> None:
+def test_values_that_do_not_match_their_names_are_refused(agents: list[Agent], make: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         make()
     assert agents[0].call("worker1", torch.add, (torch.ones(1), 1)).wait() == 2

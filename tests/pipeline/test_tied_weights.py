@@ -1,4 +1,4 @@
-"""Weights that several stages have: one model's training, and copies that stay equal to the last bit."""
+"""Weights that several stages share: training equals one process, and copies stay equal to the last bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 def model() -> nn.Sequential:
-    """An embedding whose table is the head's weight, and one layer in three places; seven modules."""
+    """A model with an embedding tied to its head, and one layer in three places; seven modules."""
     torch.manual_seed(6)
     shared = nn.Linear(5, 5)
     nn.init.zeros_(shared.bias)  # so that the first step shows every bit of its gradient
@@ -48,7 +48,7 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("schedule", STAGES)
-def test_training_with_tied_weights_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
+def test_training_with_tied_weights_equals_one_process(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(13)
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
     pipe = Pipeline(
@@ -67,8 +67,8 @@ def test_training_with_tied_weights_is_that_of_one_process(agents: list[Agent], 
         assert torch.equal(state["1.bias"], state["3.bias"]) and torch.equal(state["1.bias"], state["5.bias"])
 
 
-def test_what_a_context_had_before_is_not_counted_again(agents: list[Agent]) -> None:
-    """The same batch twice in one context: the mean over both is that of one."""
+def test_earlier_gradients_of_tied_weights_are_not_counted_again_when_a_batch_is_added(agents: list[Agent]) -> None:
+    """The same batch is added twice in one context: the mean over both equals that of one."""
     whole, (x, y) = model(), data(12)
     pipe = Pipeline(stages(whole, 1), "gpipe", 3, functional.cross_entropy)
     with pipe.batch(x, y) as batch:
@@ -78,7 +78,7 @@ def test_what_a_context_had_before_is_not_counted_again(agents: list[Agent]) -> 
             torch.testing.assert_close(gradient, once[name], rtol=1e-12, atol=1e-12)
 
 
-def test_a_frozen_tied_weight_stays(agents: list[Agent]) -> None:
+def test_a_frozen_tied_weight_does_not_change(agents: list[Agent]) -> None:
     whole, (x, y) = model(), data(12)
     whole[0].weight.requires_grad_(False)
     before = whole[0].weight.clone()

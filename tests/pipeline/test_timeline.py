@@ -23,7 +23,7 @@ MS = 1e-3
 
 
 def row(worker: int, op: str, begin: float, end: float | None, step: int = 3) -> Row:
-    """Times in milliseconds after START."""
+    """A row of an operation; times are in milliseconds after START."""
     stage, kind, microbatch = re.fullmatch(r"(\d+)([FBIW])(\d+)", op).groups()
     return {
         "step": step,
@@ -38,7 +38,7 @@ def row(worker: int, op: str, begin: float, end: float | None, step: int = 3) ->
 
 
 def rows(ops: Ops) -> list[Row]:
-    """Rows of a step that ran as simulated, a forward in one millisecond; the last worker's first."""
+    """Rows of a step that ran as simulated, with forwards of one millisecond; the last worker comes first."""
     spans = reversed(simulate(ops).spans)
     return [row(span.worker + 1, str(span.op), span.begin, span.end) for span in spans]
 
@@ -47,7 +47,7 @@ def picture(written: str) -> str:
     return dedent(written).strip("\n")
 
 
-def test_a_step_as_drawn() -> None:
+def test_a_step_matches_its_drawing() -> None:
     assert Timeline.of(rows(one_f_one_b(2, 3))).text(width=60) == picture("""
         step 3: 12.0 ms, idle 25.0% (ideal 25.0%)
         worker1 │F0░░F1░░        B0▓▓▓▓▓▓F2░░B1▓▓▓▓▓▓    B2▓▓▓▓▓▓
@@ -57,7 +57,7 @@ def test_a_step_as_drawn() -> None:
     """)
 
 
-def test_running_ops_are_drawn_up_to_now() -> None:
+def test_running_operations_are_drawn_up_to_now() -> None:
     running = [row(1, "0F0", 0, 4), row(1, "0F1", 4, None), row(2, "1F0", 6, None)]
     drawn = Timeline.of(running, now=START + 10 * MS, names={1: "alice"})
     assert drawn.text(width=52) == picture("""
@@ -69,19 +69,19 @@ def test_running_ops_are_drawn_up_to_now() -> None:
     """)
 
 
-def test_now_is_the_latest_stamp_unless_told() -> None:
+def test_now_defaults_to_the_latest_time_in_the_rows() -> None:
     running = [row(1, "0F0", 0, 4), row(1, "0F1", 4, None), row(2, "1F0", 4, 5)]
     assert Timeline.of(running).seconds == pytest.approx(5 * MS)
     assert Timeline.of([row(1, "0F0", 7, None)], now=START).seconds == 0
 
 
-def test_an_op_that_has_only_begun_is_drawn() -> None:
+def test_an_operation_that_has_just_begun_is_drawn() -> None:
     lines = Timeline.of([row(1, "0F0", 0, None)]).text(60).splitlines()
     assert lines[0] == "step 3: 0.0 ms, idle 0.0% (ideal 0.0%)"
     assert lines[1] == "worker1 │…"
 
 
-def test_a_worker_of_several_stages_shows_which() -> None:
+def test_operations_show_their_stage_if_a_worker_has_several() -> None:
     ops = parse("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
     lanes = Timeline.of(rows(ops)).text(width=87).splitlines()[1:3]
     assert lanes == [
@@ -90,19 +90,19 @@ def test_a_worker_of_several_stages_shows_which() -> None:
     ]
 
 
-def test_ops_without_room_for_a_name_keep_their_shade() -> None:
+def test_operations_without_room_for_a_name_are_drawn_by_their_shade() -> None:
     lane = Timeline.of(rows(gpipe(1, 20))).text(width=72).splitlines()[1]
     assert lane == "worker1 │" + "░" * 20 + "".join(f"B{n}" if n < 10 else "▓▓" for n in range(20))
 
 
-def test_an_op_too_short_for_a_column_is_drawn() -> None:
+def test_an_operation_shorter_than_a_column_is_drawn() -> None:
     short = [row(1, "0F0", 0, 1), row(1, "0F1", 500, 501), row(1, "0B0", 999, 1000)]
     assert Timeline.of(short).text(60).splitlines()[1] == "worker1 │░" + " " * 23 + "░" + " " * 22 + "▓"
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("width", [40, 80, 100])
-def test_the_picture_keeps_its_width_and_every_op(width: int, workers: int) -> None:
+def test_the_drawing_keeps_its_width_and_shows_every_operation(width: int, workers: int) -> None:
     _, *lanes, axis, _ = Timeline.of(rows(one_f_one_b(workers, 8))).text(width).splitlines()
     assert len(lanes) == workers and len(axis) == width
     assert max(map(len, lanes)) <= width
@@ -118,38 +118,38 @@ def test_ticks_are_round_numbers_of_milliseconds(seconds: float, second_tick: st
 
 
 @given(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 6), st.integers(1, 12))
-def test_a_step_that_ran_as_simulated_is_as_idle_as_its_ideal(schedule, p: int, m: int) -> None:
+def test_a_step_that_ran_as_simulated_has_the_ideal_idle_share(schedule, p: int, m: int) -> None:
     timeline = Timeline.of(rows(schedule(p, m)))
     assert timeline.idle == pytest.approx((p - 1) / (m + p - 1))
     assert timeline.idle_ideal == pytest.approx((p - 1) / (m + p - 1))
     assert idle_share(rows(schedule(p, m))) == pytest.approx(timeline.idle)
 
 
-def test_idle_is_measured_and_not_the_ideal() -> None:
+def test_the_idle_share_is_measured_and_the_ideal_is_computed() -> None:
     slow = [row(1, "0F0", 0, 1), row(2, "1F0", 3, 4), row(2, "1B0", 4, 6), row(1, "0B0", 8, 10)]
     timeline = Timeline.of(slow)
     assert timeline.idle == pytest.approx(1 - 6 / 20)
     assert timeline.idle_ideal == pytest.approx(1 - 6 / 12)
 
 
-def test_there_is_no_ideal_while_rows_are_missing() -> None:
+def test_the_ideal_idle_share_is_none_while_rows_are_missing() -> None:
     early = [row(2, "1F0", 1, 2), row(2, "1B0", 2, 4)]
     assert Timeline.of(early).idle_ideal is None
     assert str(Timeline.of(early)).splitlines()[0] == "step 3: 3.0 ms, idle 0.0%"
 
 
-def test_idle_share_leaves_running_ops_out() -> None:
+def test_idle_share_ignores_running_operations() -> None:
     assert idle_share([row(1, "0F0", 0, 4), row(1, "0F1", 6, 8), row(2, "1F0", 4, None)]) == pytest.approx(1 - 6 / 8)
     assert idle_share([]) == 0
 
 
-def test_the_latest_step_unless_told() -> None:
+def test_the_timeline_shows_the_latest_step_by_default() -> None:
     both = [row(1, "0F0", 9, 10, step=0), row(1, "0F0", 0, 4, step=7)]
     assert Timeline.of(both).step == 0
     assert Timeline.of(both, step=7).seconds == pytest.approx(4 * MS)
 
 
-def test_a_step_that_was_not_recorded() -> None:
+def test_a_step_that_was_not_recorded_is_refused() -> None:
     with pytest.raises(LookupError, match="step 4 was not recorded"):
         Timeline.of([row(1, "0F0", 0, 1)], step=4)
     with pytest.raises(LookupError, match="no pipeline step was recorded"):
@@ -157,12 +157,12 @@ def test_a_step_that_was_not_recorded() -> None:
 
 
 def blocks(svg: str) -> list[ElementTree.Element]:
-    """The rectangles of ops."""
+    """Return the rectangles of operations."""
     found = [element for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("rect")]
     return [element for element in found if element.get("class") in ("f-blue", "f-amber", "f-purple", "f-green")]
 
 
-def test_a_picture_has_a_block_for_each_op_where_it_was() -> None:
+def test_the_svg_has_a_block_for_each_operation_at_its_time() -> None:
     timeline = Timeline.of(rows(parse("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1")), names={1: "<alice>"})
     found = blocks(timeline.svg())
     assert [element.get("class") for element in found] == [
@@ -177,7 +177,7 @@ def test_a_picture_has_a_block_for_each_op_where_it_was() -> None:
     assert "F0" in timeline._repr_html_() and "<alice>" not in timeline._repr_html_()
 
 
-def test_a_trace_has_times_and_bytes_of_each_op(tmp_path: Path) -> None:
+def test_a_trace_has_the_times_and_bytes_of_each_operation(tmp_path: Path) -> None:
     made = rows(gpipe(2, 1))
     events = Timeline.of(made, names={1: "alice"}).trace()["traceEvents"]
     slices = {event["name"] + f"/{event['pid']}": event for event in events if event["ph"] == "X"}
@@ -191,7 +191,7 @@ def test_a_trace_has_times_and_bytes_of_each_op(tmp_path: Path) -> None:
     assert json.loads(saved.read_text())["traceEvents"] == events
 
 
-def test_a_timeline_is_saved_as_its_ending_says(tmp_path: Path) -> None:
+def test_a_timeline_is_saved_in_the_format_of_the_file_suffix(tmp_path: Path) -> None:
     timeline = Timeline.of(rows(gpipe(2, 2)))
     assert timeline.save(tmp_path / "step.txt").read_text() == timeline.text()
     assert len(blocks(timeline.save(tmp_path / "step.svg").read_text())) == 8

@@ -1,4 +1,4 @@
-"""What traces have besides plain operations: graphs within graphs, vmap, dropout of attention, Functions, leftovers."""
+"""Traces with more than plain operations: nested graphs, vmap, dropout in attention, Functions, unused parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
 
 
 class Around(nn.Module):
-    """A layer, then what a test is about, with a layer of its own, then a layer."""
+    """A layer, then the module under test, then a layer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Chooses(Inner):
 
 
 class Rests(Inner):
-    """Dropout in a region without gradients, and a layer in one of low precision."""
+    """Dropout in a region without gradients, and a layer in a region of low precision."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -92,9 +92,11 @@ def stages(model: nn.Module, sample: Any = X) -> list[Stage]:
     return split(traced(model, sample), ["worker1", "worker2"], at=["last"]).cut()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, of its torch.cond
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # torch itself gives it, for torch.cond
 @pytest.mark.parametrize("inner", [Chooses(), Rests(), Maps(), Recomputes(False), Attends()])
-def test_a_graph_of_any_kind_computes_as_the_model(inner: nn.Module) -> None:
+def test_a_traced_graph_computes_the_same_as_the_model(inner: nn.Module) -> None:
     model = Around(inner)
     cut = stages(model)
     first, last = parts = [pickle.loads(pickle.dumps(stage.module)) for stage in cut]
@@ -112,7 +114,7 @@ def test_a_graph_of_any_kind_computes_as_the_model(inner: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("inner", [Rests(), Attends()])
-def test_dropout_within_follows_the_mode(inner: nn.Module) -> None:
+def test_dropout_in_a_nested_graph_follows_the_training_mode(inner: nn.Module) -> None:
     first, _ = (stage.module for stage in stages(Around(inner)))
     assert not torch.equal(first(X)[0], first(X)[0])
     assert torch.equal(first.eval()(X)[0], first(X)[0])
@@ -122,12 +124,12 @@ def test_dropout_within_follows_the_mode(inner: nn.Module) -> None:
     ("inner", "told"),
     [(Rounds(), r"Straight, a torch\.autograd\.Function"), (Recomputes(True), "use_reentrant=False")],
 )
-def test_a_backward_of_the_users_own_is_refused(inner: nn.Module, told: str) -> None:
+def test_a_user_defined_backward_is_refused(inner: nn.Module, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         traced(Around(inner), X)
 
 
-def test_tracing_draws_no_random_numbers() -> None:
+def test_tracing_does_not_change_the_random_state() -> None:
     model, before = Around(Attends()), torch.get_rng_state()
     traced(model, X)
     assert torch.equal(torch.get_rng_state(), before)
@@ -150,7 +152,7 @@ class ScalesAgain(Around):
         return super().forward(x) * self.inner.scale + self.inner.shift
 
 
-def test_a_buffer_may_be_in_several_stages_as_no_trace_changes_one() -> None:
+def test_a_buffer_of_a_trace_can_be_in_several_stages() -> None:
     model = ScalesAgain(Scales())
     first, last = stages(model)
     assert torch.equal(last.module(*first.module(X)), model(X))
@@ -158,7 +160,7 @@ def test_a_buffer_may_be_in_several_stages_as_no_trace_changes_one() -> None:
 
 
 class Leftovers(Around):
-    """A parameter and a buffer that nothing uses, and a second name of one that is used."""
+    """Has an unused layer and buffer, and a second name of a parameter that is used."""
 
     def __init__(self) -> None:
         super().__init__(Maps())
@@ -168,7 +170,7 @@ class Leftovers(Around):
         self.other.weight = self.last.weight
 
 
-def test_the_parts_have_all_of_the_state() -> None:
+def test_the_stages_of_a_trace_have_the_whole_state_of_the_model() -> None:
     model = Leftovers()
     first, last = stages(model)
     keys = {stage.index: {stage.key(own) for own in stage.module.state_dict()} for stage in (first, last)}

@@ -1,4 +1,4 @@
-"""Traced models: cut anywhere, with skips and tied weights, they train as the model itself; traps are refused."""
+"""Traced models: they train like the model with any cut, skips and tied weights; unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def stages(model: Language, at: list[str]) -> Stages:
         ("dualpipev", ["layers.1", "layers.1.linear", "layers.2"]),
     ],
 )
-def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: list[str]) -> None:
+def test_a_traced_model_trains_like_the_model(agents: list[Agent], schedule: str, at: list[str]) -> None:
     model, (x, y) = language(), data(13)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cut = stages(language(), at)
@@ -108,7 +108,7 @@ def test_a_traced_model_trains_as_it_is(agents: list[Agent], schedule: str, at: 
 
 
 class Again(nn.Module):
-    """A layer that runs in the first stage and in the last, and one that nothing uses."""
+    """Has a layer that runs in the first stage and in the last, and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Again(nn.Module):
         return self.twice(self.between(self.twice(x)).tanh())
 
 
-def test_a_module_in_two_stages_has_its_gradients_and_one_that_nothing_uses_its_state(agents: list[Agent]) -> None:
+def test_a_module_in_two_stages_gets_gradients_and_an_unused_one_keeps_its_state(agents: list[Agent]) -> None:
     torch.manual_seed(8)
     model, x = Again().double(), torch.rand(12, 3, dtype=torch.double)
     cut = split(traced(copy.deepcopy(model), x), WORKERS, at=["between"])
@@ -138,19 +138,19 @@ def test_a_module_in_two_stages_has_its_gradients_and_one_that_nothing_uses_its_
     pipe.load_state_dict(model.state_dict())
 
 
-def test_dropout_follows_train_and_eval(agents: list[Agent]) -> None:
+def test_dropout_of_a_traced_model_follows_train_and_eval(agents: list[Agent]) -> None:
     model, (x, y) = language(0.5), data(12)
     pipe = Pipeline(stages(model, ["layers.1"]), "gpipe", 3, loss_fn)
-    assert all(module.training for module in model.modules()), "tracing leaves the mode as it was"
+    assert all(module.training for module in model.modules()), "tracing does not change the mode"
     torch.testing.assert_close(pipe.predict(x)["logits"], model.eval()(**x)["logits"])
     losses = set()
     for _ in range(2):
         with pipe.batch(x, y) as batch:
             losses.add(batch.result.loss)
-    assert len(losses) == 2, "other samples dropped in each step"
+    assert len(losses) == 2, "dropout differs between steps"
 
 
-def test_a_model_traced_in_evaluation_mode_trains_so_and_is_told_of(agents: list[Agent]) -> None:
+def test_a_model_traced_in_evaluation_mode_stays_in_it_and_gives_a_warning(agents: list[Agent]) -> None:
     model, (x, y) = language(0.5).eval(), data(12)
     with pytest.warns(UserWarning, match=r"model\.train\(\)"):
         pipe = Pipeline(stages(model, ["layers.1"]), "gpipe", 3, loss_fn)
@@ -159,7 +159,7 @@ def test_a_model_traced_in_evaluation_mode_trains_so_and_is_told_of(agents: list
         assert batch.result.loss == pytest.approx(loss_fn(model(**x), y).item(), rel=1e-12)
 
 
-def test_the_parts_are_the_models_own() -> None:
+def test_the_stages_of_a_trace_hold_the_tensors_of_the_model_itself() -> None:
     model = language()
     told = [tensor for stage in stages(model, ["layers.1"]).cut() for tensor in dict(stage.tensors()).items()]
     own = model.state_dict(keep_vars=True)
@@ -167,28 +167,28 @@ def test_the_parts_are_the_models_own() -> None:
     assert {name for name, _ in told} - set(own) == {f"layers.{n}.shift" for n in range(3)}
 
 
-def test_check_says_the_difference_and_what_crosses() -> None:
+def test_check_reports_the_difference_and_the_crossing_values() -> None:
     model, (x, _) = language(0.5), data(7)
     cut = stages(model, ["layers.1"])
     told = cut.check(x)
     assert told.difference == 0
     assert [(c.source, c.stage) for c in told.crossings] == [(0, 1)]
-    assert told.crossings[0].values.count("float64[7, 5, 8]") == 2, "what comes out of layer 0, and the embedding"
+    assert told.crossings[0].values.count("float64[7, 5, 8]") == 2, "the output of layer 0, and the embedding"
     assert "stage 0 → 1: " in str(told) and "largest difference from the whole model: 0" in str(told)
     assert all(module.training for module in model.modules())
     with torch.no_grad():
         model.layers[1].linear.weight = nn.Parameter(-model.layers[1].linear.weight)
-    assert cut.check(x).difference > 0.01, "the stages still have the weight from before"
+    assert cut.check(x).difference > 0.01, "the stages still have the old weight"
 
 
-def test_check_of_a_row() -> None:
+def test_check_reports_on_a_split_sequential() -> None:
     row = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout())
     told = split(row, WORKERS, balance=[1, 2]).check(torch.ones(2, 3))
     assert told.difference == 0 and told.crossings[0].values == ("float32[2, 3]",) and told.crossings[0].nbytes == 24
 
 
 class Named(nn.Module):
-    """Gives a dict of a class, whose keys come in another order each time."""
+    """Gives an OrderedDict with its keys in another order each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def test_check_compares_outputs_by_their_keys() -> None:
     assert told.difference == 0
 
 
-def test_check_says_which_keys_are_other_ones() -> None:
+def test_check_names_the_keys_that_differ() -> None:
     with pytest.raises(PipelineError, match="split model gives 'a', the whole one 'a', 'b'"):
         _difference({"a": 1}, {"a": 1, "b": 2})
     with pytest.raises(PipelineError, match="split model gives dict, the whole one tuple"):
@@ -244,6 +244,6 @@ class Fixed(nn.Module):
         (Decides(), torch.ones(3), "cannot be traced"),
     ],
 )
-def test_what_cannot_be_traced(model: nn.Module, sample: Any, told: str) -> None:
+def test_a_model_or_sample_that_cannot_be_traced_is_refused(model: nn.Module, sample: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         traced(model, sample)

@@ -1,4 +1,4 @@
-"""Pipelines on real agents: exact gradients, the tables in mid-step, and nothing left afterwards."""
+"""Pipelines on real agents: exact gradients, the tables during a step, and no leftovers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pipeline(**changes: Any) -> Pipeline:
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "samples", "reduction"), pairs(STAGES, [1, 3, 8], [24, 29], ["mean", "sum"])
 )
-def test_gradients_are_those_of_one_process(
+def test_gradients_equal_those_of_one_process(
     agents: list[Agent], schedule: str, microbatches: int, samples: int, reduction: str
 ) -> None:
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -64,9 +64,7 @@ def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("schedule", STAGES)
-def test_gradients_are_those_of_a_loop_over_the_microbatches_to_the_last_bit(
-    agents: list[Agent], schedule: str
-) -> None:
+def test_gradients_equal_a_loop_over_the_micro_batches_to_the_last_bit(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(29)
     for inputs, targets in zip(cut(x, 5), cut(y, 5), strict=True):
         (functional.cross_entropy(whole(inputs), targets) * (len(inputs) / len(x))).backward()
@@ -76,7 +74,7 @@ def test_gradients_are_those_of_a_loop_over_the_microbatches_to_the_last_bit(
         assert torch.equal(found[name], parameter.grad), name
 
 
-def test_recomputed_forwards_are_operations_of_their_own(agents: list[Agent]) -> None:
+def test_recomputed_forwards_are_separate_operations(agents: list[Agent]) -> None:
     pipe = pipeline(schedule="gpipe", recompute="all")
     with pipe.batch(*data(24)) as batch:
         ops = [row["op"] for row in batch.result.rows if row["worker"] == 1]
@@ -84,7 +82,7 @@ def test_recomputed_forwards_are_operations_of_their_own(agents: list[Agent]) ->
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zbv"])
-def test_training_is_that_of_one_process(agents: list[Agent], schedule: str) -> None:
+def test_training_and_prediction_equal_one_process(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(30)
     optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
     pipe = pipeline(schedule=schedule, microbatches=7, optimizer=(torch.optim.Adam, {"lr": 0.01}))
@@ -112,7 +110,7 @@ def gated(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output, target)
 
 
-def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
+def test_panels_show_the_tables_during_a_step(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
     pipe = pipeline(schedule="gpipe", loss_fn=gated)
@@ -141,7 +139,7 @@ def test_panels_show_the_tables_in_mid_step(agents: list[Agent]) -> None:
 
 
 class Gated(torch.optim.SGD):
-    """Holds its step until the test lets it go; who waits for it waits for the steps of both stages."""
+    """Holds its step until the test lets it go on; sets `_reached` when both stages are in their steps."""
 
     stepping = itertools.count(1)
 
@@ -157,7 +155,7 @@ def _interrupt() -> None:
     _thread.interrupt_main()
 
 
-def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agent]) -> None:
+def test_a_step_that_is_interrupted_while_optimizers_step_is_counted_later(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
     Gated.stepping = itertools.count(1)
@@ -166,7 +164,9 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
     interrupting.start()
     try:
         with pipe.batch(*data(24)) as batch, pytest.raises(KeyboardInterrupt):
-            pipe.worker_group.steps.apply(batch.context)  # as a second Ctrl-C ends it
+            pipe.worker_group.steps.apply(
+                batch.context
+            )  # interrupted without the handling that a second Ctrl-C would end
         assert pipe.optimizer_step is None
     finally:
         _gate.set()
@@ -175,8 +175,8 @@ def test_ctrl_c_while_optimizers_step_leaves_nothing_undecided(agents: list[Agen
     assert pipe.optimizer_step == 2
 
 
-def test_ctrl_c_while_stages_are_told_to_step_forgets_none_of_them(agents: list[Agent]) -> None:
-    """It comes when a worker has been told, and before who has told it knows that."""
+def test_a_step_is_applied_on_all_stages_if_ctrl_c_comes_while_apply_is_sent(agents: list[Agent]) -> None:
+    """Ctrl-C comes when a worker has got the request, and before the driver has recorded that."""
     pipe = pipeline(optimizer=(torch.optim.SGD, {"lr": 0.1}))
     ask = pipe.worker_group.steps._ask
 
@@ -212,11 +212,11 @@ def test_the_timeline_has_every_operation(agents: list[Agent]) -> None:
 
 
 def parts(agents: list[Agent]) -> list[Any]:
-    """What the workers say of their parts of the latest step."""
+    """Return the rows of the latest step in the tables of the workers."""
     return [max(agent.tables()["steps"].values(), key=lambda row: int(row["step"])) for agent in agents[1:]]
 
 
-def test_the_tables_say_what_was_planned_and_what_stages_held(agents: list[Agent]) -> None:
+def test_the_tables_show_the_plan_and_the_held_activations(agents: list[Agent]) -> None:
     pipe = pipeline(schedule="gpipe", microbatches=3)
     with pipe.batch(*data(24)) as batch:
         pass
@@ -264,7 +264,7 @@ def test_a_stage_that_raises_changes_nothing_and_the_next_step_works(agents: lis
     assert [row["state"] for row in parts(agents)] == ["done"] * 2
 
 
-def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]) -> None:
+def test_a_step_fails_at_once_if_a_worker_is_lost_during_it(agents: list[Agent]) -> None:
     _gate.clear()
     _reached.clear()
     errors: list[BaseException] = []
@@ -303,7 +303,7 @@ def test_a_worker_lost_in_mid_step_is_told_and_nothing_hangs(agents: list[Agent]
         (lambda: pipeline(optimizer=(torch.optim.SGD, {"speed": 1})), TypeError, "speed"),
     ],
 )
-def test_bad_input_is_told_and_the_cluster_stays_usable(
+def test_invalid_arguments_are_refused_and_the_cluster_stays_usable(
     agents: list[Agent], make: Any, error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, small ones made from their configurations: traced, cut, and trained."""
+"""Small models of Hugging Face's transformers, made from their configurations: traced, cut, and trained."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def data(samples: int) -> dict[str, Tensor]:
 
 
 def loss_fn(output: Any, target: Tensor) -> Tensor:
-    """`output` has its fields, as transformers' own code expects."""
+    """A loss that uses a field of `output`, as the code of transformers does."""
     logits = output.logits.flatten(0, -2)
     return functional.cross_entropy(logits, target.flatten()[: len(logits)])
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_parts_are_the_model(model: Any) -> None:
+def test_the_stages_of_a_transformer_equal_the_model(model: Any) -> None:
     net = made(model)
     stages = split(traced(net, data(4)), ["worker1", "worker2"], at=[MODELS[model]])
     assert stages.check(data(7)).difference == 0
@@ -68,7 +68,7 @@ def test_the_parts_are_the_model(model: Any) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
-def test_a_language_model_trains_as_it_is(agents: list[Agent], schedule: str) -> None:
+def test_a_traced_language_model_trains_like_the_model(agents: list[Agent], schedule: str) -> None:
     net, x = made(llama), data(8)
     y = x["input_ids"].roll(-1, 1)
     stages = split(traced(made(llama), data(4)), ["worker1", "worker2"], at=["model.layers.1"])

@@ -1,4 +1,4 @@
-"""Models, losses and loops as users have them: what they set is heeded, and what cannot work is said, with the op."""
+"""Models, losses and loops of users: their settings are respected, and errors name the operation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = schedule("0F0 0F1 0B0 0B1 0F2 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
 
 @pytest.fixture(autouse=True)
 def collected(agents: list[Agent]) -> Iterator[None]:
-    """An error that a test looks at has frames that hold its pipeline."""
+    """Collect garbage after a test: the frames of a caught error hold its pipeline."""
     yield
     gc.collect()
 
@@ -45,7 +45,7 @@ def batch(samples: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def pipeline(model: nn.Sequential | None = None, **more: Any) -> Pipeline:
-    """Cut after the first layer."""
+    """A pipeline of the model, cut after its first layer."""
     model = chain(nn.Tanh()) if model is None else model
     torch.manual_seed(2)
     options = {"microbatches": 3, "loss_fn": functional.mse_loss, "optimizer": SGD, **more}
@@ -58,7 +58,7 @@ def gradients_alone(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]
 
 
 # -- loops
-def test_a_checkpoint_has_the_learning_rates_to_which_they_have_moved_after_its_step(tmp_path: Path) -> None:
+def test_a_checkpoint_includes_scheduler_steps_that_follow_its_optimizer_step(tmp_path: Path) -> None:
     more = {"lr_scheduler": HALVED, "checkpoint": tmp_path, "checkpoint_every": 2}
     pipe, again = pipeline(**more), pipeline(**more)
     rates = []
@@ -68,15 +68,15 @@ def test_a_checkpoint_has_the_learning_rates_to_which_they_have_moved_after_its_
         if pipe.optimizer_step >= 2:
             assert again.resume() == 2
             rates.append(again.lr)
-    assert rates == [0.125, 0.125], "that of optimizer step 2, also when step 3 has moved them on"
+    assert rates == [0.125, 0.125], "the rate after optimizer step 2, also when step 3 has changed it"
     again.lr_scheduler.step()
     assert pipeline(**more).resume() == 2 and again.lr == 0.0625
     last = pipeline(**more)
     last.resume()
-    assert last.lr == 0.125, "who has only loaded it writes nothing there"
+    assert last.lr == 0.125, "a pipeline that has only loaded the checkpoint does not write to it"
 
 
-def test_who_has_loaded_another_checkpoint_leaves_its_own_as_it_is(tmp_path: Path) -> None:
+def test_a_pipeline_that_loads_another_checkpoint_does_not_change_its_own(tmp_path: Path) -> None:
     more = {"lr_scheduler": HALVED, "checkpoint": tmp_path / "own", "checkpoint_every": 1}
     pipe, again = pipeline(**more), pipeline(**more)
     pipe.step(*batch())
@@ -87,7 +87,7 @@ def test_who_has_loaded_another_checkpoint_leaves_its_own_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lr_step", ["step", "epoch"])
-def test_a_resumed_fit_ends_at_the_losses_of_one_that_was_not_disturbed(tmp_path: Path, lr_step: str) -> None:
+def test_a_resumed_fit_has_the_losses_of_an_undisturbed_one(tmp_path: Path, lr_step: str) -> None:
     data = [batch(), batch(), batch()]
     whole = pipeline(lr_scheduler=HALVED).fit(data, epochs=4, lr_step=lr_step, progress=False)
     more = {"lr_scheduler": HALVED, "checkpoint": tmp_path, "checkpoint_every": 1}
@@ -98,11 +98,11 @@ def test_a_resumed_fit_ends_at_the_losses_of_one_that_was_not_disturbed(tmp_path
     assert resumed.lr == 0.5 * 0.5 ** {"step": 12, "epoch": 4}[lr_step]
 
 
-def test_a_plateau_is_judged_by_the_loss_of_the_epoch_or_of_the_validation() -> None:
+def test_a_plateau_scheduler_gets_the_loss_of_the_step_the_epoch_or_the_validation() -> None:
     plateau = (torch.optim.lr_scheduler.ReduceLROnPlateau, {"patience": 0, "threshold": 1e9, "factor": 0.5})
     pipe, data, others = pipeline(lr_scheduler=plateau), [batch(), batch()], [batch()]
     pipe.fit(data, epochs=2, progress=False)
-    assert pipe.lr == 0.125, "no epoch was that much better"
+    assert pipe.lr == 0.125, "no epoch was better by the threshold"
     judged: list[Any] = []
     pipe.lr_scheduler.step = judged.append  # type: ignore[method-assign]
     by_step = pipe.fit(data, lr_step="step", progress=False)
@@ -111,7 +111,7 @@ def test_a_plateau_is_judged_by_the_loss_of_the_epoch_or_of_the_validation() -> 
     assert judged == [*by_step.losses, *by_epoch.epochs, validated.validation[0]["loss"]]
 
 
-def test_a_list_of_pairs_is_a_loader_everywhere() -> None:
+def test_a_list_of_pairs_is_accepted_as_a_loader() -> None:
     data, pipe = [batch(), batch()], pipeline()
     history = pipe.fit(data, validate=data, progress=False)
     assert history.validation == [pipe.evaluate(data)] == [pipe.evaluate(iter(data))]
@@ -131,7 +131,7 @@ class Doubled(nn.Module):
 
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("kind", [lambda: nn.ELU(inplace=True), lambda: nn.Sequential(nn.ReLU(True), nn.Tanh())])
-def test_a_stage_may_begin_with_a_module_that_works_in_place(kind: Callable[[], nn.Module], recompute: str) -> None:
+def test_a_stage_can_begin_with_a_module_that_works_in_place(kind: Callable[[], nn.Module], recompute: str) -> None:
     model, (x, y) = chain(kind()), batch()
     wanted = gradients_alone(copy.deepcopy(model), x, y)
     with pipeline(model, recompute=recompute).batch(x, y) as found:
@@ -139,7 +139,7 @@ def test_a_stage_may_begin_with_a_module_that_works_in_place(kind: Callable[[], 
             assert torch.allclose(gradient, wanted[name], rtol=0, atol=1e-12), name
 
 
-def test_so_may_one_of_a_traced_model() -> None:
+def test_a_stage_of_a_traced_model_can_begin_with_a_module_that_works_in_place() -> None:
     model, (x, y) = chain(nn.ReLU(inplace=True)), batch()
     cut = traced(model, x)
     assert [changes_in_place(link.module) for link in cut.links] == [False, True, False]
@@ -149,22 +149,22 @@ def test_so_may_one_of_a_traced_model() -> None:
         assert all(torch.allclose(g, wanted[name], rtol=0, atol=1e-12) for name, g in found.gradients().items())
 
 
-def test_what_works_in_place_without_a_word_is_refused_with_the_way_out() -> None:
+def test_an_undeclared_in_place_operation_is_refused_with_advice() -> None:
     with pytest.raises(RuntimeError, match="in-place") as told:
         pipeline(chain(Doubled())).step(*batch())
     assert any("out of place" in note for note in told.value.__notes__)
-    with pytest.raises(PipelineError, match="out of place"):  # here torch says nothing, and gradients would be wrong
+    with pytest.raises(PipelineError, match="out of place"):  # torch raises no error here, and gradients would be wrong
         pipeline(chain(Doubled()), recompute="all").step(*batch())
 
 
 # -- modes
-def test_what_is_in_evaluation_mode_stays_so_in_training() -> None:
+def test_modules_in_evaluation_mode_stay_in_it_during_training() -> None:
     norm = nn.BatchNorm1d(8).eval().requires_grad_(False)
     norm.running_mean += 1.0
     model, (x, y) = chain(norm, nn.Dropout(0.9).eval()), batch()
     wanted = gradients_alone(copy.deepcopy(model), x, y)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a batch norm that rests sees no micro-batch
+        warnings.simplefilter("error")  # a batch norm in evaluation mode does not depend on micro-batches
         pipe = pipeline(model)
     for _ in range(2):
         with pipe.batch(x, y) as found:
@@ -173,13 +173,13 @@ def test_what_is_in_evaluation_mode_stays_so_in_training() -> None:
     assert torch.equal(pipe.state_dict()["1.running_mean"], norm.running_mean)
 
 
-def test_deferred_statistics_are_those_of_norms_that_train() -> None:
+def test_deferred_batch_norm_ignores_norms_in_evaluation_mode() -> None:
     pipe = pipeline(chain(nn.BatchNorm1d(8).eval()), batch_norm="deferred")
     pipe.step(*batch())
     assert torch.equal(pipe.state_dict()["1.running_mean"], torch.zeros(8, dtype=torch.double))
 
 
-def test_a_model_that_rests_as_a_whole_is_told_of() -> None:
+def test_a_model_entirely_in_evaluation_mode_gives_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"model\.train\(\)") as told:
         pipe = pipeline(chain(nn.Dropout(0.9)).eval())
     assert told[0].filename == __file__
@@ -187,10 +187,10 @@ def test_a_model_that_rests_as_a_whole_is_told_of() -> None:
     assert pipe.step(x, y).loss == pytest.approx(functional.mse_loss(model(x), y).item())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pipeline(chain().eval(), loss_fn=None, optimizer=None)  # it cannot train
+        pipeline(chain().eval(), loss_fn=None, optimizer=None)  # without a warning: it cannot train
 
 
-def test_modes_follow_and_leave_what_rests() -> None:
+def test_train_modes_restore_the_mode_of_each_module() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Dropout(), nn.Dropout()))
     model[1].eval()
     model[1][0].train()
@@ -200,7 +200,7 @@ def test_modes_follow_and_leave_what_rests() -> None:
         assert [layer.training for layer in model.modules()] == wanted
 
 
-def test_a_trace_has_no_dropout_that_rests() -> None:
+def test_a_trace_omits_dropout_in_evaluation_mode() -> None:
     model, (x, _) = chain(nn.Dropout(0.9), nn.Tanh()), batch()
     for rests in (False, True):
         model[1].train(not rests)
@@ -209,8 +209,8 @@ def test_a_trace_has_no_dropout_that_rests() -> None:
         assert model[1].training == (not rests) and model.training
 
 
-# -- schedules of one's own
-def test_a_plan_serves_smaller_batches_and_evaluation() -> None:
+# -- schedules of the user
+def test_a_plan_works_for_smaller_batches_and_for_prediction() -> None:
     model, (x, y) = chain(nn.Tanh()), batch(2)
     wanted = gradients_alone(copy.deepcopy(model), x, y)
     pipe = pipeline(model, schedule=PLAN)
@@ -221,7 +221,7 @@ def test_a_plan_serves_smaller_batches_and_evaluation() -> None:
         pipeline(model, schedule=PLAN, microbatches=4)
 
 
-def test_a_schedule_may_be_its_text_words_or_ops() -> None:
+def test_a_schedule_can_be_a_text_words_or_operations() -> None:
     words = [str(PLAN).splitlines()[0].split(), str(PLAN).splitlines()[1].split()]
     for given in (str(PLAN), lambda workers, microbatches: words, lambda workers, microbatches: str(PLAN)):
         assert pipeline(schedule=given).ops == PLAN.ops
@@ -229,20 +229,20 @@ def test_a_schedule_may_be_its_text_words_or_ops() -> None:
 
 
 @pytest.mark.parametrize("made", [None, 7, [None], [["0F0", 7]], [[["0F0"]]]])
-def test_what_is_no_schedule_is_refused_in_words(made: Any) -> None:
+def test_an_invalid_schedule_is_refused_with_the_reason(made: Any) -> None:
     with pytest.raises(PipelineError, match="a list of operations for each worker"):
         pipeline(schedule=lambda workers, microbatches: made)
     with pytest.raises(PipelineError, match="a schedule is a name"):
         pipeline(schedule=made)
 
 
-def test_a_function_that_makes_another_schedule_than_asked_for_is_refused() -> None:
+def test_a_schedule_function_with_a_result_of_another_size_is_refused() -> None:
     for workers, microbatches in ((4, 3), (2, 8)):
         with pytest.raises(PipelineError, match="of 2 workers and 3 micro-batches"):
             schedule(lambda *_: PLAN.ops, workers=workers, microbatches=microbatches)
 
 
-# -- what goes wrong
+# -- errors
 class Fails(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.min() < -100:
@@ -250,7 +250,7 @@ class Fails(nn.Module):
         return x
 
 
-def test_the_error_of_an_operation_says_which_one_it_was() -> None:
+def test_an_error_in_an_operation_names_the_operation() -> None:
     x, y = batch()
     x[4, 0] = 1e9
     with pytest.raises(ValueError, match="out of range") as told:
@@ -261,7 +261,7 @@ def test_the_error_of_an_operation_says_which_one_it_was() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("kind", ["loss", "output"])
-def test_a_loss_that_was_detached_is_refused(kind: str, recompute: str) -> None:
+def test_a_loss_without_a_gradient_is_refused(kind: str, recompute: str) -> None:
     losses = {
         "loss": lambda output, y: functional.mse_loss(output.detach(), y),
         "output": lambda output, y: functional.mse_loss((output > 0).double(), y),
@@ -272,7 +272,7 @@ def test_a_loss_that_was_detached_is_refused(kind: str, recompute: str) -> None:
 
 
 @pytest.mark.parametrize(("loss", "told"), [(lambda o, y: 0.5, "a float"), (lambda o, y: o - y, r"float64\[2, 2\]")])
-def test_a_loss_is_one_number(loss: Callable[[Tensor, Tensor], Any], told: str) -> None:
+def test_a_loss_that_is_not_one_number_is_refused(loss: Callable[[Tensor, Tensor], Any], told: str) -> None:
     with pytest.raises(PipelineError, match=f"one number.*{told}"):
         pipeline(loss_fn=loss).step(*batch())
 
@@ -287,12 +287,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("told", "given"), [*WRONG.items()])
-def test_arguments_of_another_kind_are_refused(told: str, given: dict[str, Any]) -> None:
+def test_arguments_of_a_wrong_kind_are_refused(told: str, given: dict[str, Any]) -> None:
     with pytest.raises(PipelineError, match=told):
         pipeline(**given)
 
 
-def test_so_are_a_model_in_place_of_stages_workers_that_are_no_names_and_no_sample() -> None:
+def test_a_model_instead_of_stages_invalid_workers_and_an_empty_batch_are_refused() -> None:
     with pytest.raises(PipelineError, match="the result of split"):
         Pipeline(chain())  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="workers must be a list"):
@@ -303,8 +303,8 @@ def test_so_are_a_model_in_place_of_stages_workers_that_are_no_names_and_no_samp
         pipeline().step(*batch(0))
 
 
-# -- what cells show
-def test_lazy_modules_are_built_for_a_check() -> None:
+# -- output in notebook cells
+def test_check_builds_lazy_modules_and_does_not_keep_them() -> None:
     torch.manual_seed(0)
     stages = split([lazy(nn.Linear, 4, 8), nn.Tanh(), lazy(nn.Linear, 8, 2)], ROW, balance=[1, 2])
     found = stages.check(torch.randn(3, 4))
@@ -312,7 +312,7 @@ def test_lazy_modules_are_built_for_a_check() -> None:
     assert not list(itertools.chain.from_iterable(link.module.parameters() for link in stages.links))
 
 
-def test_what_ends_a_cell_is_short() -> None:
+def test_the_reprs_of_results_stages_and_pipelines_are_short() -> None:
     pipe = pipeline()
     result = pipe.step(*batch())
     assert repr(result).startswith(f"<step {result.step}: loss {result.loss:.6g} of 6 samples, idle ")
@@ -330,13 +330,13 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
-def test_a_checkpoint_within_a_stage_has_the_same_gradients(agents: list[Agent], schedule: str) -> None:
+def test_activation_checkpointing_within_a_stage_has_the_same_gradients(agents: list[Agent], schedule: str) -> None:
     net, (x, y) = small.model(Checkpointed(reentrant=False)), small.data(12)
     pipe = small.pipeline(copy.deepcopy(net), schedule=schedule, optimizer=small.SGD)
     small.step_alike(pipe, net, functional.cross_entropy(net(x), y), x, y)
 
 
-def test_a_reentrant_one_raises_as_docs_say(agents: list[Agent]) -> None:
+def test_reentrant_activation_checkpointing_is_refused_with_advice(agents: list[Agent]) -> None:
     pipe = small.pipeline(small.model(Checkpointed(reentrant=True)), optimizer=small.SGD)
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         pipe.step(*small.data(12))

@@ -1,7 +1,4 @@
-"""Every wait of a stage for another one ends, however the step does: nobody is left in `Slots.take`.
-
-Those that are marked show paths on which somebody still is; each says which.
-"""
+"""Every wait of a stage for another one ends, however the step ends: no thread stays in `Slots.take`."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from rpcbench.testing import Faults
 
 
 class Held(nn.Module):
-    """Says that it runs, and goes on when it may."""
+    """Sets `runs` when it runs, and goes on when `go` is set."""
 
     runs, go = threading.Event(), threading.Event()
 
@@ -42,13 +39,13 @@ _consumers: set[int] = set()
 
 
 def taking() -> int:
-    """How many threads of this process wait for a slot."""
+    """Return how many threads of this process wait for a slot."""
     return len(_consumers)
 
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads say so when they take, as the stacks of running threads are not to be walked."""
+    """Count the threads in `Slots.take` with a wrapper, because the stacks of running threads must not be walked."""
     take = Slots.take
 
     def told(self: Slots, slot: Slot) -> Any:
@@ -64,7 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def nobody_waits(seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
     while taking() and time.monotonic() < deadline:
-        time.sleep(0.02)  # nothing tells of it
+        time.sleep(0.02)  # there is no event for it
     return taking() == 0
 
 
@@ -83,7 +80,7 @@ class Stepping:
             with self._pipe.batch(x, y) if self._train else contextlib.nullcontext():
                 if not self._train:
                     self._pipe.predict(x)
-        except BaseException as error:  # told to the test
+        except BaseException as error:  # passed to the test
             self.error = error
 
     def ended(self, seconds: float = 10) -> bool:
@@ -91,7 +88,7 @@ class Stepping:
         return not self._thread.is_alive()
 
     def clear(self) -> None:
-        """For a test that fails: let all go on that is still there."""
+        """Let all threads go on that still wait after a failed test."""
         Held.go.set()
         for agent in self._agents:
             for worker in list(agent.part(stage._Directory).workers.values()):
@@ -125,29 +122,29 @@ def step(agents: list[Agent]) -> Iterator[Any]:
 
 
 def held() -> nn.Sequential:
-    """A model whose first stage is held, while the second one waits for it."""
+    """A model with a first stage that is held while the second one waits for it."""
     return nn.Sequential(nn.Linear(6, 16), Held(), nn.Linear(16, 16), nn.Linear(16, 4)).double()
 
 
-def test_who_waits_for_a_step_that_is_aborted_waits_no_more(step: Any) -> None:
-    """In the end; at once where one fails while another waits."""
+def test_a_wait_ends_when_its_step_is_aborted(step: Any) -> None:
+    """The second stage fails while the first one waits for its gradients."""
     stepping = step(nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(7, 4)).double())
     assert stepping.ended()
     assert isinstance(stepping.error, RuntimeError) and "shapes" in str(stepping.error)
     assert nobody_waits()
 
 
-def test_who_waits_learns_that_its_driver_has_lost_the_call(step: Any, agents: list[Agent]) -> None:
+def test_a_waiting_stage_ends_when_its_driver_has_lost_the_call(step: Any, agents: list[Agent]) -> None:
     stepping = step(held())
     assert Held.runs.wait(20)
     until(lambda: taking() == 1)
     for connection in entries(agents[0], agents[2]):
-        connection.cut()  # another one stands soon, but calls in flight have failed
+        connection.cut()  # a new one is made soon, but calls in flight have failed
     assert stepping.ended() and stepping.error is not None
     assert nobody_waits(), "the second stage waits for the first one"
 
 
-def test_who_waits_learns_that_its_driver_is_gone(step: Any, agents: list[Agent]) -> None:
+def test_a_waiting_stage_ends_when_its_driver_is_gone(step: Any, agents: list[Agent]) -> None:
     stepping = step(held())
     assert Held.runs.wait(20)
     until(lambda: taking() == 1)
@@ -156,8 +153,8 @@ def test_who_waits_learns_that_its_driver_is_gone(step: Any, agents: list[Agent]
     assert nobody_waits(), "the second stage waits for the first one"
 
 
-def test_nobody_waits_for_a_step_that_is_over() -> None:
-    """A call that was overtaken by the next step, and by its own abort."""
+def test_a_take_in_a_finished_step_fails_at_once() -> None:
+    """The next step, and the abort of the own step, have overtaken the call."""
     slots, errors = Slots(), []
 
     def take() -> None:
@@ -188,8 +185,8 @@ def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent
     assert nobody_waits()
 
 
-def test_a_stage_that_waits_for_a_worker_that_dies_ends(step: Any, agents: list[Agent]) -> None:
-    """Its last parcel is still under way, but its call has been answered."""
+def test_a_stage_that_waits_for_a_lost_worker_ends(step: Any, agents: list[Agent]) -> None:
+    """The last parcel of that worker is still in flight, but its call has been answered."""
     faults = Faults()
     faults.hold("Parcel")
     agents[1].links.use(faults)
@@ -200,7 +197,7 @@ def test_a_stage_that_waits_for_a_worker_that_dies_ends(step: Any, agents: list[
     assert nobody_waits()
 
 
-def test_that_a_step_ends_is_told_until_it_is_heard(step: Any, agents: list[Agent]) -> None:
+def test_the_notice_of_the_end_of_a_step_is_retransmitted_until_it_arrives(step: Any, agents: list[Agent]) -> None:
     faults = Faults(retry_seconds=0.02)
     faults.drop("Parcel")
     faults.drop("Notice")
@@ -210,7 +207,7 @@ def test_that_a_step_ends_is_told_until_it_is_heard(step: Any, agents: list[Agen
     assert nobody_waits()
 
 
-def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
+def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_was_called(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = small.pipeline(microbatches=1)
@@ -218,7 +215,7 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
 
     def interrupted(self: RequestSender, to: int, message: Any, seconds: float | None) -> None:
         send(self, to, message, seconds)
-        if message.label.endswith("run"):  # the other worker gets none
+        if message.label.endswith("run"):  # the other worker gets no call
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(RequestSender, "send", interrupted)
@@ -231,8 +228,8 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_has_one(
 
 
 @pytest.mark.parametrize("kind", [WorkerLostError, ValueError])
-def test_who_hears_of_a_death_from_another_worker_says_that_it_was_one(kind: type[Exception]) -> None:
-    """Its error may be the first that the driver gets, even before the driver knows of the death."""
+def test_an_abort_because_of_a_lost_worker_raises_worker_lost_error(kind: type[Exception]) -> None:
+    """This error may reach the driver before the driver knows of the death."""
     slots = Slots()
     slots.abort(1, f"{kind.__name__}: nobody answers at worker2: refused")
     with pytest.raises(PipelineError if kind is ValueError else kind, match=r"step 1 was aborted: .*refused"):

@@ -1,8 +1,8 @@
-"""Mistakes of users, and what torch says of them: the class that it raises, and words that programs match on.
+"""Mistakes of users, and the errors that torch raises for them: the class, and words that programs match on.
 
-Each row is an expression, the class, and a part of the text. `python mistakes.py` tries all of them on torch's own RPC
-and prints those that torch answers otherwise; `python mistakes.py ours` does so with ours. tests/rpc/test_mistakes.py
-runs both, in one process each: `OUTSIDE` where nothing is initialized, `INSIDE` in a world of one, called "me".
+Each row is an expression, the class, and a part of the text. `python mistakes.py` tries all of them with torch's own
+RPC and prints the rows with other errors; `python mistakes.py ours` does so with rpcbench. tests/rpc/test_mistakes.py
+runs both, in one process each: `OUTSIDE` without an initialized world, `INSIDE` in a world of one member, named "me".
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def scalar() -> torch.Tensor:
 
 
 def names(ours: bool) -> dict[str, Any]:
-    """What the expressions use, of torch's or ours."""
+    """The names that the expressions use, of torch or of rpcbench."""
     package, future = ("rpcbench", "rpcbench.rpc") if ours else ("torch.distributed", "torch.futures")
     rpc, autograd, optim, nn = (
         importlib.import_module(f"{package}.{part}") for part in ("rpc", "autograd", "optim", "nn")
@@ -265,7 +265,7 @@ def names(ours: bool) -> dict[str, Any]:
 
 
 def answer(row: Row, space: dict[str, Any]) -> str:
-    """What is wrong with the error that this mistake brings, "" for nothing."""
+    """The difference between the error of a mistake and its row, "" for none."""
     expression, kind, words = row
     try:
         eval(expression, space)
@@ -290,7 +290,7 @@ def main() -> None:
     with world_of_one(space["rpc"]):
         found += [answer(row, space) for row in INSIDE]
     print(json.dumps([line for line in found if line]), flush=True)
-    os._exit(0)  # torch's own threads need not end well after so many mistakes
+    os._exit(0)  # torch's own threads may not end cleanly after so many mistakes
 
 
 if __name__ == "__main__":

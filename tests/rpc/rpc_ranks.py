@@ -1,6 +1,6 @@
-"""What the ranks of these tests do: `main` runs the function that `config.cluster` names, as rank `config.id`.
+"""The programs of ranks in these tests: `main` runs the function that `config.cluster` names, as rank `config.id`.
 
-An assertion that fails ends the process with status 1, and stands in its log.
+An assertion that fails ends the process with status 1, and is in its log.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rrefs(rank: int, url: str) -> None:
     rpc.shutdown()
 
 
-# -- functions that answer later
+# -- asynchronous functions
 @rpc.functions.async_execution
 def plus_later(to: str, number: int) -> torch.futures.Future[int]:
     return rpc.rpc_async(to, torch.add, (torch.tensor(number), 1)).then(lambda done: int(done.value()) + 1)
@@ -131,7 +131,7 @@ def asynchronous(rank: int, url: str) -> None:
     rpc.shutdown()
 
 
-# -- time
+# -- timeouts
 def slow(seconds: float = 30.0) -> None:
     _enough.wait(seconds)
 
@@ -168,7 +168,7 @@ def timeouts(rank: int, url: str) -> None:
 
 # -- worlds that begin and end
 def again(rank: int, url: str) -> None:
-    """Worlds one after the other at one address, each rank as quick as it can."""
+    """Worlds one after the other at one address, each rank as fast as possible."""
     for number in range(8):
         join(rank, url)
         right = f"rank{(rank + 1) % 3}"
@@ -210,7 +210,7 @@ def look() -> bool:
 
 
 def waited_for(rank: int, url: str) -> None:
-    """A program sets what its functions need when `init_rpc` has returned; a caller may be through sooner."""
+    """A program may prepare its functions after `init_rpc` has returned; a call of a faster rank waits for that."""
     global settled
     states = api._init_rpc_states
 
@@ -232,7 +232,7 @@ def waited_for(rank: int, url: str) -> None:
 
 
 class LateNews(Link):
-    """The news that the world is complete leaves when there was time enough to end for one that does not wait."""
+    """Delays each view by 0.5 s, in which a rank that does not wait for the delivery of the complete view can end."""
 
     def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         late = isinstance(message, View)
@@ -288,7 +288,7 @@ def forgets_to_shut_down(rank: int, url: str) -> None:
 
 
 def comers_and_goers(rank: int, url: str) -> None:
-    """A world without a size: complete at once, whoever comes first, and open."""
+    """A world without a size is complete at once and open, in any order of ranks."""
     join(rank, url, world_size=None)
     if rank == 0:
         _both.wait(20)
@@ -312,9 +312,9 @@ def meet_there() -> None:
     _both.wait(20)
 
 
-# -- who leads an open world, and goes
+# -- the leader of an open world
 def lead_passes_on(rank: int, url: str) -> None:
-    """Rank 0 goes first, then 1, then 2, who comes again; rank 3 comes late, and goes last; then 0 comes again."""
+    """Rank 0 leaves first, then 1, then 2, which joins again; rank 3 joins late and leaves last; then 0 joins again."""
     late, over = Path(f"{url.removeprefix('file://')}-late"), Path(f"{url.removeprefix('file://')}-over")
     if rank == 3:
         await_file(late)
@@ -346,7 +346,7 @@ _heard = threading.Event()
 
 def goes_first(url: str, late: Path, over: Path) -> None:
     world = rpc._get_current_rpc_agent()._peers.me.epoch
-    for other in ("rank1", "rank2"):  # a worker that leaves does not wait for what it has yet to answer
+    for other in ("rank1", "rank2"):  # a worker that leaves does not wait for calls that it has yet to answer
         rpc.rpc_sync(other, heard)
     rpc.shutdown()
     await_file(over)
@@ -410,7 +410,7 @@ def await_gone(rank: int) -> None:
 
 
 def leader_of_an_open_world_dies(rank: int, url: str) -> None:
-    """An open world ends with a leader that said nothing; the others are told, and may found another."""
+    """An open world ends with a leader that was killed; the other ranks get an error, and may found another world."""
     if rank:
         await_file(Path(f"{url.removeprefix('file://')}"))
     join(rank, url, world_size=None)
@@ -429,7 +429,7 @@ def leader_of_an_open_world_dies(rank: int, url: str) -> None:
         rpc.rpc_sync(f"rank{3 - rank}", who)
     told = Path(f"{url.removeprefix('file://')}").parent
     (told / f"told{rank}").touch()
-    await_file(told / f"told{3 - rank}")  # who shuts down says goodbye, and has left then
+    await_file(told / f"told{3 - rank}")  # a rank that shuts down says goodbye, and has left from then on
     (told / f"told{3 - rank}").unlink()
     rpc.shutdown()
     join(rank, url, world_size=None)
@@ -451,7 +451,7 @@ _both_there, _both_done = threading.Barrier(2), threading.Barrier(2)
 
 
 def come_and_go(rank: int, url: str) -> None:
-    """Each as quick as it can: the lead passes on, and worlds end and begin, at every moment of the others."""
+    """Join and leave as fast as possible: leaders change, and worlds end and begin, at any moment of the others."""
     for number in range(15):
         join(rank, url, world_size=None)
         infos = rpc._get_current_rpc_agent().members()
@@ -459,13 +459,15 @@ def come_and_go(rank: int, url: str) -> None:
             to = infos[number % len(infos)]
             assert rpc.rpc_sync(to, who) == to.name
         except (WorkerLostError, UnknownWorkerError, RpcTimeoutError) as error:
-            assert not isinstance(error, RpcTimeoutError), error  # it has gone meanwhile, and that is known
+            assert not isinstance(error, RpcTimeoutError), (
+                error
+            )  # the member has left meanwhile, and the error shows that
         rpc.shutdown()
 
 
-# -- what is left at the end
+# -- RRefs at shutdown
 def lets_go(rank: int, url: str) -> None:
-    """Python still holds RRefs at the end, in three ways; the workers let go of them all the same."""
+    """Python still holds RRefs at shutdown, in three ways; the workers release them nevertheless."""
     api._ignore_rref_leak = False
     join(rank, url)
     right, next_right = f"rank{(rank + 1) % 3}", f"rank{(rank + 2) % 3}"
@@ -486,7 +488,7 @@ def hold(rref: rpc.RRef[Any]) -> None:
 
 
 def leaks(rank: int, url: str) -> None:
-    """They do not let go: the owner says who holds what, where it was asked to."""
+    """The workers do not release them: the owner reports the holder of each RRef, unless leaks are ignored."""
     api._delete_all_user_and_unforked_owner_rrefs = lambda: None  # type: ignore[assignment]
     for ignored in (True, False):
         join(rank, url)
@@ -500,7 +502,7 @@ def leaks(rank: int, url: str) -> None:
             rpc.shutdown()
 
 
-# -- other ways in
+# -- other ways to join
 def old_ways(rank: int, url: str) -> None:
     with pytest.raises(RuntimeError, match="init_process_group"):
         rpc.init_model_parallel(f"rank{rank}")
@@ -530,4 +532,4 @@ def same_names(rank: int, url: str) -> None:
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="worker name one is not unique"):
         rpc.init_rpc("one", rank=rank, world_size=3, rpc_backend_options=options)
-    assert time.monotonic() - begin < 20  # and not when the time to join is over
+    assert time.monotonic() - begin < 20  # not only at the timeout of the join

@@ -1,4 +1,4 @@
-"""What a process that comes by itself hears before it is a member, and how long it takes "no" for a "not yet"."""
+"""The admission of a process that no launcher has started: refusals, repeated requests, worlds without a founder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> WorldConfig:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *said: Identity | RefusedError) -> Iterator[Identity | RefusedError]:
-    """The last one again and again."""
+    """Let the leader give these answers, and the last one repeatedly."""
     left = iter([*said, *[said[-1]] * 1000])
 
     def answer(*_: object) -> Identity:
@@ -40,21 +40,25 @@ def answers(monkeypatch: pytest.MonkeyPatch, *said: Identity | RefusedError) -> 
     return left
 
 
-def test_who_had_the_rank_may_only_just_have_died(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_asks_again_for_a_rank_whose_holder_may_just_have_died(
+    config: WorldConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers(monkeypatch, HELD, HELD, LEADER)
     asked = init.request_incarnation(config, False, time.monotonic() + 60)
     assert (asked.led_by, asked.incarnation) == (1, 3)
 
 
-def test_who_has_it_still_a_little_later_is_alive(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_stays_taken_is_refused_long_before_the_deadline(
+    config: WorldConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = answers(monkeypatch, HELD)
     begun = time.monotonic()
     with pytest.raises(RefusedError, match="notebook has it already"):
         init.request_incarnation(config, False, begun + 60)
-    assert len(list(left)) > 500, "it does not ask for all of the time that it has"
+    assert len(list(left)) > 500, "it stops asking long before its deadline"
 
 
-def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_world_gets_the_error_of_its_founder(tmp_path: Path) -> None:
     def config(name: str, rank: int) -> WorldConfig:
         return WorldConfig(name, rank, "c", str(tmp_path), b"secret", world_size=2, launched=False)
 
@@ -72,9 +76,9 @@ def test_who_waits_for_a_world_that_cannot_be_founded_is_told_why(tmp_path: Path
     try:
         waiter.start()
         assert waiting.wait(20)
-        time.sleep(0.05)  # the time of a file is coarser than the clock that the waiter looks at
+        time.sleep(0.05)  # times of files are coarser than the clock of the waiting thread
         (tmp_path / "draft").write_text(f"77 0 {address}")
-        (tmp_path / "draft").replace(Rendezvous(tmp_path).path)  # at once, as the waiter reads it over and over
+        (tmp_path / "draft").replace(Rendezvous(tmp_path).path)  # atomically, as the waiting thread reads it repeatedly
         with pytest.raises(TurnedAwayError, match="already listens where this world meets"):
             start_agent(config("notebook", 0))
     finally:

@@ -1,4 +1,4 @@
-"""Backends by name, and what `init_rpc` makes of backend and options; the figures an agent gives of itself."""
+"""Backends by name, the backend and options of `init_rpc`, and the metrics and profiles of an agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rpcbench.rpc.backend_registry import _Backends
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Remove the backends that a test registers."""
     monkeypatch.setattr(_Backends, "_members", dict(BackendType._members), raising=False)
     monkeypatch.setattr(BackendType, "_members", dict(BackendType._members))
 
@@ -33,7 +33,7 @@ def options(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[rpc.Ten
             rpc.shutdown(graceful=False)
 
 
-def test_members_are_found_by_name_and_stay_themselves(registry: None) -> None:
+def test_a_registered_backend_is_a_lasting_member_of_backend_type(registry: None) -> None:
     first, before = BackendType.TENSORPIPE, list(BackendType)
     made = rpc.register_backend("OTHER", rpc.RpcBackendOptions, init.join_world)
     assert made is BackendType["OTHER"] is BackendType.OTHER and first is BackendType.TENSORPIPE
@@ -51,17 +51,17 @@ def test_members_are_found_by_name_and_stay_themselves(registry: None) -> None:
         BackendType["NO"]
 
 
-def test_options_are_made_for_a_backend() -> None:
+def test_construct_rpc_backend_options_returns_the_options_of_the_backend() -> None:
     made = rpc.construct_rpc_backend_options(BackendType.TENSORPIPE, rpc_timeout=7, num_worker_threads=2)
     assert isinstance(made, rpc.TensorPipeRpcBackendOptions)
     assert (made.rpc_timeout, made.init_method, made.num_worker_threads) == (7, "env://", 2)
 
 
 class OwnOptions(rpc.RpcBackendOptions):
-    """Of a backend of our own."""
+    """The options of a custom backend."""
 
 
-def test_a_backend_of_ones_own_joins_and_is_known_by_its_options(
+def test_a_custom_backend_is_inferred_from_its_options_and_joins(
     registry: None, options: rpc.TensorPipeRpcBackendOptions
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -87,26 +87,28 @@ def test_a_backend_of_ones_own_joins_and_is_known_by_its_options(
         ({"rpc_backend_options": rpc.RpcBackendOptions()}, "Could not infer backend for options"),
     ],
 )
-def test_types_are_checked_before_anything_begins(arguments: dict[str, Any], words: str) -> None:
+def test_init_rpc_refuses_arguments_of_wrong_types(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         rpc.init_rpc("me", rank=0, world_size=1, **arguments)
 
 
-def test_what_is_no_agent_cannot_take_calls(registry: None, options: rpc.TensorPipeRpcBackendOptions) -> None:
+def test_init_rpc_refuses_a_backend_that_returns_no_agent(
+    registry: None, options: rpc.TensorPipeRpcBackendOptions
+) -> None:
     backend = rpc.register_backend("STUB", OwnOptions, lambda **kwargs: object())
     with pytest.raises(TypeError, match="must be an rpcbench Agent"):
         rpc.init_rpc("me", backend, rank=0, world_size=1, rpc_backend_options=options)
 
 
 @pytest.mark.parametrize("timeout", [None, "3", True, torch.zeros(1)])
-def test_a_timeout_is_a_number(timeout: Any) -> None:
+def test_a_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
     for options in (rpc.RpcBackendOptions, rpc.TensorPipeRpcBackendOptions):
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
             options(rpc_timeout=timeout)
 
 
-# -- figures
-def test_an_agent_tells_its_figures_as_torchs(options: rpc.TensorPipeRpcBackendOptions) -> None:
+# -- metrics
+def test_an_agent_has_the_metrics_of_an_agent_of_torch(options: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
     agent = rpc._get_current_rpc_agent()
     assert isinstance(agent, rpc.TensorPipeAgent) and isinstance(agent, rpc.RpcAgent) and agent.is_static_group
@@ -145,7 +147,7 @@ def _later() -> Any:
     return _KEPT["promise"]
 
 
-def test_waits_for_pythons_lock_are_measured_on_demand(options: rpc.TensorPipeRpcBackendOptions) -> None:
+def test_waits_for_the_gil_are_measured_on_demand(options: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
     name = "agent.gil_average_wait_time_us"
     assert name not in rpc._get_debug_info()
@@ -156,7 +158,7 @@ def test_waits_for_pythons_lock_are_measured_on_demand(options: rpc.TensorPipeRp
     assert name not in rpc._get_debug_info()
 
 
-def test_a_callee_says_on_its_stderr_what_its_callers_function_raised(
+def test_a_callee_prints_the_error_of_a_called_function_on_stderr(
     options: rpc.TensorPipeRpcBackendOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
@@ -182,7 +184,9 @@ class Thing:
         return "thing"
 
 
-def test_all_calls_served_meanwhile_are_profiled(options: rpc.TensorPipeRpcBackendOptions) -> None:
+def test_the_process_global_profile_records_all_calls_that_are_served_within_it(
+    options: rpc.TensorPipeRpcBackendOptions,
+) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
     outer, inner = (rpc.remote("me", rpc._server_process_global_profile) for _ in range(2))
     outer.rpc_sync().__enter__()

@@ -1,4 +1,4 @@
-"""What may be called, and how: by name, operators of torch, RRefs' proxies; other picklers; several waits at once."""
+"""Calls by name, of torch's operators, and by proxies of RRefs; other picklers; waits for several calls at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 # -- by name
 @pytest.fixture
 def in_main(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A `__main__` with functions; here all workers have the same."""
+    """A `__main__` with functions, which all workers here share."""
     main = ModuleType("__main__")
     main.double = lambda x: 2 * x  # type: ignore[attr-defined]
     main.later = rpc.functions.async_execution(lambda x: rpc_async("worker2", abs, (x,)))  # type: ignore[attr-defined]
@@ -65,14 +65,14 @@ class Counter:
         return rpc_async("worker2", abs, (self(1),))
 
 
-def test_a_name_is_a_function_of_the_callees_main(agents: list[Agent], in_main: ModuleType) -> None:
+def test_a_name_calls_a_function_of_the_callees_main(agents: list[Agent], in_main: ModuleType) -> None:
     assert rpc_sync("worker1", "double", (4,)) == 8
     assert rpc_async("worker1", "double", kwargs={"x": 5}).wait() == 10
     assert remote("worker1", "Counter.zero").to_here() == 0
     assert rpc_sync("worker1", "later", (-3,)) == 3
 
 
-def test_a_name_with_a_module_is_imported_there(agents: list[Agent]) -> None:
+def test_a_name_with_a_module_is_imported_by_the_callee(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", "os.path:basename", ("/a/b",)) == "b"
     assert rpc_sync("worker1", "collections:OrderedDict.fromkeys", ("ab",)) == {"a": None, "b": None}
 
@@ -86,7 +86,7 @@ def test_a_name_with_a_module_is_imported_there(agents: list[Agent]) -> None:
         ("number", TypeError, "'number' on worker1 is not a function: its type is int"),
     ],
 )
-def test_names_that_lead_nowhere(
+def test_a_name_that_leads_to_no_function_raises_an_error_with_that_name(
     agents: list[Agent], in_main: ModuleType, name: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -95,7 +95,7 @@ def test_names_that_lead_nowhere(
         remote("worker1", name).to_here()
 
 
-def test_a_timeout_names_what_was_called(agents: list[Agent], in_main: ModuleType) -> None:
+def test_a_timeout_names_the_called_function(agents: list[Agent], in_main: ModuleType) -> None:
     gate = threading.Event()
     in_main.wait_here = gate.wait  # type: ignore[attr-defined]
     with pytest.raises(RpcTimeoutError, match="wait_here on worker1"):
@@ -105,7 +105,9 @@ def test_a_timeout_names_what_was_called(agents: list[Agent], in_main: ModuleTyp
 
 @pytest.mark.parametrize("call", [rpc_sync, rpc_async, remote])
 @pytest.mark.parametrize("args", [0, 7, "ab", b"", {}, {1: 2}, torch.zeros(1), torch.ones(2), range(2)])
-def test_a_forgotten_comma_is_named(agents: list[Agent], call: Any, args: Any) -> None:
+def test_args_that_are_no_tuple_raise_an_error_about_the_forgotten_comma(
+    agents: list[Agent], call: Any, args: Any
+) -> None:
     for function in (abs, torch.neg):
         with pytest.raises(TypeError, match=r"args is a tuple or list of arguments, not an? .*; .* write args=\(x,\)"):
             call("worker1", function, args)
@@ -116,7 +118,7 @@ def test_a_forgotten_comma_is_named(agents: list[Agent], call: Any, args: Any) -
 # -- operators of torch
 @pytest.mark.parametrize("call", [rpc_sync, rpc_async, remote])
 @pytest.mark.parametrize(("function", "args"), [(torch.add, ()), (torch.add, ("a", 1)), (torch.matmul, (1, 2))])
-def test_an_operator_that_does_not_take_the_arguments_is_not_sent(
+def test_a_call_of_an_operator_that_matches_no_overload_is_not_sent(
     agents: list[Agent], call: Any, function: Any, args: tuple[Any, ...]
 ) -> None:
     served: list[Any] = []
@@ -127,7 +129,7 @@ def test_an_operator_that_does_not_take_the_arguments_is_not_sent(
     assert rpc_sync("worker1", abs, (-1,)) == 1 and served == []
 
 
-def test_whatever_python_accepts_is_sent(agents: list[Agent]) -> None:
+def test_calls_of_operators_that_python_accepts_are_sent(agents: list[Agent]) -> None:
     ones = rpc_sync("worker1", torch.ones, (2, 3), {"requires_grad": True})
     assert ones.shape == (2, 3) and ones.requires_grad
     assert torch.equal(rpc_sync("worker1", torch.add, (torch.ones(2), 2), {"alpha": 3}), torch.full((2,), 7.0))
@@ -137,7 +139,7 @@ def test_whatever_python_accepts_is_sent(agents: list[Agent]) -> None:
     assert rpc_sync("worker1", torch.nn.functional.gelu, (torch.zeros(2),)).tolist() == [0, 0]
 
 
-def test_the_check_runs_nothing() -> None:
+def test_the_check_of_overloads_does_not_run_the_operator() -> None:
     counted = torch.zeros(1)
     functions.check_overload(torch.relu_, (counted,), {})
     before = torch.get_num_threads()
@@ -146,7 +148,7 @@ def test_the_check_runs_nothing() -> None:
 
 
 # -- proxies
-def test_a_proxy_calls_the_value_itself_and_reads_its_attributes(agents: list[Agent]) -> None:
+def test_a_proxy_calls_the_value_and_reads_its_attributes(agents: list[Agent]) -> None:
     counter = remote("worker1", Counter, (5,))
     assert counter.rpc_sync()() == 6
     assert counter.rpc_async()(step=4).wait() == 10
@@ -164,7 +166,7 @@ def test_a_proxy_calls_the_value_itself_and_reads_its_attributes(agents: list[Ag
             wrong()
 
 
-def test_what_is_asked_of_a_reference_and_not_of_its_value_says_how(agents: list[Agent]) -> None:
+def test_an_operation_on_an_rref_raises_an_error_that_shows_the_way_to_the_value(agents: list[Agent]) -> None:
     rref = remote("worker1", torch.ones, (2,))
     for wrong in (lambda: rref + 1, lambda: 2 * rref, lambda: -rref, lambda: torch.ones(2) @ rref):
         with pytest.raises(TypeError, match=r"use rref\.to_here\(\)"):
@@ -174,7 +176,7 @@ def test_what_is_asked_of_a_reference_and_not_of_its_value_says_how(agents: list
     assert not hasattr(rref, "__len__") and not callable(rref)
 
 
-def test_a_forked_child_is_told_that_it_is_one(agents: list[Agent]) -> None:
+def test_a_call_in_a_forked_child_raises_that_the_process_is_a_fork(agents: list[Agent]) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -190,7 +192,7 @@ def test_a_forked_child_is_told_that_it_is_one(agents: list[Agent]) -> None:
         assert told.read().startswith("RPC has not been initialized in this process: it is a fork of")
 
 
-def test_a_missing_method_is_an_error_where_it_is_called(agents: list[Agent]) -> None:
+def test_a_proxy_raises_attribute_error_for_a_missing_method(agents: list[Agent]) -> None:
     counter = remote("worker1", Counter)
     text = "'Counter' object has no attribute 'down'"
     with pytest.raises(AttributeError, match=text):
@@ -201,8 +203,8 @@ def test_a_missing_method_is_an_error_where_it_is_called(agents: list[Agent]) ->
         counter.remote().down()
 
 
-def test_a_method_takes_a_call_and_its_answer(agents: list[Agent]) -> None:
-    """No fork, no word about one."""
+def test_a_method_takes_one_call_and_one_result(agents: list[Agent]) -> None:
+    """There is no fork, and no message about one."""
     counter = remote("worker1", Counter)
     counter.to_here()
     _until_quiet(agents)
@@ -218,7 +220,7 @@ def _until_quiet(agents: list[Agent]) -> None:
 
 
 class Noted:
-    """What a value does when nobody may ask for it any more."""
+    """A value with a method that runs after all references to it are gone."""
 
     noted = threading.Event()
     gate = threading.Event()
@@ -232,8 +234,8 @@ class Noted:
 
 
 @pytest.mark.parametrize("says_so", [False, True])
-def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent], says_so: bool) -> None:
-    """Though its caller has let go of all: those who are let go of later are gone."""
+def test_a_queued_method_keeps_its_value(agents: list[Agent], says_so: bool) -> None:
+    """Its caller has dropped all references: another value, dropped at the same time, is freed meanwhile."""
     Noted.noted.clear(), Noted.gate.clear()
     noted, other, pool = remote("worker1", Noted), remote("worker1", Counter), agents[1]._pool
     noted.to_here(), other.to_here()
@@ -254,7 +256,7 @@ def test_a_method_that_has_not_begun_keeps_its_value(agents: list[Agent], says_s
     until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
 
 
-def test_a_method_of_one_whose_worker_has_started_again_says_so(agents: list[Agent]) -> None:
+def test_a_method_of_a_lost_value_raises_worker_lost_error(agents: list[Agent]) -> None:
     counter = remote("worker1", Counter)
     counter.to_here()
     fork = counter._fork
@@ -264,7 +266,7 @@ def test_a_method_of_one_whose_worker_has_started_again_says_so(agents: list[Age
         counter.rpc_sync().up()
 
 
-def test_only_remote_asks_first_and_only_once(agents: list[Agent]) -> None:
+def test_only_remote_asks_for_the_type_and_only_once(agents: list[Agent]) -> None:
     counter = remote("worker1", Counter)
     counter.to_here()
     calls: list[str] = []
@@ -281,7 +283,7 @@ def test_only_remote_asks_first_and_only_once(agents: list[Agent]) -> None:
     assert len(calls) == 2 and {result.to_here() for result in results} == {2, 3, 4}
 
 
-def test_what_rrefs_know_of_their_type_and_making(agents: list[Agent]) -> None:
+def test_an_rref_gives_its_type_and_the_outcome_of_its_creation(agents: list[Agent]) -> None:
     counter, own = remote("worker1", Counter), RRef(Counter())
     assert counter._get_type() is Counter is own._get_type(blocking=False).wait()
     assert counter._get_future().wait() is own._get_future().wait() is None
@@ -291,8 +293,8 @@ def test_what_rrefs_know_of_their_type_and_making(agents: list[Agent]) -> None:
             ask()
 
 
-# -- letting go
-def test_a_released_rref_frees_the_value_and_says_so(agents: list[Agent]) -> None:
+# -- release
+def test_a_released_rref_frees_its_value_and_refuses_later_uses(agents: list[Agent]) -> None:
     counter, own = remote("worker1", Counter), RRef(Counter())
     counter.rpc_sync().up()
     rpc_sync("worker1", Counter.zero)
@@ -308,8 +310,8 @@ def test_a_released_rref_frees_the_value_and_says_so(agents: list[Agent]) -> Non
     assert "UserRRef" in repr(counter)
 
 
-# -- packing by another
-def test_values_as_bytes_and_tensors() -> None:
+# -- other picklers
+def test_serialize_splits_a_value_into_bytes_and_tensors() -> None:
     value = {"a": torch.arange(3), "b": [1, "x"]}
     data, tensors = serialize(value)
     assert isinstance(data, bytes) and [t.tolist() for t in tensors] == [[0, 1, 2]]
@@ -317,7 +319,7 @@ def test_values_as_bytes_and_tensors() -> None:
     assert again["a"].tolist() == [1, 2, 3] and again["b"] == [1, "x"]
 
 
-def test_calls_may_be_packed_by_another_pickler(agents: list[Agent]) -> None:
+def test_calls_can_use_another_pickler(agents: list[Agent]) -> None:
     packed: list[Any] = []
 
     class Recording:
@@ -333,7 +335,7 @@ def test_calls_may_be_packed_by_another_pickler(agents: list[Agent]) -> None:
 
 
 # -- waiting for several
-def test_the_end_of_a_block_waits_for_what_began_in_it(agents: list[Agent]) -> None:
+def test_a_wait_all_block_waits_for_its_calls_and_raises_their_error(agents: list[Agent]) -> None:
     with pytest.raises(ValueError, match="invalid literal"), api._wait_all():
         rpc_async("worker1", int, ("x",))
     with api._wait_all():
@@ -344,7 +346,7 @@ def test_the_end_of_a_block_waits_for_what_began_in_it(agents: list[Agent]) -> N
 
 
 @pytest.mark.parametrize("wait_all", [torch.futures.wait_all, rpc.api.wait_all])
-def test_waiting_for_several_ends_with_the_first_error(agents: list[Agent], wait_all: Any) -> None:
+def test_wait_all_raises_the_first_error_at_once(agents: list[Agent], wait_all: Any) -> None:
     gate = threading.Event()
     Gates.gates.append(gate)
     slow = rpc_async("worker1", Gates.wait, (len(Gates.gates) - 1,))
@@ -358,7 +360,7 @@ def test_waiting_for_several_ends_with_the_first_error(agents: list[Agent], wait
 
 
 class Gates:
-    """Events that a call in this process may wait for, by number."""
+    """Events that a call in this process can wait for, by number."""
 
     gates: list[threading.Event] = []
 

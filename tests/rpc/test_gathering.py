@@ -1,4 +1,4 @@
-"""Workers that exchange objects and wait for each other, also where members come and go; workers are threads."""
+"""Workers that exchange objects and wait for each other, also while members join and leave; workers are threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class As:
 def on() -> Iterator[As]:
     made = As()
     yield made
-    made._threads.shutdown(wait=False)  # whoever waits still is freed when the agents stop
+    made._threads.shutdown(wait=False)  # threads that still wait end when the agents stop
 
 
 def open_rounds(agent: Agent) -> int:
@@ -59,7 +59,7 @@ def has_given(follower: Agent, leader: Agent) -> bool:
     return open_rounds(leader) == 1 and follower.machine.ask(lambda node: not node.calls.outgoing)
 
 
-def test_all_get_what_all_give(agents: list[Agent], on: As) -> None:
+def test_all_gather_returns_the_objects_of_all_members(agents: list[Agent], on: As) -> None:
     for number in range(5):
         answers = [on(agent, api._all_gather, (agent.id, number)) for agent in agents]
         expected = {name: (id_, number) for id_, name in enumerate(EVERYONE)}
@@ -67,7 +67,7 @@ def test_all_get_what_all_give(agents: list[Agent], on: As) -> None:
     assert [open_rounds(agent) for agent in agents] == [0, 0, 0]
 
 
-def test_nobody_goes_on_before_the_last_has_come(agents: list[Agent], on: As) -> None:
+def test_wait_all_workers_returns_only_after_the_last_member_has_arrived(agents: list[Agent], on: As) -> None:
     early = [on(agent, api._wait_all_workers) for agent in agents[:2]]
     led = agents[0].part(_GatherRounds)._led
     until(lambda: [len(states.gathered_objects) for states in list(led)] == [2], "both to have given")
@@ -76,7 +76,7 @@ def test_nobody_goes_on_before_the_last_has_come(agents: list[Agent], on: As) ->
     assert [answer.result(20) for answer in early] == [None, None]
 
 
-def test_groups_do_not_mix_and_threads_of_one_worker_neither(agents: list[Agent], on: As) -> None:
+def test_barriers_of_different_groups_and_threads_are_separate(agents: list[Agent], on: As) -> None:
     pair, other = ["worker2", "worker1"], ["notebook", "worker2"]
     answers = [on(agent, api._barrier, pair) for agent in agents[1:] for _ in range(3)]
     answers += [on(agent, api._barrier, other) for agent in (agents[0], agents[2]) for _ in range(3)]
@@ -84,7 +84,7 @@ def test_groups_do_not_mix_and_threads_of_one_worker_neither(agents: list[Agent]
     assert [answer.result(20) for answer in answers] == [None] * 13
 
 
-def test_who_comes_later_takes_part_in_the_next_round_of_all(agents: list[Agent], on: As, tmp_path: Path) -> None:
+def test_a_later_member_takes_part_in_the_next_all_gather(agents: list[Agent], on: As, tmp_path: Path) -> None:
     [answer.result(20) for answer in [on(agent, api._all_gather, 0) for agent in agents]]
     late = start_agent(config(tmp_path, 3))
     try:
@@ -95,18 +95,18 @@ def test_who_comes_later_takes_part_in_the_next_round_of_all(agents: list[Agent]
         late.stop()
 
 
-def test_who_leaves_is_not_waited_for_by_all(agents: list[Agent], on: As) -> None:
+def test_all_gather_does_not_wait_for_a_member_that_leaves(agents: list[Agent], on: As) -> None:
     answers = [on(agent, api._all_gather, agent.id) for agent in agents[:2]]
     until(lambda: open_rounds(agents[1]) == 1)
     agents[2].shutdown(graceful=False)
     assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1}] * 2
 
 
-@pytest.mark.parametrize("gone", [1, 2])  # who leads the round, and who does not
-def test_a_group_that_can_never_be_complete_fails(agents: list[Agent], on: As, gone: int) -> None:
+@pytest.mark.parametrize("gone", [1, 2])  # the leader of the round, and a follower
+def test_all_gather_of_a_group_fails_if_a_member_of_the_group_leaves(agents: list[Agent], on: As, gone: int) -> None:
     stays = agents[3 - gone]
     group = [EVERYONE[1], EVERYONE[2]]
-    if gone == 1:  # the one that leads the round; it is there while the other gives
+    if gone == 1:  # the leader of the round: it is there while the other one sends its object
         answer = on(stays, api._all_gather, 0, group)
         until(lambda: has_given(stays, agents[gone]))
     else:
@@ -118,7 +118,7 @@ def test_a_group_that_can_never_be_complete_fails(agents: list[Agent], on: As, g
     assert open_rounds(stays) == 0
 
 
-def test_a_suspected_member_ends_no_round(agents: list[Agent], on: As) -> None:
+def test_all_gather_waits_for_a_suspected_member(agents: list[Agent], on: As) -> None:
     answers = [on(agent, api._all_gather, agent.id, EVERYONE) for agent in agents[:2]]
     until(lambda: open_rounds(agents[0]) == open_rounds(agents[1]) == 1)
     kinds: list[str] = []
@@ -130,7 +130,7 @@ def test_a_suspected_member_ends_no_round(agents: list[Agent], on: As) -> None:
     assert [answer.result(20) for answer in answers] == [dict(zip(EVERYONE, range(3), strict=True))] * 3
 
 
-def test_a_follower_that_leaves_before_the_result_needs_none(agents: list[Agent], monkeypatch: Any) -> None:
+def test_the_leader_ignores_a_follower_that_has_left_before_the_result(agents: list[Agent], monkeypatch: Any) -> None:
     states, before = AllGatherStates("notebook"), agents[0].members()
     states.numbers = {"worker1": 1, "worker2": 1}
     agents[2].shutdown(graceful=False)
@@ -139,16 +139,16 @@ def test_a_follower_that_leaves_before_the_result_needs_none(agents: list[Agent]
     _send_result(agents[0], states, 20)
 
 
-def test_a_wait_that_was_given_a_limit_ends(agents: list[Agent], on: As) -> None:
+def test_all_gather_raises_at_its_timeout_and_the_next_round_works(agents: list[Agent], on: As) -> None:
     answers = [on(agent, api._all_gather, 0, EVERYONE, timeout=0.2) for agent in agents[:2]]
     for answer in answers:
         with pytest.raises(RpcTimeoutError, match="in _all_gather"):
             answer.result(20)
-    answers = [on(agent, api._all_gather, agent.id, EVERYONE) for agent in agents]  # no trace is left of it
+    answers = [on(agent, api._all_gather, agent.id, EVERYONE) for agent in agents]  # the failed round leaves no trace
     assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1, "worker2": 2}] * 3
 
 
-def test_followers_that_do_not_hear_the_result_in_time_are_named(agents: list[Agent], on: As) -> None:
+def test_followers_that_do_not_receive_the_result_in_time_are_named(agents: list[Agent], on: As) -> None:
     gate = threading.Event()
     Slow.gates.append(gate)
     answers = [on(agent, api._all_gather, Slow(), timeout=0.5) for agent in agents]
@@ -158,13 +158,13 @@ def test_followers_that_do_not_hear_the_result_in_time_are_named(agents: list[Ag
     for answer in answers[1:]:
         with pytest.raises(RpcTimeoutError):
             answer.result(20)
-    gate.set()  # not before: they would hear the result after all
+    gate.set()  # not earlier: the followers would receive the result after all
     until(lambda: not any(agent.machine.ask(lambda node: node.calls.serving) for agent in agents))
     assert [open_rounds(agent) for agent in agents] == [0, 0, 0]
 
 
 class Slow:
-    """Unpacked by members other than 0 only when the gate opens."""
+    """An object that members other than 0 unpickle only when the gate opens."""
 
     gates: list[threading.Event] = []
 
@@ -178,7 +178,7 @@ def _unpack() -> Slow:
     return Slow()
 
 
-def test_who_waits_is_freed_when_its_own_agent_stops(agents: list[Agent], on: As) -> None:
+def test_a_wait_raises_shutdown_error_when_its_agent_stops(agents: list[Agent], on: As) -> None:
     waits = on(agents[1], api._wait_all_workers)
     until(lambda: has_given(agents[1], agents[0]))
     agents[1].stop()
@@ -186,9 +186,7 @@ def test_who_waits_is_freed_when_its_own_agent_stops(agents: list[Agent], on: As
         waits.result(20)
 
 
-def test_a_barrier_that_fails_is_passed_and_told_of(
-    agents: list[Agent], on: As, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_barrier_returns_and_is_logged(agents: list[Agent], on: As, caplog: pytest.LogCaptureFixture) -> None:
     passed = on(agents[1], api._barrier, ("worker1", "worker2"))
     until(lambda: open_rounds(agents[1]) == 1, "the leader's round")
     agents[2].stop()
@@ -198,7 +196,7 @@ def test_a_barrier_that_fails_is_passed_and_told_of(
     assert record.exc_info is not None and isinstance(record.exc_info[1], WorkerLostError)
 
 
-def test_an_agent_is_needed() -> None:
+def test_all_gather_and_barrier_without_an_agent_raise() -> None:
     for function in (api._all_gather, api._barrier):
         with pytest.raises(RuntimeError, match="RPC has not been initialized"):
             function([])

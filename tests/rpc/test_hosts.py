@@ -75,8 +75,8 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.process
-def test_a_master_and_its_workers_on_two_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
-    """worker1 on the master's host, worker2 on the other: unix sockets here, TLS there, one world."""
+def test_a_world_of_scripts_works_on_two_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
+    """worker1 is on the master's host, worker2 on the other: unix sockets and TLS in one world."""
     master, worker = script(tmp_path, "master", MASTER), script(tmp_path, "worker", WORKER)
     here, there = hosts
     running = [
@@ -128,8 +128,8 @@ rpc.shutdown()
 
 @pytest.mark.long
 @pytest.mark.process
-def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
-    """0 and 1 on the master's host, the others not: 1 takes its port over; then 2 leads, as its host finds."""
+def test_leadership_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
+    """Only ranks 0 and 1 are on the master's host: 1 takes its port over; then 2 leads, and its host finds it."""
     here, there = hosts
     path = script(tmp_path, "open", OPEN)
     first = here.start(path, "0", "+1", "+2", env=env)
@@ -141,18 +141,18 @@ def test_the_lead_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[st
     last = there.start(path, "4", "+2", "-2", env=env)
     said = finish([third, late, last])
     assert [out for out, _ in said] == ["0\n4\n", "1\n", "2\n"]
-    # 4, which leads at the very end, may be gone before it says so
+    # rank 4, which leads at the end, may be gone before it reports that
     assert "worker2 leads its world now; newcomers on other hosts will not find it: " in said[0][1]
 
 
 # -- in this process
-def test_without_a_secret_nothing_is_bound_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_beyond_loopback_is_refused_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RPCBENCH_SECRET_FILE", raising=False)
     with pytest.raises(RpcError, match=r"Make one with: rpcbench secret .*RPCBENCH_SECRET_FILE"):
         resolve_config("me", "tcp://192.0.2.7:29500", 0, 2, 5.0, 3)
 
 
-def test_the_command_that_makes_a_secret(
+def test_the_secret_command_makes_a_private_file_and_keeps_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "secret"
@@ -163,11 +163,11 @@ def test_the_command_that_makes_a_secret(
     assert run_dir.load_secret() == bytes.fromhex(path.read_text())
     assert main(["secret", str(path)]) == 1
     assert "File exists" in capsys.readouterr().err
-    assert run_dir.load_secret() == bytes.fromhex(path.read_text()), "and the old one stays"
+    assert run_dir.load_secret() == bytes.fromhex(path.read_text()), "the old secret stays"
 
 
 @pytest.mark.parametrize("text", ["", "secret", "ab" * 31, "ab" * 33, "zz" * 32])
-def test_a_secret_that_could_be_guessed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_secret_of_a_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = tmp_path / "secret"
     path.write_text(text)
     path.chmod(0o600)
@@ -176,7 +176,7 @@ def test_a_secret_that_could_be_guessed_is_none(tmp_path: Path, monkeypatch: pyt
         run_dir.load_secret()
 
 
-def test_a_secret_that_others_may_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_other_users_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir.make_secret(tmp_path / "secret")
     os.chmod(tmp_path / "secret", 0o640)
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
@@ -184,7 +184,9 @@ def test_a_secret_that_others_may_read_is_none(tmp_path: Path, monkeypatch: pyte
         run_dir.load_secret()
 
 
-def test_ranks_listen_where_the_master_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_listens_at_the_master_address_and_the_others_at_their_bind_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir.make_secret(tmp_path / "secret")
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(tmp_path / "secret"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -258,7 +260,7 @@ def pair(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> Itera
 
 
 def heard(process: subprocess.Popen[str], last: str) -> list[str]:
-    """Lines of a process up to this one."""
+    """The lines of a process up to this one."""
     assert process.stdout is not None
     lines: list[str] = []
     while not lines or lines[-1] != last:
@@ -275,10 +277,10 @@ def order(process: subprocess.Popen[str], word: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.long) if "from" in how else how for how in CUTS])
-def test_a_partition_parts_both_sides_in_time(
+def test_both_sides_of_a_partition_detect_it_in_time(
     hosts: tuple[Host, Host], pair: list[subprocess.Popen[str]], how: str
 ) -> None:
-    """The master is told, its call fails; the worker ends its world by itself."""
+    """The master reports the loss, and its call fails; the worker ends its world by itself."""
     master, worker = pair
     CUTS[how](*hosts)
     begin = time.monotonic()
@@ -286,15 +288,15 @@ def test_a_partition_parts_both_sides_in_time(
     told = {*heard(master, "raised True")}
     assert time.monotonic() - begin < 5 * LOST_SECONDS
     assert heard(worker, "out") == ["out"]
-    assert time.monotonic() - begin < 10 * LOST_SECONDS, "it is told by nobody, and had a call to answer"
+    assert time.monotonic() - begin < 10 * LOST_SECONDS, "the worker gets no message about it, and had a call to answer"
     assert {*told, *master.stdout.read().splitlines()} >= {"raised True", "lost worker1"}  # type: ignore[union-attr]
     said = finish([master, worker])
     assert [process.returncode for process in pair] == [0, 0], said
 
 
 @pytest.mark.process
-def test_a_worker_that_is_stopped_and_goes_on_is_suspect_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
-    """For longer than silence may last: its host acknowledges, so nobody takes it for lost."""
+def test_a_stopped_worker_that_goes_on_is_suspected_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
+    """It is silent for longer than the limit; but its host acknowledges, so it is not reported as lost."""
     master, worker = pair
     worker.send_signal(signal.SIGSTOP)
     assert heard(master, "suspect worker1") == ["suspect worker1"]
@@ -305,8 +307,8 @@ def test_a_worker_that_is_stopped_and_goes_on_is_suspect_and_not_lost(pair: list
 
 @pytest.mark.long
 @pytest.mark.process
-def test_a_worker_that_holds_pythons_lock_is_suspect_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
-    """None of its threads can give a sign of life, its host does."""
+def test_a_worker_that_holds_the_gil_is_suspected_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
+    """None of its threads can send a heartbeat; but its host acknowledges."""
     master, worker = pair
     worker.send_signal(signal.SIGUSR1)
     assert heard(master, "suspect worker1") == ["suspect worker1"]
@@ -314,7 +316,7 @@ def test_a_worker_that_holds_pythons_lock_is_suspect_and_not_lost(pair: list[sub
 
 
 def is_there_again(master: subprocess.Popen[str], worker: subprocess.Popen[str]) -> None:
-    """The call that was in flight still is."""
+    """Check that the worker has recovered, and that the call in flight still is in flight."""
     assert heard(master, "recovered worker1") == ["recovered worker1"]
     order(master, "ask")
     assert heard(master, "4 False") == ["4 False"]

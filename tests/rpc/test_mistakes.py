@@ -1,4 +1,4 @@
-"""Mistakes bring torch's error classes and words, beside ours: programs match on both. The table is `mistakes.py`."""
+"""Mistakes raise torch's error classes with torch's words: programs match on both. The table is `mistakes.py`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def expression(row: Any) -> str:
 
 
 @pytest.mark.parametrize("row", OUTSIDE, ids=expression)
-def test_where_nothing_is_initialized(row: Row) -> None:
+def test_a_mistake_without_a_world_raises_the_error_of_torch(row: Row) -> None:
     assert mistakes.answer(row, SPACE) == ""
 
 
 @pytest.mark.parametrize("row", INSIDE, ids=expression)
-def test_in_a_world(world: None, row: Row) -> None:
+def test_a_mistake_in_a_world_raises_the_error_of_torch(world: None, row: Row) -> None:
     assert mistakes.answer(row, SPACE) == ""
 
 
 @pytest.mark.process
-def test_torch_says_what_the_table_says() -> None:
+def test_torch_raises_the_errors_of_the_table() -> None:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", mistakes.__file__]

@@ -1,4 +1,4 @@
-"""An RRef that goes to its owner in a call: named there, since the caller holds it until there is an answer."""
+"""An RRef that is sent to its owner in a call: it goes as a name, since the caller holds it until the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 class Box:
-    """A value that can be told from others."""
+    """A value that can be distinguished from others."""
 
 
 def same(first: Any, second: Any) -> bool:
@@ -33,7 +33,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def where(value: Any) -> tuple[bool, bool]:
-    """Whether an RRef, or the first in a list of them, is at home, and holds a Box."""
+    """Whether an RRef, or the first in a list of them, is at its owner; and whether it holds a Box."""
     rref = value[0] if isinstance(value, list) else value
     return rref.is_owner(), isinstance(rref.local_value(), Box)
 
@@ -43,7 +43,7 @@ def passed(value: Any) -> Any:
 
 
 def told(agent: Agent) -> list[tuple[str, str]]:
-    """Every message of the protocol from now on, but for those that acknowledge others."""
+    """The messages of the protocol from now on, except acknowledgements and notices."""
     found: list[tuple[str, str]] = []
 
     def tell(how: str, other: int, seq: int, message: Any) -> None:
@@ -59,7 +59,7 @@ def until_quiet(agents: list[Agent]) -> None:
 
 
 def made(agents: list[Agent]) -> Any:
-    """An RRef of a Box on worker1, of which nothing is on its way."""
+    """An RRef of a Box on worker1, with no message in flight."""
     box = remote("worker1", Box)
     box.to_here()
     until_quiet(agents)
@@ -67,8 +67,8 @@ def made(agents: list[Agent]) -> Any:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_it_takes_a_call_and_its_answer(agents: list[Agent], nested: bool) -> None:
-    """No fork, no word about one."""
+def test_an_rref_to_its_owner_takes_one_call_and_one_result(agents: list[Agent], nested: bool) -> None:
+    """There is no fork, and no message about one."""
     box = made(agents)
     words = told(agents[0])
     assert rpc_sync("worker1", where, ([box] if nested else box,)) == (True, True)
@@ -81,14 +81,14 @@ def test_it_takes_a_call_and_its_answer(agents: list[Agent], nested: bool) -> No
     assert ("received", "ChildAccept") not in words
 
 
-def test_one_that_is_given_twice_is_one_there(agents: list[Agent]) -> None:
+def test_an_rref_that_is_passed_twice_is_one_object_at_its_owner(agents: list[Agent]) -> None:
     box = made(agents)
     assert rpc_sync("worker1", same, (box, box))
     assert not rpc_sync("worker1", same, (box, made(agents)))
     assert rpc_sync("worker1", same, (box,), {"second": box})
 
 
-def test_one_that_comes_before_its_value_waits_for_it(agents: list[Agent]) -> None:
+def test_a_call_with_an_rref_waits_until_the_value_exists(agents: list[Agent]) -> None:
     Gate.opened.clear()
     late = remote("worker1", Gate.box)
     asked = rpc_async("worker1", where, (late,))
@@ -111,7 +111,7 @@ class Gate:
 
 @pytest.mark.parametrize("how", [rpc_async, remote])
 @pytest.mark.parametrize("let_go", [lambda box: None, RRef.release], ids=["deleted", "released"])
-def test_a_call_that_has_not_begun_keeps_it(
+def test_a_queued_call_keeps_the_value_of_its_rref(
     agents: list[Agent], how: Callable[..., Any], let_go: Callable[[RRef[Any]], object]
 ) -> None:
     Gate.opened.clear()
@@ -132,8 +132,8 @@ def test_a_call_that_has_not_begun_keeps_it(
     until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
 
 
-def test_an_answer_brings_what_it_refers_to(agents: list[Agent]) -> None:
-    """Nobody would hold it on the way."""
+def test_an_rref_in_a_result_is_sent_as_a_fork(agents: list[Agent]) -> None:
+    """No member would hold it while a name is in flight."""
     own = RRef(Box())
     words = told(agents[1])
     back = rpc_sync("worker1", passed, (own,))
@@ -142,15 +142,15 @@ def test_an_answer_brings_what_it_refers_to(agents: list[Agent]) -> None:
     assert ("received", "ChildAccept") in words
 
 
-def test_what_was_meant_for_the_one_before_is_refused(agents: list[Agent]) -> None:
+def test_an_rref_of_another_incarnation_of_the_owner_is_refused(agents: list[Agent]) -> None:
     box = made(agents)
     agents[0].machine.ask(lambda node: setattr(node.rrefs.users[box._fork], "life", 7))
     with pytest.raises(WorkerLostError, match="was lost with the worker that held it"):
         rpc_sync("worker1", where, (box,))
 
 
-def test_what_has_gone_is_not_waited_for(agents: list[Agent]) -> None:
-    """As where a call has begun whose caller gave it up, and the value with it."""
+def test_a_name_of_a_freed_value_raises_and_does_not_wait(agents: list[Agent]) -> None:
+    """For example in a call that has begun when its caller cancels it and releases the value."""
     box = made(agents)
     name = (*box._rref, 0, "")
     assert agents[1].values.named(*name)._rref == box._rref
@@ -163,18 +163,20 @@ def test_what_has_gone_is_not_waited_for(agents: list[Agent]) -> None:
 
 
 class Renamed(RRef[Any]):
-    """Sent as its reducer says."""
+    """An RRef with a reducer of its own."""
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_reducer_of_its_class_comes_first(agents: list[Agent], nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reducer_of_the_rrefs_class_takes_precedence(
+    agents: list[Agent], nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box = made(agents)
     box.__class__ = Renamed
     monkeypatch.setitem(_REDUCERS, Renamed, lambda rref: (str, ("reduced",)))
     assert rpc_sync("worker1", passed, ([box] if nested else box,)) == (["reduced"] if nested else "reduced")
 
 
-def test_a_released_one_cannot_be_named(agents: list[Agent]) -> None:
+def test_a_call_with_a_released_rref_fails_with_its_reason(agents: list[Agent]) -> None:
     box = made(agents)
     box.release()
     for value in (box, [box]):
@@ -183,6 +185,6 @@ def test_a_released_one_cannot_be_named(agents: list[Agent]) -> None:
 
 
 @pytest.mark.parametrize("name", [(1, 2, 3, "0", ""), (1, 2, True, 0, ""), (1, 2, 3, 0, None)])
-def test_no_other_name_is_taken(agents: list[Agent], name: tuple[Any, ...]) -> None:
+def test_an_invalid_name_of_an_rref_is_refused(agents: list[Agent], name: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError, match="an invalid name of an RRef"):
         agents[1].values.named(*name)

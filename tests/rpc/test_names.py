@@ -1,6 +1,6 @@
-"""Every public name of torch.distributed.rpc and its modules is here, with torch's parameters and defaults.
+"""Each public name of torch.distributed.rpc and its modules exists here, with torch's parameters and defaults.
 
-"Public" is what `__all__` says, and what has no underscore and is defined there, in Python or in C++.
+A name is public if `__all__` lists it, or if it has no underscore and is defined there, in Python or in C++.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def theirs(module: str) -> types.ModuleType:
 
 
 def public(module: str) -> set[str]:
-    """Names of this module of torch's: listed and there, or defined there."""
+    """The public names of a module of torch: listed and existing, or defined there."""
     there = theirs(module)
     homes = {there.__name__, *(["torch._C._distributed_rpc", "torch.distributed.rpc"] if module == "" else [])}
     own = {name for name, value in vars(there).items() if getattr(value, "__module__", "constant") in homes}
@@ -46,12 +46,12 @@ def public(module: str) -> set[str]:
 NAMES = [(module, name) for module in MODULES for name in sorted(public(module))]
 
 
-def test_the_list_is_long_enough_to_mean_something() -> None:
+def test_the_list_of_public_names_is_long_enough() -> None:
     assert len(NAMES) > 45 and ("", "init_rpc") in NAMES and ("constants", "UNSET_RPC_TIMEOUT") in NAMES
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_it_is_here_with_the_same_parameters(module: str, name: str) -> None:
+def test_each_public_name_exists_with_the_parameters_of_torch(module: str, name: str) -> None:
     here, there = getattr(ours(module), name), getattr(theirs(module), name)
     if isinstance(there, str | int | float):
         assert here == there
@@ -67,7 +67,7 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-PRIVATE = {  # what programs, and torch's own tests, lean on though it has an underscore
+PRIVATE = {  # names with an underscore that programs and torch's own tests use
     "": """_delete_all_user_and_unforked_owner_rrefs _get_current_rpc_agent _get_debug_info _init_rpc_backend
         _is_current_rpc_agent_set _rref_context_get_debug_info _server_process_global_profile _set_and_start_rpc_agent
         _set_rpc_timeout""",
@@ -81,20 +81,20 @@ PRIVATE = {  # what programs, and torch's own tests, lean on though it has an un
 
 
 @pytest.mark.parametrize(("module", "name"), [(m, name) for m, names in PRIVATE.items() for name in names.split()])
-def test_names_with_an_underscore_that_programs_use(module: str, name: str) -> None:
+def test_each_name_with_an_underscore_that_programs_use_exists(module: str, name: str) -> None:
     here, there = getattr(ours(module), name), getattr(theirs(module), name)
     assert callable(here) == callable(there)
 
 
 @pytest.mark.parametrize("of", ["PyRRef", "RpcAgent", "TensorPipeAgent", "WorkerInfo", "RpcBackendOptions"])
-def test_classes_have_all_methods_and_attributes(of: str) -> None:
+def test_classes_have_all_methods_and_attributes_of_torch(of: str) -> None:
     here, there = getattr(rpc, of), getattr(torch.distributed.rpc, of)
-    names = {name for name in dir(there) if not name.startswith("_")} - {"store"}  # torch's own meeting place
+    names = {name for name in dir(there) if not name.startswith("_")} - {"store"}  # torch's own rendezvous
     made = rpc.RpcBackendOptions() if of == "RpcBackendOptions" else here
     assert {name for name in names if not hasattr(made, name)} == set()
 
 
-METHODS = {  # torch's are C++: what their docstrings say
+METHODS = {  # torch's are C++: the parameters in their docstrings
     "to_here": {"timeout": -1.0},
     "rpc_sync": {"timeout": -1.0},
     "rpc_async": {"timeout": -1.0},
@@ -105,7 +105,7 @@ METHODS = {  # torch's are C++: what their docstrings say
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_of_rrefs_take_the_same(name: str) -> None:
+def test_methods_of_rrefs_have_the_parameters_of_torch(name: str) -> None:
     theirs_say = inspect.getdoc(getattr(torch.distributed.rpc.PyRRef, name)) or ""
     assert all(word in theirs_say for word in METHODS[name])
     assert {p: d for p, _, d in parameters(getattr(rpc.RRef, name)) if p != "self"} == METHODS[name]

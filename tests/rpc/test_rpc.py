@@ -1,4 +1,4 @@
-"""`init_rpc` to `shutdown` in processes of their own, and what it refuses; calls themselves: tests/runtime."""
+"""`init_rpc` to `shutdown` in separate processes, and refused arguments; tests/runtime tests the calls themselves."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Run = Callable[..., None]
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[ProcessLauncher]:
     with contextlib.closing(ProcessLauncher(RunDirectory(), entry="rpc_ranks:main")) as made:
-        made.warm()  # its fork_server's own files belong to no test
+        made.warm()  # the files of its fork server belong to no test
         yield made
 
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the sockets of this test are; afterwards there may be none."""
+    """The folder for the sockets of this test; afterwards none may be left."""
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as path:
         monkeypatch.setenv("XDG_RUNTIME_DIR", path)
         yield Path(path)
@@ -47,7 +47,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def run(launcher: ProcessLauncher, runtime: Path) -> Run:
-    """Run a function of `rpc_ranks` in several processes at once; only the one that is killed may leave its socket."""
+    """Run a function of `rpc_ranks` in several processes at once; only a killed process may leave its socket."""
 
     def run_all(function: str, ranks: int = 3, killed: int | None = None) -> None:
         configs = [WorldConfig(f"{function}{i}", i, function, str(runtime), b"") for i in range(ranks)]
@@ -67,52 +67,52 @@ def run(launcher: ProcessLauncher, runtime: Path) -> Run:
 @pytest.mark.parametrize(
     "function", ["calls", "rrefs", "asynchronous", "again", "served_until_all_are_ready", "waited_for"]
 )
-def test_three_ranks(run: Run, function: str) -> None:
+def test_three_ranks_call_each_other(run: Run, function: str) -> None:
     run(function)
 
 
 @pytest.mark.parametrize("function", ["lets_go", "leaks", "old_ways", "by_store", "same_names"])
-def test_three_ranks_begin_and_end(run: Run, function: str) -> None:
+def test_three_ranks_join_and_shut_down(run: Run, function: str) -> None:
     run(function)
 
 
-def test_deadlines(run: Run) -> None:
+def test_calls_end_at_their_timeouts(run: Run) -> None:
     run("timeouts", ranks=2)
 
 
-def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(run: Run) -> None:
+def test_a_killed_rank_is_named_and_shutdown_does_not_wait_for_it(run: Run) -> None:
     run("dies", killed=1)
 
 
 @pytest.mark.parametrize("function", ["leader_dies", "leader_dies_as_soon_as_it_is_in"])
-def test_who_waits_for_a_leader_that_is_killed_is_told(run: Run, runtime: Path, function: str) -> None:
-    """Or has come in already, if the leader had. What that one has left hinders no world at the same place."""
+def test_ranks_do_not_wait_for_a_killed_leader(run: Run, runtime: Path, function: str) -> None:
+    """Their shutdown raises, or, if the leader had joined, they have joined, too. A later world can use the address."""
     run(function, killed=0)
     assert list(runtime.rglob("leader"))
     run("calls")
 
 
-def test_a_rank_may_go_early(run: Run) -> None:
+def test_a_rank_can_leave_early(run: Run) -> None:
     run("goes_early")
 
 
-def test_who_forgets_to_shut_down_is_waited_for_as_long_as_said(run: Run) -> None:
+def test_shutdown_waits_for_the_other_ranks_up_to_its_timeout(run: Run) -> None:
     run("forgets_to_shut_down", ranks=2)
 
 
-def test_a_world_without_a_size_lets_come_and_go(run: Run) -> None:
+def test_ranks_can_join_and_leave_a_world_without_a_size(run: Run) -> None:
     run("comers_and_goers")
 
 
-def test_the_lead_passes_on(run: Run) -> None:
+def test_leadership_passes_on_when_the_leader_leaves(run: Run) -> None:
     run("lead_passes_on", ranks=4)
 
 
-def test_an_open_world_ends_with_a_leader_that_dies(run: Run) -> None:
+def test_an_open_world_ends_when_its_leader_is_killed(run: Run) -> None:
     run("leader_of_an_open_world_dies", killed=0)
 
 
-def test_all_come_and_go(run: Run) -> None:
+def test_all_ranks_can_join_and_leave_repeatedly(run: Run) -> None:
     run("come_and_go", ranks=4)
 
 
@@ -130,7 +130,7 @@ rpc.shutdown()
 """
 
 
-def test_a_program_for_torch_runs_by_env(runtime: Path) -> None:
+def test_a_program_for_torch_joins_by_environment_variables(runtime: Path) -> None:
     base = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29511", "WORLD_SIZE": "2"}
     command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
     ranks = [
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_error_that_is_shown_is_the_one_that_came_first(runtime: Path, tmp_path: Path) -> None:
+def test_a_program_that_spawns_ranks_shows_the_first_error(runtime: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAILS)
     environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29517"}
@@ -178,7 +178,7 @@ def alone(runtime: Path, no_leaks: None) -> Iterator[rpc.TensorPipeRpcBackendOpt
         rpc.shutdown(graceful=False)
 
 
-def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
+def test_a_world_of_one_member_serves_its_own_calls(alone: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=alone)
     assert rpc.rpc_sync("me", int, ("7",)) == 7 and rpc.get_worker_info() == rpc.WorkerInfo("me", 0)
     rpc.shutdown()
@@ -195,7 +195,7 @@ def test_a_world_of_one(alone: rpc.TensorPipeRpcBackendOptions) -> None:
         (1, r"rank1 cannot reach worker 0 of its world: nobody answers at", "not even member 0 answered"),
     ],
 )
-def test_a_world_that_stays_incomplete_is_given_up(
+def test_init_rpc_fails_if_its_world_stays_incomplete(
     alone: rpc.TensorPipeRpcBackendOptions,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -218,14 +218,14 @@ def test_a_world_that_stays_incomplete_is_given_up(
     ("name", "message"),
     [("", "must be non-empty"), ("with space", "must match"), ("ü", "must match"), ("n" * 128, "shorter than 128")],
 )
-def test_names_that_no_worker_can_have(alone: rpc.TensorPipeRpcBackendOptions, name: str, message: str) -> None:
+def test_an_invalid_worker_name_is_refused(alone: rpc.TensorPipeRpcBackendOptions, name: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         rpc.init_rpc(name, rank=0, world_size=1, rpc_backend_options=alone)
     rpc.init_rpc("n" * 127, rank=0, world_size=1, rpc_backend_options=alone)
     assert rpc.get_worker_info().name == "n" * 127
 
 
-def test_a_rank_that_is_taken_is_refused(alone: rpc.TensorPipeRpcBackendOptions) -> None:
+def test_a_taken_rank_is_refused(alone: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("first", rank=0, rpc_backend_options=alone)
     from rpcbench.rpc.init import start_agent
 
@@ -237,7 +237,7 @@ ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", 
 
 
 @pytest.mark.parametrize("url", ["env://", "tcp://localhost:29500", "tcp://127.0.0.1:29500?rank=1&world_size=4"])
-def test_urls_of_one_place_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_urls_of_one_address_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
     found = resolve_config("me", url, *((1, 4) if url.endswith("29500") else (-1, None)), 5.0, 3)
@@ -247,7 +247,7 @@ def test_urls_of_one_place_lead_to_one_world(runtime: Path, monkeypatch: pytest.
     assert found.cluster != resolve_config("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
 
 
-def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_take_precedence_over_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
     found = resolve_config("me", "env://", 3, 8, 5.0, 3)
@@ -265,7 +265,7 @@ def test_what_the_call_says_counts_more_than_the_environment(runtime: Path, monk
         ("zmq://x", RuntimeError, "use env://, file:///path or tcp://"),
     ],
 )
-def test_urls_that_lead_nowhere(
+def test_an_invalid_url_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, url: str, error: type[Exception], message: str
 ) -> None:
     for key in ENVIRONMENT:
@@ -285,12 +285,12 @@ def test_urls_that_lead_nowhere(
         ({"colour": "red"}, TypeError),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, object], error: type[Exception]) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error):
         rpc.TensorPipeRpcBackendOptions(**options)  # type: ignore[arg-type]
 
 
-def test_device_maps_grow_but_do_not_change() -> None:
+def test_device_maps_can_grow_and_stay_one_to_one() -> None:
     options = rpc.TensorPipeRpcBackendOptions(device_maps={"a": {"cuda": "cuda:1"}}, devices=["cuda:1"])
     options.set_device_map("a", {torch.device("cuda:1"): "cpu", "cuda:0": torch.device("cuda", 1)})
     options.set_device_map("b", {"cpu": "cuda:0"})
@@ -301,7 +301,7 @@ def test_device_maps_grow_but_do_not_change() -> None:
     assert options.device_maps == {"a": {zero: one, one: cpu}, "b": {cpu: zero}} and options.devices == [zero]
 
 
-def test_init_rpc_may_take_modes_along(runtime: Path) -> None:
+def test_same_modes_sends_the_callers_grad_mode_with_each_call(runtime: Path) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{runtime}/meet", same_modes=True)
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
     try:
@@ -311,7 +311,7 @@ def test_init_rpc_may_take_modes_along(runtime: Path) -> None:
         rpc.shutdown()
 
 
-def test_init_rpc_checks_device_maps_and_keeps_those_that_fit(runtime: Path) -> None:
+def test_init_rpc_keeps_valid_device_maps_and_refuses_invalid_ones(runtime: Path) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{runtime}/meet", device_maps={"me": {"cpu": "cpu"}})
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
     try:

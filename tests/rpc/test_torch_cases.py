@@ -1,12 +1,12 @@
-"""What any program for torch's RPC may count on, case by case, on real processes.
+"""The behaviour that programs for torch's RPC rely on, case by case, in real processes.
 
-Each test names its case. Cases that have a place of their own:
+Each test names its case. Cases with tests elsewhere:
 
-     9, 10  counts under delayed, repeated and lost messages     tests/protocol/test_simulation.py, test_rrefs.py
-    13      what dies: owner, user                               tests/faults: rows 1, 23, 24; a middle one: below
-    14      control messages while all threads are blocked      tests/runtime/test_cancel.py
-    15      functions that answer later                          tests/rpc/test_rpc.py: asynchronous
-    29      coming, going, coming again                    tests/runtime/test_meeting_and_parting.py, faults: row 29
+     9, 10  counts under delayed, repeated and lost messages      tests/protocol/test_simulation.py, test_rrefs.py
+    13      losses: owner, user                                  tests/faults: rows 1, 23, 24; a middle one: below
+    14      control messages while all threads are blocked       tests/runtime/test_cancel.py
+    15      asynchronous functions                               tests/rpc/test_rpc.py: asynchronous
+    29      joining, leaving, joining again                tests/runtime/test_meeting_and_parting.py, faults: row 29
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def nobody_uses_anything(world: rpcbench.Cluster) -> bool:
 
 
 def _owned() -> dict[str, Any]:
-    gc.collect()  # errors that tests before have caught
+    gc.collect()  # errors that earlier tests have caught
     return rpc._get_current_rpc_agent().tables()["owned"]
 
 
-# -- life
+# -- before, in and after a world
 USES: dict[str, Callable[[], Any]] = {
     "rpc_sync": lambda: rpc.rpc_sync("a", max, (1, 2)),
     "rpc_async": lambda: rpc.rpc_async("a", max, (1, 2)),
@@ -70,7 +70,7 @@ def alone(no_leaks: None) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("use", USES)
-def test_case_01_nothing_works_before_the_beginning_or_after_the_end(alone: Callable[[], None], use: str) -> None:
+def test_case_01_each_function_fails_before_init_rpc_and_after_shutdown(alone: Callable[[], None], use: str) -> None:
     with pytest.raises(RuntimeError, match=OVER):
         USES[use]()
     alone()
@@ -79,7 +79,7 @@ def test_case_01_nothing_works_before_the_beginning_or_after_the_end(alone: Call
         USES[use]()
 
 
-def test_case_02_one_world_at_a_time_and_another_after_it(alone: Callable[[], None]) -> None:
+def test_case_02_a_process_joins_one_world_at_a_time_and_another_after_it(alone: Callable[[], None]) -> None:
     alone()
     with pytest.raises(RuntimeError, match="already initialized"):
         alone()
@@ -90,7 +90,7 @@ def test_case_02_one_world_at_a_time_and_another_after_it(alone: Callable[[], No
 
 
 @pytest.mark.parametrize("name", ["", "with space", "n" * 128])
-def test_case_03_names_that_no_worker_can_have(no_leaks: None, name: str) -> None:
+def test_case_03_an_invalid_worker_name_is_refused(no_leaks: None, name: str) -> None:
     with pytest.raises(RuntimeError, match="Worker name must"):
         rpc.init_rpc(name, rank=0, world_size=1)
 
@@ -126,19 +126,21 @@ FUNCTIONS: dict[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("to", ["worker1", "notebook"])
-def test_case_04_any_function_gives_what_it_gives_here(world: rpcbench.Cluster, kind: str, to: str) -> None:
+def test_case_04_a_remote_function_returns_the_same_value_as_a_local_one(
+    world: rpcbench.Cluster, kind: str, to: str
+) -> None:
     call = FUNCTIONS[kind]
     found = [rpc.rpc_sync(to, call, (1,)), rpc.rpc_async(to, call, (1,)).wait(), rpc.remote(to, call, (1,)).to_here()]
     assert found == [call(1)] * 3 == [11] * 3
 
 
-def test_case_04_so_do_operators_of_torch(world: rpcbench.Cluster) -> None:
+def test_case_04_a_remote_operator_of_torch_returns_the_same_value_as_a_local_one(world: rpcbench.Cluster) -> None:
     args = (torch.ones(2), 1)
     for found in (rpc.rpc_sync("worker1", torch.add, args), rpc.remote("worker1", torch.add, args).to_here()):
         assert torch.equal(found, torch.add(*args))
 
 
-def test_case_05_a_worker_is_given_by_name_number_or_info(world: rpcbench.Cluster) -> None:
+def test_case_05_a_worker_can_be_given_by_name_id_or_info(world: rpcbench.Cluster) -> None:
     info = rpc.get_worker_info("worker1")
     assert {rpc.rpc_sync(to, os.getpid) for to in ("worker1", 1, info)} == {world.pid("worker1")}
     assert rpc.rpc_sync("notebook", os.getpid) == os.getpid()
@@ -148,7 +150,7 @@ def test_case_05_a_worker_is_given_by_name_number_or_info(world: rpcbench.Cluste
         rpc.rpc_sync(3.2, os.getpid)  # type: ignore[arg-type]
 
 
-def test_case_06_a_deadline_names_worker_and_time_none_is_none(world: rpcbench.Cluster) -> None:
+def test_case_06_a_timeout_error_names_worker_and_time_and_timeout_0_means_none(world: rpcbench.Cluster) -> None:
     with pytest.raises(RpcTimeoutError, match=r"RPC ran for more than set timeout \(300 ms\).*sleep on worker1"):
         rpc.rpc_sync("worker1", time.sleep, (3,), timeout=0.3)
     assert rpc.get_rpc_timeout() == 60
@@ -161,7 +163,7 @@ def test_case_06_a_deadline_names_worker_and_time_none_is_none(world: rpcbench.C
         rpc._set_rpc_timeout(60)
 
 
-def test_case_07_an_rref_whose_making_timed_out_is_an_error_wherever_it_is_used(world: rpcbench.Cluster) -> None:
+def test_case_07_an_rref_whose_creation_timed_out_raises_in_each_use(world: rpcbench.Cluster) -> None:
     rref = rpc.remote("worker1", time.sleep, (3,), timeout=0.2)
     creation = rref._creation
     assert creation is not None
@@ -185,7 +187,7 @@ def fail(error: Callable[..., BaseException], *args: Any) -> None:
     raise error(*args)
 
 
-def test_case_08_errors_keep_type_and_text(world: rpcbench.Cluster) -> None:
+def test_case_08_errors_keep_their_type_and_text(world: rpcbench.Cluster) -> None:
     for use in (lambda: rpc.rpc_sync("worker1", fail, (ValueError, r"not \x41")),
                 rpc.remote("worker1", fail, (ValueError, r"not \x41")).to_here):  # fmt: skip
         with pytest.raises(ValueError, match=r"^not \\x41$") as caught:
@@ -211,12 +213,12 @@ def give_back(value: Any) -> Any:
     return value
 
 
-def test_case_09_whoever_shares_it_with_whom_an_rref_ends_at_no_fork(world: rpcbench.Cluster) -> None:
+def test_case_09_a_shared_rref_works_everywhere_and_is_freed_after_its_last_fork(world: rpcbench.Cluster) -> None:
     made, own = rpc.remote("worker1", list, ((1,),)), rpc.RRef([2])
     assert rpc.rpc_sync("worker1", fetch, (made,)) == [1], "to its owner"
     assert rpc.rpc_sync("worker2", fetch, (own,)) == [2], "from its owner"
     assert rpc.rpc_sync("worker2", fetch, (made,)) == [1], "from user to user"
-    assert rpc.rpc_sync("worker2", forward, (made, "worker1")) == [1], "home again"
+    assert rpc.rpc_sync("worker2", forward, (made, "worker1")) == [1], "back to its owner"
     del made, own
     until(lambda: nobody_uses_anything(world))
 
@@ -226,12 +228,12 @@ def slowly(seconds: float) -> str:
     return "made"
 
 
-def test_case_11_who_asks_for_a_value_before_it_is_made_waits(world: rpcbench.Cluster) -> None:
+def test_case_11_to_here_waits_until_the_value_exists(world: rpcbench.Cluster) -> None:
     rref = rpc.remote("worker1", slowly, (0.3,))
     assert rref.to_here() == rpc.rpc_sync("worker2", fetch, (rref,)) == "made"
 
 
-def test_case_12_rrefs_travel_wherever_they_are_in_a_value(world: rpcbench.Cluster) -> None:
+def test_case_12_rrefs_can_be_sent_anywhere_in_a_value(world: rpcbench.Cluster) -> None:
     rref = rpc.remote("worker1", list, ((1,),))
     assert rpc.rpc_sync("worker2", lambda given: given["in"][0].to_here(), ({"in": (rref,)},)) == [1]
     assert rpc.rpc_sync("worker2", functools.partial(fetch, rref)) == [1], "in a function with arguments"
@@ -267,12 +269,12 @@ def drop_held() -> None:
     _held.clear()
 
 
-def test_case_13_the_middle_of_a_chain_dies(world: rpcbench.Cluster) -> None:
+def test_case_13_a_fork_outlives_the_member_that_passed_it_on(world: rpcbench.Cluster) -> None:
     own = rpc.RRef([1])
     rpc.rpc_sync("worker1", pass_on_and_hold, (own, "worker2"))
     os.kill(world.pid("worker1"), signal.SIGKILL)
     until(lambda: world.workers == ["worker2"])
-    assert rpc.rpc_sync("worker2", use_held) == [1], "who got it from there still has it"
+    assert rpc.rpc_sync("worker2", use_held) == [1], "the member that got it from there still has it"
     with pytest.raises(WorkerLostError, match="worker1"):
         rpc.rpc_sync("worker1", max, (1, 2))
     rpc.rpc_sync("worker2", drop_held)
@@ -285,7 +287,7 @@ def nest(levels: int) -> int:
     return 0 if levels == 0 else 1 + rpc.rpc_sync(rpc.get_worker_info(), nest, (levels - 1,))
 
 
-def test_case_14_calls_to_oneself_nest_deeper_than_the_pool(world: rpcbench.Cluster) -> None:
+def test_case_14_calls_of_a_worker_to_itself_can_nest_deeper_than_its_pool(world: rpcbench.Cluster) -> None:
     assert rpc.rpc_sync("worker1", nest, (100,)) == 100
     assert rpc.rpc_sync("notebook", nest, (100,)) == 100
 
@@ -294,6 +296,6 @@ def call_back(number: int) -> int:
     return rpc.rpc_sync("notebook", max, (number, -1))
 
 
-def test_case_14_many_calls_that_call_back_at_once(world: rpcbench.Cluster) -> None:
+def test_case_14_many_calls_can_call_back_at_once(world: rpcbench.Cluster) -> None:
     calls = [rpc.rpc_async(f"worker{1 + number % 2}", call_back, (number,)) for number in range(64)]
     assert rpcbench.wait_all(calls) == list(range(64))
