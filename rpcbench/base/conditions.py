@@ -2,7 +2,8 @@
 
 `threading.Condition` and `Event` take a lock in Python code: a KeyboardInterrupt between two of its bytecodes leaves
 the lock held for ever, and then the thread that notifies hangs. No thread here holds a lock. Guarantees
-- `notify_all` and `set` never block, in any state of the waiting threads. Finalizers and signal handlers may call them, too.
+- `notify_all` and `set` never block, in any state of the waiting threads. Finalizers and signal handlers may call
+  them, too.
 - No change is missed: a thread registers its lock before it tests its condition.
 - No Ctrl-C is missed.
 """
