@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import types
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -93,18 +95,34 @@ def test_ctrl_c_exits_with_status_130_and_prints_no_error(
     assert capsys.readouterr().err == ""
 
 
-def test_lab_opens_the_notebooks_folder_unless_a_file_is_given(executed: list[list[str]], tmp_path: Path) -> None:
+def test_lab_opens_the_start_page(executed: list[list[str]], tmp_path: Path) -> None:
     main(["lab"])
     (tmp_path / "notebooks").mkdir()
     main(["lab", "--port", "8899"])
     (tmp_path / "mine.ipynb").touch()
     main(["lab", "mine.ipynb"])
     jupyterlab = [sys.executable, "-m", "jupyterlab"]
+    start = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"
     assert executed == [
-        jupyterlab,
-        [*jupyterlab, "notebooks", "--port", "8899"],
+        [*jupyterlab, start],
+        [*jupyterlab, start, "notebooks", "--port", "8899"],
         [*jupyterlab, "mine.ipynb"],
     ]
+
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+MINUTES = {"twenty minutes": 20, "twenty-five minutes": 25, "thirty minutes": 30}
+
+
+def test_the_start_page_describes_each_lesson_as_it_is() -> None:
+    rows = json.loads((NOTEBOOKS / "lessons.json").read_text())
+    assert [row["lesson"] for row in rows] == sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    for row in rows:
+        first = "".join(json.loads((NOTEBOOKS / f"{row['lesson']}.ipynb").read_text())["cells"][0]["source"])
+        assert first.splitlines()[0].removeprefix("# ").split(" · ")[-1] == row["title"]
+        said = [minutes for words, minutes in MINUTES.items() if f"these {words}" in first]
+        assert said in ([], [row["minutes"]]), row
+        ElementTree.parse(NOTEBOOKS / "pictures" / f"{row['lesson']}.svg")
 
 
 def test_lab_without_jupyterlab_names_the_install_command(

@@ -2,42 +2,44 @@
 // Guarantees: an action that would lose data on a worker asks for confirmation first. The kernel does the work, and the
 // session notifies the user of the result.
 
-import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 
 import { dropTarget } from './dropTarget';
 import type { KernelSessions } from './sessions';
-import { ALL, count, current, type Cluster, type ClusterAction, type Worker } from './strings';
-import { openPanel } from './tabs';
+import { ALL, current, DASHBOARD, STRINGS, type Cluster, type ClusterAction, type Worker } from './strings';
+import type { PanelTabs } from './tabs';
+
+const ASK = STRINGS.ask;
+const NOTEBOOK = STRINGS.picker.notebook;
 
 export class Actions {
-  constructor(app: JupyterFrontEnd, sessions: KernelSessions) {
-    this._app = app;
+  constructor(sessions: KernelSessions, tabs: PanelTabs) {
     this._sessions = sessions;
+    this._tabs = tabs;
   }
 
   async start(size?: number): Promise<void> {
-    const wanted = size ?? (await this._askNumber('Start workers', 2));
+    const wanted = size ?? (await this._askNumber(ASK.start, 2));
     if (wanted) {
-      await this._sessions.current?.perform({ do: 'start', size: wanted });
+      await this._sessions.current?.perform({ do: 'start', size: wanted }, STRINGS.start.doing(wanted));
     }
   }
 
   async scale(cluster = this._cluster, size?: number): Promise<void> {
-    const wanted = cluster && (size ?? (await this._askNumber('How many workers should there be?', cluster.workers.length)));
+    const wanted = cluster && (size ?? (await this._askNumber(ASK.scale, cluster.workers.length)));
     if (cluster && wanted && (await this._mayShrink(cluster, wanted))) {
       await this._act(cluster, 'scale', String(wanted));
     }
   }
 
   async restart(cluster = this._cluster, worker?: Worker): Promise<void> {
-    const chosen = worker ?? (cluster && (await this._askWorker(cluster, 'Restart a worker')));
+    const chosen = worker ?? (cluster && (await this._askWorker(cluster, ASK.restart)));
     if (!cluster || !chosen) {
       return;
     }
-    const warning = `${chosen.name} is still running. Everything it holds will be lost.`;
-    if (chosen.state === 'lost' || (await askToConfirm(`Restart ${chosen.name}?`, warning, 'Restart'))) {
-      await this._act(cluster, 'restart', chosen.name);
+    const { name, state } = chosen;
+    if (state === 'lost' || (await askToConfirm(ASK.restartOne(name), ASK.stillRuns(name), ASK.confirm.restart))) {
+      await this._act(cluster, 'restart', name);
     }
   }
 
@@ -48,8 +50,7 @@ export class Actions {
   }
 
   async stop(cluster = this._cluster): Promise<void> {
-    const warning = 'Everything its workers hold will be lost.';
-    if (cluster && (await askToConfirm(`Stop ${count(cluster.workers.length)}?`, warning, 'Stop'))) {
+    if (cluster && (await askToConfirm(ASK.stop(cluster.workers.length), ASK.lose, ASK.confirm.stop))) {
       await this._act(cluster, 'stop', ALL);
     }
   }
@@ -58,11 +59,12 @@ export class Actions {
     await this._sessions.current?.perform({ do: 'use', of: cluster.name });
   }
 
+  /** Open a panel, or the dashboard, of the current notebook. */
   async openPanel(name?: string): Promise<void> {
     const { current: session, notebook } = this._sessions;
-    const chosen = name ?? (await choose('Open a panel', session?.state?.panels ?? []));
-    if (session && notebook && chosen) {
-      await openPanel(this._app, notebook, session, chosen);
+    const chosen = name ?? (await choose(ASK.panel, [DASHBOARD, ...(session?.state?.panels ?? [])]));
+    if (notebook && chosen) {
+      this._tabs.open(notebook, chosen);
     }
   }
 
@@ -70,9 +72,9 @@ export class Actions {
   async setTarget(target?: string): Promise<void> {
     const { current: session, notebook } = this._sessions;
     const names = this._cluster?.workers.map(worker => worker.name) ?? [];
-    const chosen = target ?? (await choose('Run this cell on', ['notebook', ...names, 'all']));
-    if (chosen && !dropTarget(notebook?.content.activeCell, chosen === 'notebook' ? null : chosen)) {
-      session?.notify('Choose a code cell first: only code cells have a target.', true);
+    const chosen = target ?? (await choose(ASK.target, [NOTEBOOK, ...names, ALL]));
+    if (chosen && !dropTarget(notebook?.content.activeCell, chosen === NOTEBOOK ? null : chosen)) {
+      session?.notify(ASK.noCell, true);
     }
   }
 
@@ -85,7 +87,7 @@ export class Actions {
   }
 
   private async _askNumber(title: string, value: number): Promise<number | null> {
-    const result = await InputDialog.getNumber({ title, value, label: 'Workers' });
+    const result = await InputDialog.getNumber({ title, value, label: STRINGS.workers });
     return result.button.accept && result.value && result.value >= 1 ? Math.floor(result.value) : null;
   }
 
@@ -96,11 +98,11 @@ export class Actions {
 
   private async _mayShrink(cluster: Cluster, size: number): Promise<boolean> {
     const excess = cluster.workers.length - size;
-    return excess <= 0 || askToConfirm(`End ${count(excess)}?`, 'Everything they hold will be lost.', 'End');
+    return excess <= 0 || askToConfirm(ASK.end(excess), ASK.loseThem, ASK.confirm.end);
   }
 
-  private readonly _app: JupyterFrontEnd;
   private readonly _sessions: KernelSessions;
+  private readonly _tabs: PanelTabs;
 }
 
 async function askToConfirm(title: string, body: string, label: string): Promise<boolean> {

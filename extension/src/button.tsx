@@ -14,7 +14,7 @@ export interface ButtonProps {
 }
 
 export function IconButton({ icon, label, disabled = false, flip = false, onClick }: ButtonProps): React.JSX.Element {
-  const className = `rb-icon${flip ? ' rb-flip' : ''}`;
+  const className = `rbx-icon${flip ? ' rbx-flip' : ''}`;
   return (
     <button
       className={className}

@@ -7,7 +7,7 @@ import React from 'react';
 import type { Actions } from './actions';
 import { IconButton } from './button';
 import { fewerIcon } from './icons';
-import { count, type Cluster } from './strings';
+import { STRINGS, type Cluster } from './strings';
 import { WorkerRow } from './worker';
 
 export interface ClusterProps {
@@ -21,32 +21,33 @@ export interface ClusterProps {
 
 export function ClusterCard({ cluster, several, disabled, actions }: ClusterProps): React.JSX.Element {
   const { name, kind, workers } = cluster;
-  const about = [count(workers.length), ...(kind === 'process' ? [] : [kind])].join(', ');
+  const words = STRINGS.cluster;
   return (
-    <section className="rb-cluster" aria-label={`Cluster ${name}`}>
+    <section className="rbx-cluster" aria-label={words.label(name)}>
       <header>
-        <h3>{name}</h3>
-        <span className="rb-about">{about}</span>
-        {several && cluster.current && <span className="rb-about">current</span>}
+        <div className="rbx-text">
+          <h3>{name}</h3>
+          <span className="rbx-about">{words.about(workers.length, kind)}</span>
+          {several && cluster.current && <span className="rbx-about">{words.current}</span>}
+        </div>
         {several && !cluster.current && (
-          <button className="rb-button" disabled={disabled} onClick={() => void actions.use(cluster)}>
-            use
+          <button className="rbx-button" disabled={disabled} onClick={() => void actions.use(cluster)}>
+            {words.use}
           </button>
         )}
-        <span className="rb-space" />
         <IconButton
           icon={fewerIcon}
-          label={`One fewer worker for ${name}`}
+          label={words.fewer(name)}
           disabled={disabled || workers.length < 2}
           onClick={() => void actions.scale(cluster, workers.length - 1)}
         />
         <IconButton
           icon={addIcon}
-          label={`One more worker for ${name}`}
+          label={words.more(name)}
           disabled={disabled}
           onClick={() => void actions.scale(cluster, workers.length + 1)}
         />
-        <IconButton icon={closeIcon} label={`Stop ${name}`} disabled={disabled} onClick={() => void actions.stop(cluster)} />
+        <IconButton icon={closeIcon} label={words.stop(name)} disabled={disabled} onClick={() => void actions.stop(cluster)} />
       </header>
       <ul>
         {workers.map(worker => (

@@ -1,18 +1,25 @@
 // Requests to a kernel that may be busy: each request is a comm of its own, opened on a subshell.
 // Guarantees: a request reaches the kernel while a cell runs, if the kernel supports subshells. `onEnd` is called once, when
-// the kernel closes the comm or is gone, and never after the page has closed it.
+// the kernel closes the comm or is gone, and never after the page has closed it. A page that is left or reloaded closes the
+// comms of its panels, so that the kernel does not go on computing them.
 
 import type { Kernel } from '@jupyterlab/services';
 import type { JSONObject } from '@lumino/coreutils';
 
-import type { KernelRequest, Reply } from './strings';
+import { STRINGS, type KernelRequest, type Reply } from './strings';
 
 const COMM_TARGET = 'rpcbench';
 const GONE: Kernel.Status[] = ['restarting', 'autorestarting', 'terminating', 'dead'];
 
+// Not those of sessions: with the last comm JupyterLab ends the subshell, where the kernel has not closed the others yet.
+const ofPanels = new Set<KernelComm>();
+window.addEventListener('pagehide', () => ofPanels.forEach(comm => comm.close()));
+
 export interface CommHandlers {
   onMessage?: (data: JSONObject) => void;
-  /** The kernel has closed the comm, with this data, or is gone. */
+  /** Whether the comm is a panel's. */
+  isPanel?: boolean;
+  /** The kernel has closed the comm, with this data, or is gone: then `gone` is true. */
   onEnd: (data: JSONObject) => void;
 }
 
@@ -39,6 +46,9 @@ export class KernelComm {
     }
     if (!this._isClosed) {
       this._comm.open(data);
+      if (this._handlers.isPanel) {
+        ofPanels.add(this);
+      }
     }
   }
 
@@ -51,7 +61,7 @@ export class KernelComm {
 
   private _onStatus(_: Kernel.IKernelConnection, status: Kernel.Status): void {
     if (GONE.includes(status)) {
-      this._end({ error: 'the kernel is gone' });
+      this._end({ error: STRINGS.kernelGone, gone: true });
     }
   }
 
@@ -64,6 +74,7 @@ export class KernelComm {
 
   private _detach(): void {
     this._isClosed = true;
+    ofPanels.delete(this);
     this._kernel.statusChanged.disconnect(this._onStatus, this);
   }
 

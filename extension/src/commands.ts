@@ -7,27 +7,29 @@ import type { ICommandPalette } from '@jupyterlab/apputils';
 
 import type { Actions } from './actions';
 import type { KernelSessions } from './sessions';
-import { current } from './strings';
+import { current, DASHBOARD, STRINGS } from './strings';
 
-const CATEGORY = 'rpcbench';
+const CATEGORY = STRINGS.product;
+const LABELS = STRINGS.commands;
 
 export function addCommands(
   app: JupyterFrontEnd, sessions: KernelSessions, actions: Actions, palette: ICommandPalette | null
 ): void {
   const canStart = () => sessions.current !== null && ['absent', 'loaded'].includes(sessions.current.phase);
   const hasCluster = () => current(sessions.current?.state ?? null) !== undefined;
-  const add = (id: string, label: string, isEnabled: () => boolean, execute: (args: Args) => Promise<void>) => {
-    app.commands.addCommand(`rpcbench:${id}`, { label, isEnabled, execute });
+  const add = (id: keyof typeof LABELS, isEnabled: () => boolean, execute: (args: Args) => Promise<void>) => {
+    app.commands.addCommand(`rpcbench:${id}`, { label: LABELS[id], isEnabled, execute });
     palette?.addItem({ command: `rpcbench:${id}`, category: CATEGORY });
   };
-  add('start', 'Start Workers…', canStart, ({ size }) => actions.start(size));
-  add('scale', 'Change the Number of Workers…', hasCluster, ({ size }) => actions.scale(undefined, size));
-  add('restart', 'Restart a Worker…', hasCluster, () => actions.restart());
-  add('interrupt', 'Interrupt All Workers', hasCluster, () => actions.interrupt());
-  add('stop', 'Stop All Workers…', hasCluster, () => actions.stop());
-  add('panel', 'Open a Panel…', hasCluster, ({ name }) => actions.openPanel(name));
-  add('target', 'Run This Cell on…', hasCluster, ({ target }) => actions.setTarget(target));
-  add('sidebar', 'Show the Sidebar', () => true, async () => app.shell.activateById('rpcbench-sidebar'));
+  add('start', canStart, ({ size }) => actions.start(size));
+  add('scale', hasCluster, ({ size }) => actions.scale(undefined, size));
+  add('restart', hasCluster, () => actions.restart());
+  add('interrupt', hasCluster, () => actions.interrupt());
+  add('stop', hasCluster, () => actions.stop());
+  add('dashboard', canStart, () => actions.openPanel(DASHBOARD));
+  add('panel', hasCluster, ({ name }) => actions.openPanel(name));
+  add('target', hasCluster, ({ target }) => actions.setTarget(target));
+  add('sidebar', () => true, async () => app.shell.activateById('rpcbench-sidebar'));
   const refresh = () => app.commands.notifyCommandChanged();
   sessions.changed.connect(refresh);
 }

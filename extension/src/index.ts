@@ -1,30 +1,34 @@
-// The plugin: it creates the sidebar, the commands, the target pickers and the status item, and adds them to JupyterLab.
+// The plugin: it creates the sidebar, the commands, the pages, the target pickers and the status item, and adds them to
+// JupyterLab.
 // Guarantees: magics can do everything that the extension does. It works without the optional services, such as the status
 // bar, which Jupyter Notebook does not have.
 
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import type { Cell } from '@jupyterlab/cells';
+import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { Actions } from './actions';
 import { addCommands } from './commands';
 import { acceptWorkers } from './drag';
+import { addPages } from './pages';
 import { TargetPicker } from './picker';
 import { revealCells } from './revealCell';
 import { KernelSessions } from './sessions';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
+import { PanelTabs } from './tabs';
 
 import '../style/index.css';
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: 'rpcbench:plugin',
-  description: 'Workers in a sidebar, a target for each cell, panels as tabs.',
+  description: 'Workers in a sidebar, a target for each cell, panels as tabs, a start page.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, IToolbarWidgetRegistry, IStatusBar, ILayoutRestorer, ILabShell],
+  optional: [ICommandPalette, IToolbarWidgetRegistry, IStatusBar, ILayoutRestorer, ILabShell, ILauncher],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
@@ -32,22 +36,26 @@ const plugin: JupyterFrontEndPlugin<void> = {
     toolbars: IToolbarWidgetRegistry | null,
     statusBar: IStatusBar | null,
     restorer: ILayoutRestorer | null,
-    lab: ILabShell | null
+    lab: ILabShell | null,
+    launcher: ILauncher | null
   ) => {
     const sessions = new KernelSessions(tracker);
-    const actions = new Actions(app, sessions);
+    const actions = new Actions(sessions, new PanelTabs(app, sessions, lab && restorer));
     const sidebar = new Sidebar(sessions, actions);
     app.shell.add(sidebar, lab ? 'left' : 'right', { rank: 600 });
     restorer?.add(sidebar, sidebar.id);
     addCommands(app, sessions, actions, palette);
+    if (lab) {
+      addPages(app, palette, launcher, restorer);
+    }
     toolbars?.addFactory<Cell>('Cell', 'rpcbench-target', cell => new TargetPicker(cell, sessions));
     tracker.widgetAdded.connect((_, panel) => acceptWorkers(panel));
     tracker.forEach(acceptWorkers);
     revealCells(tracker, id => app.shell.activateById(id));
     if (statusBar) {
       const item = new StatusItem(sessions, () => app.shell.activateById(sidebar.id));
-      const isActive = () => item.isShown;
-      statusBar.registerStatusItem('rpcbench:workers', { item, align: 'left', rank: 5, isActive, activeStateChanged: sessions.changed });
+      const place = { align: 'left', rank: 5, isActive: () => item.isShown, activeStateChanged: sessions.changed } as const;
+      statusBar.registerStatusItem('rpcbench:workers', { item, ...place });
     }
   }
 };

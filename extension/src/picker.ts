@@ -3,31 +3,32 @@
 // only that line. It is hidden in notebooks that do not use rpcbench.
 
 import type { Cell } from '@jupyterlab/cells';
+import { caretDownEmptyIcon } from '@jupyterlab/ui-components';
 import { Widget } from '@lumino/widgets';
 
 import { dropTarget } from './dropTarget';
 import { targetOf } from './remoteLine';
 import type { KernelSession } from './session';
 import type { KernelSessions } from './sessions';
-import { current } from './strings';
+import { ALL, current, STRINGS } from './strings';
 
-const TITLE =
-  "Where this cell runs: its first line, %%remote. Options on that line stay when the target changes; 'notebook' " +
-  'removes the line (undo brings it back).';
 const NOTEBOOK = ''; // the option's value for cells without `%%remote`
 
 export class TargetPicker extends Widget {
   constructor(cell: Cell, sessions: KernelSessions) {
     super({ node: document.createElement('div') });
-    this.addClass('rb-picker');
+    this.addClass('rbx-picker');
     this._cell = cell;
     this._sessions = sessions;
-    this._select.title = TITLE;
-    this._select.setAttribute('aria-label', 'Runs on');
+    this._select.title = STRINGS.picker.title;
+    this._select.setAttribute('aria-label', STRINGS.runsOn);
     // The keys that a user presses in the open list must not run the notebook's shortcuts.
     this._select.dataset.lmSuppressShortcuts = 'true';
     this._select.addEventListener('change', () => dropTarget(cell, this._select.value || null));
-    this.node.append(this._select);
+    // JupyterLab's own look of a list, as in the notebook's toolbar.
+    this.addClass('jp-HTMLSelect');
+    this.addClass('jp-DefaultStyle');
+    this.node.append(this._select, caretDownEmptyIcon.element({ tag: 'span', stylesheet: 'select', right: '7px', top: '5px' }));
     cell.model.contentChanged.connect(this._draw, this);
     this._draw();
   }
@@ -45,7 +46,7 @@ export class TargetPicker extends Widget {
    * and measures it when the page is idle; the cell must not move before that.
    */
   protected override onAfterAttach(): void {
-    requestIdleCallback(() => requestIdleCallback(() => this.addClass('rb-settled')));
+    requestIdleCallback(() => requestIdleCallback(() => this.addClass('rbx-settled')));
   }
 
   private _draw(): void {
@@ -66,17 +67,18 @@ export class TargetPicker extends Widget {
 
   /** Return the targets with their labels. */
   private _options(target: string | null): [string, string][] {
+    const words = STRINGS.picker;
     const auto = this._session?.state?.auto;
     const workers = current(this._session?.state ?? null)?.workers ?? [];
     const options: [string, string][] = [
-      [NOTEBOOK, auto ? `${auto} (%autoremote)` : 'notebook'],
-      ...workers.map(({ name, state }): [string, string] => [name, state === 'lost' ? `${name} (lost)` : name])
+      [NOTEBOOK, auto ? words.auto(auto) : words.notebook],
+      ...workers.map(({ name, state }): [string, string] => [name, state === 'lost' ? words.lost(name) : name])
     ];
     if (workers.length > 1) {
-      options.push(['all', 'all']);
+      options.push([ALL, ALL]);
     }
     if (target !== null && !options.some(([value]) => value === target)) {
-      options.push([target, target || '(no target yet)']);
+      options.push([target, target || words.none]);
     }
     return options;
   }

@@ -1,7 +1,9 @@
 // The connection to the rpcbench of one notebook's kernel: whether rpcbench is loaded there, and the state of its clusters.
 // Guarantees
 // - The question whether rpcbench is loaded is silent: nothing appears in the notebook, its history or its prompt numbers.
-// - `changed` is emitted after each change of `phase`, `state` and `notice`.
+// - `changed` is emitted after each change of `phase`, `state`, `doing` and `notice`.
+// - Nothing stale is shown: without a connection there is no state. A notice goes when a cluster comes or goes later, with the
+//   next action, and with the kernel; one that is no error goes after a while, too.
 // - A late reply of an earlier kernel or watch changes neither `phase` nor `state`.
 
 import type { ISessionContext } from '@jupyterlab/apputils';
@@ -10,18 +12,22 @@ import type { IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 
 import { KernelComm, sendRequest } from './comm';
-import { PROTOCOL_VERSION, type KernelRequest, type Reply, type State } from './strings';
+import { PROTOCOL_VERSION, STRINGS, type KernelRequest, type Reply, type State } from './strings';
 
 const LOAD = '%load_ext rpcbench';
 const LOADED = "'rpcbench' in get_ipython().extension_manager.loaded";
 // The kernel drops a page that has not renewed its lease for 150 seconds (`SidebarWatchers`).
 const RENEWAL_MILLISECONDS = 30_000;
+const NOTICE_MILLISECONDS = 12_000;
+// The result of an action and the change that it makes arrive within this time, in either order.
+const SAME_MILLISECONDS = 2_000;
 
 /**
  * none: there is no kernel, or it does not run Python. unknown: the page has asked the kernel, which replies when the running
- * cell has ended. absent: rpcbench is not loaded. loading: the kernel loads it. loaded: the page watches its clusters.
+ * cell has ended. unconnected: the connection to the kernel is lost. absent: rpcbench is not loaded. loading: the kernel loads
+ * it. loaded: the page watches its clusters.
  */
-export type Phase = 'none' | 'unknown' | 'absent' | 'loading' | 'loaded';
+export type Phase = 'none' | 'unknown' | 'unconnected' | 'absent' | 'loading' | 'loaded';
 
 /** A text for the user: the result of a request, or an error. */
 export interface Notice {
@@ -34,6 +40,7 @@ export class KernelSession implements IDisposable {
     this._context = context;
     context.kernelChanged.connect(this._onKernelChanged, this);
     context.statusChanged.connect(this._onStatus, this);
+    context.connectionStatusChanged.connect(this._onConnection, this);
     this._renewalTimer = window.setInterval(() => void this._renew(), RENEWAL_MILLISECONDS);
     this._onKernelChanged();
   }
@@ -47,6 +54,12 @@ export class KernelSession implements IDisposable {
   /** The state that the kernel sent last; null before the first one. */
   get state(): State | null {
     return this._state;
+  }
+
+  /** The running actions: those that the kernel reports, and before its first report the one that this page asks for. */
+  get doing(): string[] {
+    const reported = this._state?.doing ?? [];
+    return reported.length || !this._asked ? reported : [this._asked];
   }
 
   /** The result of the last request, or the last error. */
@@ -65,26 +78,46 @@ export class KernelSession implements IDisposable {
   dispose(): void {
     this._isDisposed = true;
     window.clearInterval(this._renewalTimer);
+    window.clearTimeout(this._noticeTimer);
     this._closeWatch();
     Signal.clearData(this);
   }
 
   /** Show the user a text; an empty one clears the notice. */
   notify(text: string, isError = false): void {
+    window.clearTimeout(this._noticeTimer);
     this._notice = text ? { text, isError } : null;
+    this._noticedAt = Date.now();
+    if (text && !isError) {
+      this._noticeTimer = window.setTimeout(() => this.notify(''), NOTICE_MILLISECONDS);
+    }
     this.changed.emit();
   }
 
-  /** Send a request and notify the user of its result. The kernel loads rpcbench first if it is not loaded. */
-  async perform(request: KernelRequest): Promise<void> {
+  /**
+   * Send a request and notify the user of its result. The kernel loads rpcbench first if it is not loaded. `asked` describes
+   * the action until the kernel reports it.
+   */
+  async perform(request: KernelRequest, asked = ''): Promise<void> {
+    this._asked = asked;
     this.notify('');
-    if (this._phase === 'absent' && !(await this._load())) {
-      return;
+    try {
+      if (this._phase !== 'absent' || (await this._load())) {
+        await this._request(request);
+      }
+    } finally {
+      this._asked = '';
+      this.changed.emit();
     }
+  }
+
+  private async _request(request: KernelRequest): Promise<void> {
     const { kernel } = this;
     if (kernel) {
       const reply = await sendRequest(kernel, request).catch((error: unknown): Reply => ({ error: String(error) }));
-      this.notify(reply.error ?? reply.text ?? 'rpcbench is no longer loaded in this kernel.', !reply.text);
+      if (kernel === this.kernel && ['loaded', 'absent'].includes(this._phase)) {
+        this.notify(reply.error ?? reply.text ?? STRINGS.notLoaded, !reply.text);
+      }
     }
   }
 
@@ -96,15 +129,23 @@ export class KernelSession implements IDisposable {
   }
 
   private _onKernelChanged(): void {
-    this._closeWatch();
-    this._setPhase(this.kernel ? 'unknown' : 'none');
+    this._forget(this.kernel ? 'unknown' : 'none');
     void this._detect();
+  }
+
+  private _onConnection(_: ISessionContext, status: Kernel.ConnectionStatus): void {
+    if (status === 'connected' && this._phase === 'unconnected') {
+      this._onKernelChanged();
+    } else if (status !== 'connected' && !['none', 'unknown'].includes(this._phase)) {
+      this._forget('unconnected');
+    }
   }
 
   private _onStatus(_: ISessionContext, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting') {
-      this._closeWatch();
-      this._setPhase('unknown');
+      this._forget('unknown');
+    } else if (status === 'dead') {
+      this._forget('none');
     } else if (this._phase === 'unknown' && !this._isDetecting) {
       void this._detect(); // the first status after a restart
     }
@@ -142,9 +183,9 @@ export class KernelSession implements IDisposable {
       return false;
     }
     if (reply.content.status !== 'ok') {
-      const why = reply.content.status === 'error' ? reply.content.evalue : 'it was interrupted';
+      const why = reply.content.status === 'error' ? reply.content.evalue : STRINGS.interrupted;
       this._setPhase('absent');
-      this.notify(`${LOAD} failed in this notebook's kernel: ${why}`, true);
+      this.notify(STRINGS.loadFailed(why), true);
       return false;
     }
     await this._watch();
@@ -174,10 +215,15 @@ export class KernelSession implements IDisposable {
     if (state.problem !== undefined) {
       this.notify(state.problem, true);
     } else if (state.speaks === PROTOCOL_VERSION) {
+      const numbers = (one: State | null) => one?.clusters.map(({ number }) => number).join(' ');
+      const hasChanged = this._state !== null && numbers(state) !== numbers(this._state);
       this._state = state;
+      if (hasChanged && Date.now() - this._noticedAt > SAME_MILLISECONDS) {
+        this._notice = null;
+      }
       this.changed.emit();
     } else {
-      this.notify('This kernel and this page have different versions of rpcbench: install the same version for both.', true);
+      this.notify(STRINGS.otherVersion, true);
     }
   }
 
@@ -200,6 +246,14 @@ export class KernelSession implements IDisposable {
     this._state = null;
   }
 
+  /** Forget all that the kernel has said. */
+  private _forget(phase: Phase): void {
+    this._closeWatch();
+    this._notice = null;
+    this._asked = '';
+    this._setPhase(phase);
+  }
+
   private _setPhase(phase: Phase, generation = this._generation): void {
     if (generation === this._generation && !this._isDisposed) {
       this._phase = phase;
@@ -209,9 +263,12 @@ export class KernelSession implements IDisposable {
 
   private readonly _context: ISessionContext;
   private readonly _renewalTimer: number;
+  private _noticeTimer = 0;
+  private _noticedAt = 0;
   private _phase: Phase = 'none';
   private _state: State | null = null;
   private _notice: Notice | null = null;
+  private _asked = '';
   private _comm: KernelComm | null = null;
   private _generation = 0;
   private _isDetecting = false;

@@ -4,7 +4,7 @@
 
 import type { Cell } from '@jupyterlab/cells';
 import { NotebookActions, type INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
-import { Signal } from '@lumino/signaling';
+import { Signal, type ISignal } from '@lumino/signaling';
 
 import { KernelSession } from './session';
 
@@ -23,6 +23,16 @@ export class KernelSessions {
 
   /** The current notebook, or something in its session, has changed. */
   readonly changed = new Signal<this, void>(this);
+
+  /** A notebook has been opened. */
+  get opened(): ISignal<unknown, NotebookPanel> {
+    return this._tracker.widgetAdded;
+  }
+
+  /** Return the open notebook at a path. */
+  find(path: string): NotebookPanel | undefined {
+    return this._tracker.find(one => one.context.path === path);
+  }
 
   get notebook(): NotebookPanel | null {
     return this._tracker.currentWidget;

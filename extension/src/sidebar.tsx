@@ -7,19 +7,22 @@ import React from 'react';
 import type { Actions } from './actions';
 import { ClusterCard } from './cluster';
 import { rpcbenchIcon } from './icons';
+import { ModeChips } from './modes';
+import { Progress } from './progress';
 import type { KernelSession } from './session';
 import type { KernelSessions } from './sessions';
 import { StartForm } from './start';
+import { DASHBOARD, STRINGS } from './strings';
 
 export class Sidebar extends ReactWidget {
   constructor(sessions: KernelSessions, actions: Actions) {
     super();
     this.id = 'rpcbench-sidebar';
-    this.addClass('rb-sidebar');
+    this.addClass('rbx-sidebar');
     this.title.icon = rpcbenchIcon;
-    this.title.caption = 'rpcbench: workers';
+    this.title.caption = STRINGS.sidebar;
     this.node.setAttribute('role', 'region');
-    this.node.setAttribute('aria-label', 'rpcbench: workers');
+    this.node.setAttribute('aria-label', STRINGS.sidebar);
     this._sessions = sessions;
     this._actions = actions;
     sessions.changed.connect(() => this.update());
@@ -30,11 +33,11 @@ export class Sidebar extends ReactWidget {
     const name = this._sessions.notebook?.title.label;
     return (
       <>
-        <header className="rb-head">
-          <h2>Workers</h2>
-          {name && <span className="rb-of">{name}</span>}
+        <header className="rbx-head">
+          <h2>{STRINGS.workers}</h2>
+          {name && <span className="rbx-of">{name}</span>}
         </header>
-        {session ? this._body(session) : <p className="rb-hint">Open a notebook to start workers for it.</p>}
+        {session ? this._body(session) : <p className="rbx-hint">{STRINGS.noNotebook}</p>}
         <News session={session} />
       </>
     );
@@ -43,11 +46,13 @@ export class Sidebar extends ReactWidget {
   private _body(session: KernelSession): React.JSX.Element {
     switch (session.phase) {
       case 'none':
-        return <p className="rb-hint">This notebook has no Python kernel.</p>;
+        return <p className="rbx-hint">{STRINGS.noKernel}</p>;
       case 'unknown':
-        return <p className="rb-hint">Waiting for the kernel…</p>;
+        return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
+      case 'unconnected':
+        return <p className="rbx-hint">{STRINGS.noConnection}</p>;
       case 'loading':
-        return <p className="rb-hint">Running %load_ext rpcbench in the kernel, once the running cell has ended…</p>;
+        return <p className="rbx-hint">{STRINGS.loading}</p>;
       case 'absent':
         return <StartForm loads={true} disabled={false} actions={this._actions} />;
       case 'loaded':
@@ -58,12 +63,17 @@ export class Sidebar extends ReactWidget {
   private _clusters(session: KernelSession): React.JSX.Element {
     const { state } = session;
     if (!state) {
-      return <p className="rb-hint">Waiting for the kernel…</p>;
+      return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
     }
-    const busy = state.doing.length > 0;
+    const busy = session.doing.length > 0;
     const several = state.clusters.length > 1;
     return (
       <>
+        {state.modes.length > 0 && (
+          <section className="rbx-modes" aria-label={STRINGS.modes.title}>
+            <ModeChips session={session} />
+          </section>
+        )}
         {state.clusters.map(one => (
           <ClusterCard key={one.name} cluster={one} several={several} disabled={busy} actions={this._actions} />
         ))}
@@ -78,15 +88,18 @@ export class Sidebar extends ReactWidget {
 }
 
 function Panels({ names, actions }: { names: string[]; actions: Actions }): React.JSX.Element {
+  const words = STRINGS.panels;
+  const button = (name: string, label: string, title: string, first = '') => (
+    <button key={name} className={`rbx-button ${first}`} onClick={() => void actions.openPanel(name)} title={title}>
+      {label}
+    </button>
+  );
   return (
-    <section className="rb-panels" aria-label="Panels">
-      <h3>Panels</h3>
+    <section className="rbx-panels" aria-label={words.title}>
+      <h3>{words.title}</h3>
       <div>
-        {names.map(name => (
-          <button key={name} className="rb-button" onClick={() => void actions.openPanel(name)} title={`Open the panel ${name} in a tab`}>
-            {name}
-          </button>
-        ))}
+        {button(DASHBOARD, words.dashboard, words.dashboardTip, 'rbx-first')}
+        {names.map(name => button(name, name, words.tip(name)))}
       </div>
     </section>
   );
@@ -94,15 +107,17 @@ function Panels({ names, actions }: { names: string[]; actions: Actions }): Reac
 
 /** The running actions and the session's notice; screen readers announce both. */
 function News({ session }: { session: KernelSession | null }): React.JSX.Element {
-  const doing = session?.state?.doing ?? [];
+  const doing = session?.doing ?? [];
   const notice = session?.notice;
   return (
-    <div className="rb-news">
-      <div role="status" className="rb-doing">
-        {doing.join('\n')}
+    <div className="rbx-news">
+      <div role="status" className="rbx-doing">
+        {doing.map(text => (
+          <Progress key={text} text={text} />
+        ))}
         {!notice?.isError && notice?.text}
       </div>
-      <div role="alert" className="rb-bad">
+      <div role="alert" className="rbx-bad">
         {notice?.isError && notice.text}
       </div>
     </div>

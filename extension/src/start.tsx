@@ -4,7 +4,7 @@
 import React, { useState } from 'react';
 
 import type { Actions } from './actions';
-import { count } from './strings';
+import { STRINGS } from './strings';
 
 export interface StartProps {
   /** Whether the kernel must load rpcbench first. */
@@ -21,9 +21,9 @@ export function StartForm({ loads, disabled, actions }: StartProps): React.JSX.E
     void actions.start(size);
   };
   return (
-    <form className="rb-start" onSubmit={start}>
+    <form className="rbx-start" onSubmit={start}>
       <label>
-        Workers{' '}
+        {STRINGS.workers}{' '}
         <input
           type="number"
           min={1}
@@ -32,17 +32,18 @@ export function StartForm({ loads, disabled, actions }: StartProps): React.JSX.E
           onChange={event => setSize(event.target.valueAsNumber)}
         />
       </label>
-      <button type="submit" className="rb-button rb-first" disabled={disabled || !isValid}>
-        Start {isValid && count(size)}
+      <button type="submit" className="rbx-button rbx-first" disabled={disabled || !isValid}>
+        {STRINGS.start.button(isValid ? size : undefined)}
       </button>
-      <p className="rb-hint">
-        {loads && (
-          <>
-            Runs <code>%load_ext rpcbench</code> in this notebook&apos;s kernel first.{' '}
-          </>
-        )}
-        The same as <code>%cluster start {isValid ? size : 2}</code>.
+      <p className="rbx-hint">
+        {loads && <Coded text={`${STRINGS.start.loads} `} />}
+        <Coded text={STRINGS.start.same(isValid ? size : 2)} />
       </p>
     </form>
   );
+}
+
+/** A text whose parts between backticks are code. */
+function Coded({ text }: { text: string }): React.JSX.Element {
+  return <>{text.split('`').map((part, index) => (index % 2 ? <code key={index}>{part}</code> : part))}</>;
 }

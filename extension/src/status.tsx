@@ -1,16 +1,17 @@
-// The item in the status bar: the number of workers of the current notebook, and how many are lost. A click shows the
-// sidebar. JupyterLab shows the item only while rpcbench is loaded in the notebook's kernel.
+// The item in the status bar: the number of workers of the current notebook, how many are lost, and a chip for each mode that
+// is on. A click on the text shows the sidebar. JupyterLab shows the item only while rpcbench is loaded in the kernel.
 
 import { ReactWidget } from '@jupyterlab/ui-components';
 import React from 'react';
 
+import { ModeChips } from './modes';
 import type { KernelSessions } from './sessions';
-import { count } from './strings';
+import { STRINGS } from './strings';
 
 export class StatusItem extends ReactWidget {
   constructor(sessions: KernelSessions, activate: () => void) {
     super();
-    this.addClass('rb-status');
+    this.addClass('rbx-status');
     this._sessions = sessions;
     this._activate = activate;
     sessions.changed.connect(this._onChanged, this);
@@ -27,18 +28,20 @@ export class StatusItem extends ReactWidget {
 
   protected override render(): React.JSX.Element {
     return (
-      <button className="rb-status-button" onClick={this._activate} title="Show the workers in the sidebar">
-        {this._text()}
-      </button>
+      <>
+        <button className="rbx-status-button" onClick={this._activate} title={STRINGS.status.title}>
+          {this._text()}
+        </button>
+        <ModeChips session={this._sessions.current} />
+      </>
     );
   }
 
   private _text(): string {
-    const state = this._sessions.current?.state;
-    const workers = state?.clusters.flatMap(cluster => cluster.workers) ?? [];
+    const session = this._sessions.current;
+    const workers = session?.state?.clusters.flatMap(cluster => cluster.workers) ?? [];
     const lost = workers.filter(worker => worker.state === 'lost').length;
-    const doing = state?.doing[0];
-    return doing ?? `rpcbench: ${workers.length ? count(workers.length) : 'no workers'}${lost ? `, ${lost} lost` : ''}`;
+    return session?.doing[0] ?? STRINGS.status.text(workers.length, lost);
   }
 
   private readonly _sessions: KernelSessions;

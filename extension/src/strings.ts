@@ -1,8 +1,9 @@
-// The messages between the page and a kernel, as types, and the texts that several files show.
+// The messages between the page and a kernel, as types, and all texts that the extension shows, as one table.
 // `rpcbench/notebook/sidebar.py` defines the same messages: field names and values must be equal in both files.
+// Panels have a table of their own, `rpcbench/panels/strings.js`. States of workers: ready, busy, starting, stopped, lost.
 
 /** The version of the messages. If the kernel has another one, the page shows an error and ignores the kernel's state. */
-export const PROTOCOL_VERSION = 2;
+export const PROTOCOL_VERSION = 3;
 
 export type WorkerState = 'ready' | 'busy' | 'starting' | 'stopped' | 'lost';
 
@@ -21,10 +22,28 @@ export interface Worker {
 
 export interface Cluster {
   name: string;
+  /** Another cluster that is started under this name has another number. */
+  number: number;
   kind: string;
   /** Whether magics that name no cluster use this one. */
   current: boolean;
   workers: Worker[];
+}
+
+/** What stays on until somebody ends it: faults, held messages, a recording, `%autoremote`. */
+export interface Mode {
+  name: 'chaos' | 'held' | 'record' | 'autoremote';
+  /** What it is, in a few words: `drop 30 %, delay 0–50 ms`. */
+  text: string;
+  /** The request that ends it. */
+  end: ModeEnd;
+}
+
+export interface ModeEnd {
+  do: 'end';
+  mode: Mode['name'];
+  /** The cluster; empty for modes of the notebook. */
+  of: string;
 }
 
 export interface State {
@@ -33,6 +52,8 @@ export interface State {
   clusters: Cluster[];
   /** The targets of `%autoremote`; empty if cells without `%%remote` run in the notebook. */
   auto: string;
+  /** The modes that are on. */
+  modes: Mode[];
   /** The running actions, with their progress. */
   doing: string[];
   /** The names of the panels that can be opened. */
@@ -58,6 +79,7 @@ export type KernelRequest =
   | { do: 'start'; size: number }
   | { do: 'act'; of: string; action: ClusterAction; target: string }
   | { do: 'use'; of: string }
+  | ModeEnd
   | { do: 'stay'; watch: string };
 
 /** Return the current cluster: the one whose workers a cell's first line can name. */
@@ -68,3 +90,134 @@ export function current(state: State | null): Cluster | undefined {
 export function count(size: number): string {
   return `${size} worker${size === 1 ? '' : 's'}`;
 }
+
+/** The board of several panels in one tab. */
+export const DASHBOARD = 'dashboard';
+
+const LOAD = '%load_ext rpcbench';
+
+export const STRINGS = {
+  product: 'rpcbench',
+  workers: 'Workers',
+  sidebar: 'rpcbench: workers',
+  runsOn: 'Runs on',
+  noNotebook: 'Open a notebook to start workers for it.',
+  noKernel: 'This notebook has no Python kernel.',
+  waitsForKernel: 'Waiting for the kernel…',
+  noConnection: 'The connection to the kernel is lost. The page keeps trying to reach it.',
+  loading: `Loading rpcbench in the kernel (${LOAD}), after any cell that runs…`,
+  notLoaded: 'rpcbench is no longer loaded in this kernel.',
+  kernelGone: 'The kernel is gone.',
+  otherVersion: 'This kernel and this page have different versions of rpcbench: install the same version for both.',
+  loadFailed: (why: string) => `${LOAD} failed in this notebook's kernel: ${why}`,
+  interrupted: 'it was interrupted',
+
+  start: {
+    button: (size?: number) => (size ? `Start ${count(size)}` : 'Start'),
+    doing: (size: number) => `Starting ${count(size)}…`,
+    /** Text between backticks is shown as code. */
+    loads: `Runs \`${LOAD}\` in this notebook's kernel first.`,
+    same: (size: number) => `The same as \`%cluster start ${size}\`.`
+  },
+  cluster: {
+    label: (name: string) => `Cluster ${name}`,
+    about: (size: number, kind: string) => [count(size), ...(kind === 'process' ? [] : [kind])].join(', '),
+    current: 'current',
+    use: 'use',
+    fewer: (name: string) => `One fewer worker for ${name}`,
+    more: (name: string) => `One more worker for ${name}`,
+    stop: (name: string) => `Stop ${name}`
+  },
+  worker: {
+    drag: (name: string) => `Drag ${name} to a cell to run the cell there`,
+    target: (name: string) => `Let the active cell run on ${name}`,
+    interrupt: (name: string) => `Interrupt ${name}`,
+    restart: (name: string) => `Restart ${name}`,
+    startAgain: (name: string) => `Start ${name} again`,
+    lost: (why: string) => `lost: ${why}`,
+    restarted: (times: number) => `restarted ${times === 1 ? 'once' : times === 2 ? 'twice' : `${times} times`}`,
+    drop: (name: string) => `runs on ${name}`
+  },
+  picker: {
+    title:
+      "Where this cell runs: its first line, %%remote. Options on that line stay when the target changes; 'notebook' " +
+      'removes the line (undo brings it back).',
+    notebook: 'notebook',
+    auto: (targets: string) => `${targets} (%autoremote)`,
+    lost: (name: string) => `${name} (lost)`,
+    none: '(no target yet)'
+  },
+  ask: {
+    start: 'Start workers',
+    scale: 'How many workers should there be?',
+    restart: 'Restart a worker',
+    panel: 'Open a panel',
+    target: 'Run this cell on',
+    noCell: 'Choose a code cell first: only code cells have a target.',
+    restartOne: (name: string) => `Restart ${name}?`,
+    stillRuns: (name: string) => `${name} is still running. Everything it holds will be lost.`,
+    stop: (size: number) => `Stop ${count(size)}?`,
+    lose: 'Everything its workers hold will be lost.',
+    end: (size: number) => `End ${count(size)}?`,
+    loseThem: 'Everything they hold will be lost.',
+    confirm: { restart: 'Restart', stop: 'Stop', end: 'End' }
+  },
+  commands: {
+    start: 'Start Workers…',
+    scale: 'Change the Number of Workers…',
+    restart: 'Restart a Worker…',
+    interrupt: 'Interrupt All Workers',
+    stop: 'Stop All Workers…',
+    dashboard: 'Open the Dashboard',
+    panel: 'Open a Panel…',
+    target: 'Run This Cell on…',
+    sidebar: 'Show the Sidebar',
+    startPage: 'Start Page',
+    notebook: 'New rpcbench Notebook'
+  },
+  modes: {
+    title: 'On now',
+    end: (text: string) => `End: ${text}`,
+    endTip: (text: string, magic: string) => `${text}. A click ends it, as ${magic} does.`,
+    /** The magic, or the button of the step panel, that ends it, too. */
+    magic: { chaos: '%chaos off', record: '%record stop', autoremote: '%autoremote off', held: 'Release all' }
+  },
+  status: {
+    title: 'Show the workers in the sidebar',
+    text: (size: number, lost: number) =>
+      `rpcbench: ${size ? count(size) : 'no workers'}${lost ? `, ${lost} lost` : ''}`
+  },
+  panels: {
+    title: 'Panels',
+    dashboard: 'Dashboard',
+    dashboardTip: 'Workers, pipeline, autograd and messages as one board beside the notebook',
+    tip: (name: string) => `Open the panel ${name} in a tab`,
+    tab: (name: string, notebook: string) => `${name}: ${notebook}`,
+    caption: (name: string, path: string) => `The panel ${name} of ${path}`,
+    note: 'About this tab',
+    waitsForNotebook: (path: string) => `Waiting for ${path}…`,
+    notebookClosed: (path: string) => `${path} is not open.`,
+    noKernel: (path: string) => `${path} has no Python kernel now.`,
+    none: (path: string) => `No workers run in ${path}.`,
+    stopped: 'The workers are stopped. This is the last picture.',
+    open: 'Open the notebook',
+    close: 'Close this tab'
+  },
+  startPage: {
+    tab: 'rpcbench',
+    title: 'rpcbench',
+    about: 'Distributed PyTorch in notebooks: cells on workers, RPC, distributed autograd and pipelines you can watch.',
+    startHere: 'Start here',
+    newTitle: 'New rpcbench notebook',
+    newAbout: 'An empty notebook whose first cell starts two workers.',
+    newCaption: 'A notebook whose first cell starts two workers',
+    caption: 'Lessons, and a new notebook with two workers',
+    lessons: 'Lessons',
+    minutes: (count: number) => `${count} min`,
+    noLessons: 'There are no lessons in this folder. They are in the folder “notebooks” of the source of rpcbench.',
+    waits: 'Looking for lessons…'
+  }
+};
+
+/** The cells of a new rpcbench notebook. */
+export const FIRST_CELLS = [`${LOAD}\n%cluster start 2`, ''];

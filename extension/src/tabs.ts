@@ -1,62 +1,73 @@
-// Opens a live panel as a tab: beside the notebook in JupyterLab, and below it in Jupyter Notebook, which has one main tab.
-// The kernel creates the widget and sends its MIME bundle. The notebook's own renderers draw it, as only they know the
-// widgets of that kernel.
-// Guarantees: the tab closes with its notebook and with the kernel, and the kernel closes the panel when the tab closes.
+// Opens panels as tabs: the first one beside the notebook, each further one as a tab there. In Jupyter Notebook, which has one
+// main tab, they open below it.
+// Guarantees: a panel of a notebook is open once; opening it again shows it. JupyterLab restores the tabs after a reload.
 
-import type { JupyterFrontEnd } from '@jupyterlab/application';
-import { MainAreaWidget } from '@jupyterlab/apputils';
-import type { IMimeBundle } from '@jupyterlab/nbformat';
+import type { ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
+import { WidgetTracker } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
-import { UUID } from '@lumino/coreutils';
 
-import { KernelComm } from './comm';
-import { rpcbenchIcon } from './icons';
-import type { KernelSession } from './session';
+import { PanelTab } from './panelTab';
+import type { KernelSessions } from './sessions';
+import { DASHBOARD } from './strings';
 
-/** Ask the kernel for the panel `name`, and show it in a tab. */
-export async function openPanel(
-  app: JupyterFrontEnd, notebook: NotebookPanel, session: KernelSession, name: string
-): Promise<void> {
-  if (!session.kernel) {
-    return;
+const RESTORE = 'rpcbench:restore-panel';
+// A board needs half of this width to be readable. It opens below a notebook that is narrower.
+const BOARD_PIXELS = 1000;
+
+export class PanelTabs {
+  constructor(app: JupyterFrontEnd, sessions: KernelSessions, restorer: ILayoutRestorer | null) {
+    this._app = app;
+    this._sessions = sessions;
+    const execute = (args: { name?: string; path?: string }) => {
+      this._app.shell.add(this._make(args.name ?? DASHBOARD, args.path ?? ''), 'main', { activate: false });
+    };
+    app.commands.addCommand(RESTORE, { execute });
+    void restorer?.restore(this._tracker, {
+      command: RESTORE,
+      args: ({ name, path }) => ({ name, path }),
+      name: ({ name, path }) => `${name}:${path}`
+    });
+    void app.restored.then(() => this._tracker.forEach(tab => (tab.isRestored = true)));
   }
-  let tab: MainAreaWidget | null = null;
-  const comm = new KernelComm(session.kernel, {
-    onMessage: data => {
-      tab ??= addTab(app, notebook, name, data['bundle'] as IMimeBundle, () => comm.close());
-    },
-    onEnd: data => {
-      tab?.dispose();
-      if (typeof data['error'] === 'string') {
-        session.notify(data['error'], true);
-      }
+
+  /** Show the panel `name` of a notebook, or its dashboard. */
+  open(notebook: NotebookPanel, name: string): void {
+    const { shell } = this._app;
+    const there = this._tracker.find(tab => tab.name === name && tab.notebook === notebook);
+    if (there) {
+      return shell.activateById(there.id);
     }
-  });
-  notebook.disposed.connect(() => tab?.dispose());
-  await comm.open({ do: 'panel', name });
-}
-
-function addTab(
-  app: JupyterFrontEnd, notebook: NotebookPanel, name: string, bundle: IMimeBundle, onClosed: () => void
-): MainAreaWidget {
-  const model = new OutputAreaModel({ trusted: true });
-  const content = new SimplifiedOutputArea({ model, rendermime: notebook.content.rendermime });
-  const tab = new MainAreaWidget({ content });
-  tab.id = `rpcbench-panel-${UUID.uuid4()}`;
-  tab.addClass('rb-tab');
-  tab.toolbar.hide();
-  tab.title.label = `${name}: ${notebook.title.label}`;
-  tab.title.caption = `The panel ${name} of ${notebook.context.path}`;
-  tab.title.icon = rpcbenchIcon;
-  tab.title.closable = true;
-  tab.disposed.connect(onClosed);
-  model.add({ output_type: 'display_data', data: bundle, metadata: {} });
-  if (app.name === 'JupyterLab') {
-    app.shell.add(tab, 'main', { mode: 'split-right', ref: notebook.id });
-  } else {
-    app.shell.add(tab, 'down');
-    app.shell.activateById(tab.id);
+    const others = this._others(notebook);
+    const tab = this._make(name, notebook.context.path);
+    tab.isRestored = true;
+    if (this._app.name !== 'JupyterLab') {
+      shell.add(tab, 'down');
+      shell.activateById(tab.id);
+    } else if (others.length) {
+      shell.add(tab, 'main', { mode: 'tab-after', ref: others.at(-1)! });
+    } else {
+      const isNarrow = name === DASHBOARD && notebook.node.clientWidth < BOARD_PIXELS;
+      shell.add(tab, 'main', { mode: isNarrow ? 'split-bottom' : 'split-right', ref: notebook.id });
+    }
   }
-  return tab;
+
+  /** The ids of the tabs in the main area that a new one joins: those of the notebook, or else of other ones. */
+  private _others(notebook: NotebookPanel): string[] {
+    const main = new Set(this._app.shell.widgets('main'));
+    const tabs = this._tracker.filter(tab => main.has(tab));
+    const own = tabs.filter(tab => tab.notebook === notebook);
+    return (own.length ? own : tabs).map(tab => tab.id);
+  }
+
+  private _make(name: string, path: string): PanelTab {
+    const open = (notebook: string) => void this._app.commands.execute('docmanager:open', { path: notebook });
+    const tab = new PanelTab(name, path, this._sessions, open);
+    void this._tracker.add(tab);
+    tab.title.changed.connect(() => void this._tracker.save(tab)); // the notebook has another path
+    return tab;
+  }
+
+  private readonly _app: JupyterFrontEnd;
+  private readonly _sessions: KernelSessions;
+  private readonly _tracker = new WidgetTracker<PanelTab>({ namespace: 'rpcbench-panels' });
 }

@@ -7,7 +7,7 @@ import React from 'react';
 import type { Actions } from './actions';
 import { IconButton } from './button';
 import { startDrag } from './drag';
-import type { Cluster, Worker, WorkerState } from './strings';
+import { STRINGS, type Cluster, type Worker, type WorkerState } from './strings';
 
 export interface WorkerProps {
   worker: Worker;
@@ -19,27 +19,33 @@ export interface WorkerProps {
 export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): React.JSX.Element {
   const { name, state } = worker;
   const lost = state === 'lost';
+  const words = STRINGS.worker;
   return (
     <li
-      className={`rb-worker rb-${state}`}
+      className={`rbx-worker rbx-${state}`}
       data-worker={name}
       draggable={cluster.current && !lost}
       onDragStart={event => startDrag(event.dataTransfer, name)}
-      title={cluster.current && !lost ? `Drag ${name} to a cell to run the cell there` : undefined}
+      title={cluster.current && !lost ? words.drag(name) : undefined}
     >
       <Mark state={state} />
-      <span className="rb-name">{name}</span>
-      <span className="rb-about">{describe(worker)}</span>
-      <span className="rb-space" />
+      <div className="rbx-text">
+        <span className="rbx-name">{name}</span>
+        {describe(worker).map(text => (
+          <span key={text} className="rbx-about">
+            {text}
+          </span>
+        ))}
+      </div>
       {cluster.current && !lost && (
-        <IconButton icon={undoIcon} label={`Let the active cell run on ${name}`} onClick={() => void actions.setTarget(name)} flip />
+        <IconButton icon={undoIcon} label={words.target(name)} onClick={() => void actions.setTarget(name)} flip />
       )}
       {!lost && (
-        <IconButton icon={stopIcon} label={`Interrupt ${name}`} onClick={() => void actions.interrupt(cluster, name)} />
+        <IconButton icon={stopIcon} label={words.interrupt(name)} onClick={() => void actions.interrupt(cluster, name)} />
       )}
       <IconButton
         icon={refreshIcon}
-        label={lost ? `Start ${name} again` : `Restart ${name}`}
+        label={lost ? words.startAgain(name) : words.restart(name)}
         disabled={disabled}
         onClick={() => void actions.restart(cluster, worker)}
       />
@@ -47,23 +53,26 @@ export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): 
   );
 }
 
-function describe({ state, note, start, cpu }: Worker): string {
-  const again = start > 1 ? [`start ${start}`] : [];
-  const load = cpu > 0 ? [`${cpu} %`] : [];
-  return (note ? [`lost: ${note}`] : [state, ...load, ...again]).join(' · ');
+/** Return the parts of the text; each stays in one line if it fits. */
+function describe({ state, note, start, cpu }: Worker): string[] {
+  if (note) {
+    return [STRINGS.worker.lost(note)];
+  }
+  const now = cpu > 0 ? `${state} · ${cpu} %` : state;
+  return start > 1 ? [`${now}, `, STRINGS.worker.restarted(start - 1)] : [now];
 }
 
 const SHAPES: Record<WorkerState, React.JSX.Element> = {
   ready: <circle cx="6" cy="6" r="4.5" />,
   busy: <path d="M2 1.5 10.5 6 2 10.5Z" />,
-  starting: <circle cx="6" cy="6" r="4" className="rb-hollow" />,
+  starting: <circle cx="6" cy="6" r="4" className="rbx-hollow" />,
   stopped: <path d="M2 1.5h3v9H2zM7 1.5h3v9H7z" />,
-  lost: <path d="M2 2 10 10M10 2 2 10" className="rb-hollow" />
+  lost: <path d="M2 2 10 10M10 2 2 10" className="rbx-hollow" />
 };
 
 function Mark({ state }: { state: WorkerState }): React.JSX.Element {
   return (
-    <svg className="rb-mark" viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
+    <svg className="rbx-mark" viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
       {SHAPES[state]}
     </svg>
   );

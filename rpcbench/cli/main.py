@@ -19,6 +19,7 @@ import rpcbench
 from rpcbench.base.errors import RpcError
 
 _INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
+_START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"  # for `extension/src/pages.ts`
 _PASS = {"--pass-local-rank", "--pass_local_rank"}
 
 
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     launch.set_defaults(run=_launch)
 
     lab = commands.add_parser(
-        "lab", help="open JupyterLab on the notebooks", epilog="Everything after `lab` is passed on to JupyterLab."
+        "lab", help="open JupyterLab on a start page", epilog="Everything after `lab` is passed on to JupyterLab."
     )
     lab.set_defaults(run=_lab)
 
@@ -131,12 +132,13 @@ def _run_rank() -> None:
 
 
 def _lab(options: argparse.Namespace) -> None:
-    """Open JupyterLab on ./notebooks, if it exists, unless the arguments name a path."""
+    """Open JupyterLab on the extension's start page, in ./notebooks if it exists, unless the arguments name a path."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise SystemExit("rpcbench lab: JupyterLab is not installed here; `pip install 'rpcbench[lab]'` brings it")
     named = any(Path(argument).exists() for argument in options.rest)
-    lessons = [] if named or not Path("notebooks").is_dir() else ["notebooks"]
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *lessons, *options.rest])
+    folder = ["notebooks"] if Path("notebooks").is_dir() else []
+    start = [] if named else [_START, *folder]
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *start, *options.rest])
 
 
 def _secret(options: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ import addresses
 import nbformat
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
@@ -76,6 +76,11 @@ EVALUATE = """async ([code, expression]) => {
   const reply = await kernel.requestExecute(ask).done;
   return reply.content.user_expressions.value;
 }"""
+ACTIVATE = """name => {
+  const { shell } = window.jupyterapp;
+  shell.activateById([...shell.widgets('main')].find(one => one.context?.path === name).id);
+}"""
+IS_OPEN = "name => [...(window.jupyterapp?.shell?.widgets?.('main') ?? [])].some(one => one.context?.path === name)"
 
 
 def missing() -> str | None:
@@ -135,14 +140,30 @@ class Lab:
         page.locator(".jp-Toolbar-kernelName", has_text="No Kernel").wait_for()
         return Notebook(page, notebook.name, notebook.sources)
 
-    def _page(self, name: str, width: int, height: int, scale: float) -> Page:
+    def visit(
+        self, place: str, width: int = 1440, height: int = 900, scale: float = 1, option: str | None = None
+    ) -> Page:
+        """A page at an address of the server, `place`, which ends with `?` or `&`; `option` is set in it.
+
+        It is set as by the server of `rpcbench lab`: in the configuration within the page."""
         page = self._browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         page.set_default_timeout(1e3 * SECONDS)
         page.on("pageerror", lambda error: self._failed(str(error)))
         page.on("request", lambda request: self._asked(request.url))
         page.on("websocket", lambda opened: self._asked(opened.url))
-        place = PLACES[self.front].format(name)
+        if option is not None:
+            mark = '"appName":'
+
+            def fulfill(route: Route) -> None:
+                answer = route.fetch()
+                route.fulfill(response=answer, body=answer.text().replace(mark, f'"{option}": "yes", {mark}', 1))
+
+            page.route(lambda url: "/lab/tree" in url, fulfill)
         page.goto(f"{self._address}/{place}token={self._token}", wait_until="domcontentloaded")
+        return page
+
+    def _page(self, name: str, width: int, height: int, scale: float) -> Page:
+        page = self.visit(PLACES[self.front].format(name), width, height, scale)
         page.wait_for_function(READY, polling=100)
         return page
 
@@ -173,6 +194,17 @@ class Notebook:
 
     def output(self, text: str) -> Locator:
         return self.cell(text).locator(".jp-OutputArea-output")
+
+    def activate(self) -> None:
+        """Make it the current tab of the page, once it is open."""
+        self.page.wait_for_function(IS_OPEN, arg=self.name)
+        self.page.evaluate(ACTIVATE, self.name)
+
+    def reload(self) -> None:
+        """Reload the page; returns when the kernel can run cells."""
+        self.page.reload(wait_until="domcontentloaded")
+        self.activate()
+        self.page.wait_for_function(READY, polling=100)
 
     def run(self, text: str) -> None:
         """Begin to run one cell."""
@@ -287,17 +319,16 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
 
-# A moment in the middle of training at which a step that runs shows forwards and backwards, and the context next to it
-# all pairs. From then on the panels stand still, so that the picture is of one moment.
+# A moment in the middle of training at which a whole step is shown, and next to it a context in which backward has run.
+# From then on the panels stand still, so that the picture is of one moment.
 MOMENT = """([index, first]) => {
   const count = what => document.querySelectorAll(what).length;
   const cells = document.querySelectorAll('.jp-Notebook .jp-Cell');
   const cell = cells[index];
   const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
-  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-card:not(.rb-gone)'];
-  const runs = document.querySelector('.rb-pipeline .rb-stats')?.textContent.includes('so far');
-  const good = epochs >= 5 && runs && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
-    count(card) === 1 && count(`${card} .rb-paired`) === 1 && count(`${card} [data-member]`) === 3;
+  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-autograd .rb-card'];
+  const good = epochs >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
+    count(`${card} .rb-back`) === 1 && count(`${card} .rb-block.rb-ran`) === 2;
   if (good) {
     window.requestAnimationFrame = () => 0;
     cells[first].scrollIntoView({block: 'start'});
@@ -332,8 +363,8 @@ with dist_autograd.context() as context_id:
 ]
 HELD = """() => {
   const parts = [...document.querySelectorAll('.rb-part')].filter(part => part.dataset.left > 0);
-  const ran = document.querySelector('.rb-ran:not(.rb-legend *)');
-  const good = parts.length > 1 && ran && document.querySelector('.rb-leaf');
+  const ran = document.querySelector('.rb-block:is(.rb-ran, .rb-partly)');
+  const good = parts.length > 1 && ran && document.querySelector('.rb-leaf-line');
   if (good) window.requestAnimationFrame = () => 0;
   return Boolean(good);
 }"""

@@ -1,12 +1,14 @@
-"""What a user of JupyterLab does without a magic: starts workers, aims cells, restarts a worker, opens a panel."""
+"""What a user of JupyterLab does without a magic: starts workers, aims cells, opens panels and lessons."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import nbformat
 import pytest
+from lab import ROOT, settles
 from worlds import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
@@ -16,13 +18,24 @@ OPTIONS = "%%remote worker2 -o y\ny = 6 * 7"
 DROPPED = "print('dropped')"
 WORKERS = "cluster.workers if 'cluster' in globals() else None"
 PANELS = "[type(w).__name__ for w in __import__('ipywidgets').Widget.widgets.values() if 'Panel' in str(type(w))]"
-RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
 NARROW = """from rpcbench import rpc
 made_here = 'a long line, which begins at the left and goes on to the right until the toolbar would lie upon it, and on'
 rref = rpc.remote('worker1', complex, (1, 2))
 _ = rref.to_here()"""
 LAST = "at = 'the end'"
+KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+DRAG_OVER = """index => {
+  const dataTransfer = new DataTransfer();
+  const how = { dataTransfer, bubbles: true, cancelable: true };
+  const fire = (node, type) => node.dispatchEvent(new DragEvent(type, how));
+  fire(document.querySelector('.rbx-sidebar [data-worker=worker2]'), 'dragstart');
+  fire(document.querySelectorAll('.jp-Notebook .jp-Cell')[index].querySelector('.cm-content'), 'dragover');
+}"""
+CUT = """() => [...document.querySelectorAll('.rbx-sidebar .rbx-text, .rbx-sidebar .rbx-text *')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
+    || one.getBoundingClientRect().right > one.closest('.rbx-sidebar').getBoundingClientRect().right)
+  .map(one => one.textContent)"""
 IN_SIGHT = """index => {
   const { content } = jupyterapp.shell.currentWidget;
   const { top, bottom } = content.widgets[index].node.getBoundingClientRect();
@@ -64,10 +77,12 @@ def test_a_session_by_clicks(notebook, side, tmp_path):
     _start(notebook, side)
     _aim(notebook, side)
     _restart_while_a_cell_runs(notebook, side)
-    _panel_while_a_cell_runs(notebook, side)
+    _panels_while_a_cell_runs(notebook, side)
     (tmp_path / "go").touch()
     notebook.ended("'waits'")
+    _end_what_is_on(notebook, side)
     _change_the_number(side)
+    _lose_the_connection(notebook, side)
     _stop(notebook, side)
     _begin_anew(notebook, side)
 
@@ -75,6 +90,7 @@ def test_a_session_by_clicks(notebook, side, tmp_path):
 def _start(notebook, side):
     side.get_by_text("Runs %load_ext rpcbench in this notebook's kernel first").wait_for()
     side.get_by_role("button", name="Start 2 workers").click()
+    side.get_by_role("status").filter(has_text="Starting 2 workers").locator("progress").wait_for()
     side.get_by_role("listitem").filter(has_text="worker2ready").wait_for()
     until(lambda: notebook.value(WORKERS) == ["worker1", "worker2"], "both workers")
     notebook.page.get_by_role("button", name="rpcbench: 2 workers").wait_for()
@@ -108,6 +124,13 @@ def _drag(notebook, side):
         return source.inner_text() == wanted
 
     until(dropped, "worker2 dragged to a cell")
+    over = notebook.page.locator(".rbx-over")
+    assert over.count() == 0
+    notebook.page.evaluate(DRAG_OVER, notebook.index(DROPPED))
+    assert over.evaluate("e => getComputedStyle(e, '::after').content") == '"runs on worker2"'
+    assert over.evaluate_all("all => all.map(e => e.classList.contains('jp-CodeCell'))") == [True]
+    notebook.page.evaluate("document.querySelector('.jp-NotebookPanel').dispatchEvent(new DragEvent('dragleave'))")
+    assert over.count() == 0
 
 
 def _restart_while_a_cell_runs(notebook, side):
@@ -118,15 +141,57 @@ def _restart_while_a_cell_runs(notebook, side):
     side.get_by_role("listitem").filter(has_text="worker2lost: killed by SIGKILL").wait_for()
     notebook.page.get_by_role("button", name="rpcbench: 2 workers, 1 lost").wait_for()
     side.get_by_role("button", name="Start worker2 again").press("Enter")
-    side.get_by_role("listitem").filter(has_text="worker2ready").filter(has_text="start 2").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker2ready, restarted once").wait_for()
+    assert notebook.page.evaluate(CUT) == []
     side.get_by_role("status").filter(has_text="Started again: worker2.").wait_for()
 
 
-def _panel_while_a_cell_runs(notebook, side):
+def _panels_while_a_cell_runs(notebook, side):
+    """The first panel stands right of the notebook, the next one is a tab beside the first."""
+    page = notebook.page
+    code = page.locator(".jp-NotebookPanel")
+    whole = code.bounding_box()
     side.get_by_role("button", name="rrefs", exact=True).click()
-    tab = notebook.page.locator(".rb-tab")
+    tab = page.locator(".rbx-tab")
     tab.locator(".rb-panel").filter(has_text="worker2").wait_for()
+    half, first = code.bounding_box(), tab.bounding_box()
+    assert first["x"] >= half["x"] + half["width"] and 0.4 < half["width"] / whole["width"] < 0.6
+    for name in ("workers", "messages"):
+        side.get_by_role("button", name=name, exact=True).click()
+        page.locator(f".rbx-tab .rb-panel.rb-{name}").wait_for()
+    side.get_by_role("button", name="rrefs", exact=True).click()  # shows the one that is open
+    tab.first.wait_for()
+    assert tab.count() == 3 and code.bounding_box() == half and tab.first.bounding_box() == first
+    for name in ("workers", "messages"):
+        close(page, f"{name}: bench.ipynb")
     assert notebook.cell("'waits'").locator(".jp-InputPrompt").inner_text() == "[*]:"
+
+
+def close(page, name):
+    """Close a tab of the main area."""
+    page.get_by_role("tab", name=name).locator(".lm-TabBar-tabCloseIcon").click()
+
+
+def _end_what_is_on(notebook, side):
+    """A chip says that messages are lost; a click ends that."""
+    notebook.activate()
+    notebook.value("1", after="%chaos drop=0.3 delay=50ms")
+    chips = notebook.page.get_by_role("button", name="End: drop 30 %")
+    chips.nth(1).wait_for()  # one in the sidebar, one in the status bar
+    chips.first.click()
+    side.get_by_role("status").filter(has_text="Faults are off").wait_for()
+    chips.first.wait_for(state="detached")
+
+
+def _lose_the_connection(notebook, side):
+    """The workers go with the connection, and are there again with it."""
+    page = notebook.page
+    page.context.set_offline(True)
+    page.evaluate(f"() => {{ {KERNEL}.reconnect().catch(() => 0); }}")
+    side.get_by_text("The connection to the kernel is lost").wait_for()
+    assert side.get_by_role("listitem").count() == 0
+    page.context.set_offline(False)
+    side.get_by_role("listitem").filter(has_text="worker2ready").wait_for()
 
 
 def _change_the_number(side):
@@ -141,8 +206,8 @@ def _change_the_number(side):
 
 
 def _stop(notebook, side):
-    notebook.page.get_by_role("tab", name="rrefs: bench.ipynb").locator(".lm-TabBar-tabCloseIcon").click()
-    notebook.page.locator(".rb-tab").wait_for(state="detached")
+    close(notebook.page, "rrefs: bench.ipynb")
+    notebook.page.locator(".rbx-tab").wait_for(state="detached")
     side.get_by_role("button", name="Stop main").click()
     notebook.page.get_by_role("button", name="Stop", exact=True).click()
     side.get_by_role("status").filter(has_text="The cluster is stopped.").wait_for()
@@ -153,10 +218,109 @@ def _stop(notebook, side):
 def _begin_anew(notebook, side):
     """A kernel that was started again has nothing loaded, and the sidebar says so."""
     side.get_by_role("button", name="Start 2 workers").wait_for()
-    notebook.page.evaluate(RESTART)
+    notebook.page.evaluate(f"() => {KERNEL}.restart()")
     side.get_by_text("Runs %load_ext rpcbench in this notebook's kernel first").wait_for()
+    assert side.get_by_role("status").inner_text() == "", "news of the kernel before"
     notebook.run(DROPPED)  # its line is no magic there
     notebook.output(DROPPED).filter(has_text="`%%remote` not found").wait_for()
+
+
+AGAIN = "# at once\n%cluster stop\n%cluster start 2"
+CELLS = ["%load_ext rpcbench\n%cluster start 2", AGAIN]
+NAMES = ["workers", "pipeline", "autograd", "messages"]
+LOOK = """from ipywidgets import Widget
+from rpcbench.telemetry.collector import current_collector
+shown_ = [one for one in Widget.widgets.values() if type(one).__name__.endswith('Panel')]"""
+ALIVE = "sorted((type(w).__name__, w._source is current_collector()) for w in shown_)"
+ON_PAGE = "() => [...document.querySelectorAll('.rbx-board .rb-panel')].map(e => e.getBoundingClientRect().width)"
+SAVED = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.fetch('default'))"
+
+
+def test_the_dashboard_stays_through_reload_stop_and_restart(show):
+    cells = [nbformat.v4.new_code_cell(each) for each in CELLS]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "board.ipynb", width=1440, height=900)
+    page, board = notebook.page, notebook.page.locator(".rbx-board")
+    notebook.run("%load_ext")
+    notebook.ended("%load_ext")
+    page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
+    page.get_by_role("button", name="Dashboard", exact=True).click()
+    _shows_all(notebook)
+    code, first = page.locator(".jp-NotebookPanel").bounding_box(), board.bounding_box()
+    assert first["x"] >= code["x"] + code["width"] and min(page.evaluate(ON_PAGE)) > 450
+
+    until(lambda: "rpcbench-panels:dashboard:board.ipynb" in page.evaluate(SAVED), "the layout to be saved")
+    notebook.reload()
+    _shows_all(notebook)
+    assert board.bounding_box() == first
+    _stop_and_start_with_a_dashboard(notebook)
+    _open_a_dashboard_where_it_is_narrow(notebook)
+
+    page.evaluate(f"() => {KERNEL}.restart()")
+    board.get_by_text("No workers run in board.ipynb.").or_(board.get_by_text("The workers are stopped.")).wait_for()
+    assert board.locator(".rb-panel").count() == 4  # the last pictures
+    board.get_by_role("button", name="Close this tab").click()
+    board.wait_for(state="detached")
+    assert notebook.errors() == []
+
+
+def _shows_all(notebook):
+    """The dashboard shows its four panels, and the kernel has no others."""
+    board = notebook.page.locator(".rbx-board")
+    for name in NAMES:
+        board.locator(f"[data-panel={name}] .rb-panel").wait_for()
+    board.locator("[data-panel=workers] tr[data-worker='2']").wait_for()
+    board.locator(".rbx-note").wait_for(state="hidden")
+    notebook.activate()
+    # Those of this page only, and of the cluster that runs; two have a source of their own.
+    wanted = sorted((f"{name.capitalize()}Panel", name not in ("messages", "workers")) for name in NAMES)
+    settles(notebook.page, lambda: notebook.value(ALIVE, after=LOOK), wanted)
+
+
+def _stop_and_start_with_a_dashboard(notebook):
+    board = notebook.page.locator(".rbx-board")
+    notebook.value("1", after="%cluster stop")
+    board.get_by_text("The workers are stopped. This is the last picture.").wait_for()
+    assert board.locator(".rb-panel").count() == 4
+    board.get_by_role("button", name="Start 2 workers").click()
+    _shows_all(notebook)
+    notebook.run("# at once")
+    notebook.ended("# at once")
+    _shows_all(notebook)
+
+
+def _open_a_dashboard_where_it_is_narrow(notebook):
+    page, board = notebook.page, notebook.page.locator(".rbx-board")
+    close(page, "dashboard: board.ipynb")
+    board.wait_for(state="detached")
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.get_by_role("button", name="Dashboard", exact=True).click()
+    _shows_all(notebook)
+    code, here = page.locator(".jp-NotebookPanel").bounding_box(), board.bounding_box()
+    assert here["y"] >= code["y"] + code["height"] and min(page.evaluate(ON_PAGE)) > 450
+
+
+def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
+    lessons = lab.folder / "notebooks"
+    shutil.copytree(ROOT / "notebooks" / "pictures", lessons / "pictures")
+    for name in ("lessons.json", "01_hello_rpc.ipynb"):
+        shutil.copy(ROOT / "notebooks" / name, lessons)
+    page = lab.visit("lab/tree/notebooks?reset&", option="rpcbenchStart")
+    start = page.locator(".rbx-start-page")
+    cards = start.get_by_role("list", name="Lessons").get_by_role("button")
+    cards.nth(16).wait_for()
+    first = cards.first.inner_text()
+    assert "Start here" in first and "10 min" in first
+    page.wait_for_function("() => [...document.querySelectorAll('.rbx-card img')].every(one => one.naturalWidth > 0)")
+
+    cards.filter(has_text="Hello, RPC").press("Enter")
+    page.get_by_role("heading", name="01 · Hello, RPC").wait_for()
+    page.evaluate("jupyterapp.commands.execute('rpcbench:start-page')")
+    assert start.count() == 1
+    start.get_by_role("button", name="New rpcbench notebook").click()
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").get_by_text("%cluster start 2").wait_for()
+    page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
+    section = page.locator(".jp-Launcher-section").filter(has_text="rpcbench")
+    assert section.locator(".jp-LauncherCard").all_inner_texts() == ["New rpcbench notebook", "Start Page"]
 
 
 @pytest.mark.long
@@ -174,7 +338,7 @@ def test_a_narrow_cell_has_its_picker_and_a_tab_finds_a_cell(show):
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     side = page.get_by_role("region", name="rpcbench: workers")
     side.get_by_role("button", name="rrefs", exact=True).click()
-    link = page.locator(".rb-tab").get_by_role("link", name="show cell 2, which made RRef 0.0 on notebook")
+    link = page.locator(".rbx-tab").get_by_role("link", name="show cell 2, which made RRef 0.0 on notebook")
     link.wait_for()
     _aim_where_it_is_narrow(notebook)
 
