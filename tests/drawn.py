@@ -11,14 +11,23 @@ NO_STEP = "\N{EN DASH}"
 
 # ---- autograd
 
+# By context: the panel shows one, and it counts only while it is open.
 CONTEXTS = """() => {
   const number = (node, name) => node.dataset[name] === undefined ? null : Number(node.dataset[name]);
   const each = (card, what, key, value) =>
     Object.fromEntries([...card.querySelectorAll(what)].map(one => [key(one), value(one)]));
+  const links = card => {
+    const found = {};
+    for (const one of card.querySelectorAll('.rb-message')) {
+      const link = found[`${one.dataset.from}>${one.dataset.to}`] ??= [0, 0];
+      link[0] += number(one, 'sent');
+      link[1] += number(one, 'received');
+    }
+    return found;
+  };
   const cards = [...document.querySelectorAll('.rb-card:not(.rb-gone)')];
   return Object.fromEntries(cards.map(card => [card.dataset.context, {
-    links: each(card, '[data-link]', one => one.dataset.link,
-      one => [number(one, 'sent'), number(one, 'received'), one.dataset.state]),
+    links: links(card),
     members: each(card, '[data-member]', one => one.dataset.member,
       one => [number(one, 'sends'), number(one, 'recvs')]),
     passes: each(card, '.rb-part', one => `${one.dataset.pass} ${one.dataset.worker}`,
@@ -30,10 +39,12 @@ CONTEXTS = """() => {
 
 
 def contexts(everywhere: Tables) -> dict[str, Any]:
-    """The same values from the tables of all members; only of contexts that their makers hold, if there are any."""
+    """The same values of all open contexts, from the tables of all members. A link: messages sent, and received."""
     found: dict[str, Any] = {}
     for worker, tables in everywhere.items():
         for key, row in tables["contexts"].items():
+            if not (row["sends"] or row["recvs"] or row["gradients"]):  # it has no lane
+                continue
             card = found.setdefault(key, {"links": {}, "members": {}, "passes": {}, "held": {}})
             graph = tables["graphs"].get(key, {"leaves": [], "passes": []})
             card["members"][str(worker)] = [len(row["sends"]), len(row["recvs"])]
@@ -44,20 +55,16 @@ def contexts(everywhere: Tables) -> dict[str, Any]:
                 counts = [one["needed"] - one["arrived"], one["arrived"], *cut.get(one["pass"], [None, None])]
                 card["passes"][f"{one['pass']} {worker}"] = counts
             for to, count in Counter(send["to"] for send in row["sends"]).items():
-                card["links"].setdefault(f"{worker}>{to}", [0, 0, "open"])[0] = count
+                card["links"].setdefault(f"{worker}>{to}", [0, 0])[0] = count
             for source, count in Counter(recv["from"] for recv in row["recvs"]).items():
-                card["links"].setdefault(f"{source}>{worker}", [0, 0, "open"])[1] = count
-    for card in found.values():
-        for link in card["links"].values():
-            link[2] = "paired" if link[0] == link[1] else "open"
-    held = {key: card for key, card in found.items() if str(int(key) >> 48) in card["members"]}
-    return held or found
+                card["links"].setdefault(f"{source}>{worker}", [0, 0])[1] = count
+    return found
 
 
 # ---- pipeline
 
 STEPS = """() => ({
-  step: document.querySelector('.rb-pipeline .rb-stat').textContent.trim(),
+  step: document.querySelector('.rb-pipeline .rb-stat b').textContent.trim(),
   ops: Object.fromEntries([...document.querySelectorAll('.rb-pipeline .rb-picture .rb-op:not(.rb-pale)')].map(
     op => [op.dataset.op, [op.getAttribute('class').match(/rb-op-(\\w)/)[1], op.dataset.state]])),
   lanes: Object.fromEntries([...document.querySelectorAll('.rb-lane[data-done]')].map(lane => [lane.dataset.worker,

@@ -88,10 +88,13 @@ def nothing_left(agents: list[Agent]) -> None:
 def left(agents: list[Agent]) -> dict[str, Any]:
     """The rows that are left in tables, by agent."""
     gc.collect()
-    tables = {
-        agent.name: {n: rows for n, rows in agent.tables().items() if n not in ("ops", "steps", "collectives") and rows}
-        for agent in agents
-    }
+    tables = {agent.name: {n: rows for n, rows in agent.tables().items() if rows} for agent in agents}
+    for own in tables.values():
+        for history in ("ops", "steps", "collectives"):
+            own.pop(history, None)
+        # Rows of released contexts stay for panels.
+        if not any(row.get("ended") is None for row in own.get("graphs", {}).values()):
+            own.pop("graphs", None)
     for agent in agents:
         if channels := agent.parcels.channels():
             tables[agent.name]["listens"] = channels

@@ -225,6 +225,7 @@ class Engine:
         if local is None:
             local = state.local = self._local(context, walk, held)
             self._told.changed("PassPlanned", context)
+        self._told.arrived(context, message)
         fired = local.arrive(message, grads)
         if local.complete:
             self._finish(context, held, local.leaves())
@@ -242,7 +243,9 @@ class Engine:
         if (begun := self._begun.get(walk)) is not None:
             parts[ROOT] = begun.roots
         edges, found = zip(*parts.values(), strict=True)
-        return LocalPass(dict(zip(parts, edges, strict=True)), retain, () if None in found else found)
+        local = LocalPass(dict(zip(parts, edges, strict=True)), retain, () if None in found else found)
+        local.spans = self._told.planned(context, parts)
+        return local
 
     def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Keep the gradients of a pass that has run here; all-reduce those of leaves with replicas first."""

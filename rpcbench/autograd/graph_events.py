@@ -1,16 +1,40 @@
-"""One worker's record of each context, and its row in the table "graphs": leaves with gradients, regions that have run.
+"""One worker's record of each context, and its row in the table "graphs": the picture of what is local of a context.
 
 Guarantees
-- Without an observer, nothing is examined.
-- A row is made when it is reported: it is the last state of the context, whichever threads change it, or None.
+- Without an observer, nothing is examined: each method is one test, and no node of a graph is looked at.
+- A row is made when it is reported: it is the last state of the context, whichever threads change it, or None. The rows
+  of the last contexts that were released here stay for a while, so that the end of a short one can be seen.
 - A leaf gets the name of a variable, or its place in a shared object: "w" or "model.0.weight". No user code runs for
   that: only the dictionaries of objects are read. A leaf that is not found there has no name.
 """
 
+# The row. All fields but the first four are there only for what happened while somebody watched.
+#
+#     leaves, more     the leaves that hold gradients: name, shape and bytes of each; how many are not listed
+#     gradients        how many leaves hold one
+#     passes           of each backward pass that runs: its number of regions, and how many have run
+#     made, ended      seconds of this member's clock; `ended` is None until the release
+#     sends, recvs     each message: its peer; of a send also its label, shape, bytes, and `back`: when a gradient came
+#     parts            of the local graph, in the order of the forward (below)
+#     step, stages     in a pipeline: the number of the step, and the modules of each stage here
+#
+# A part is the set of operations that lead to the same sends, so it runs as one region if all of these get gradients:
+#
+#     recv 7 ── Linear ── Relu ──┬── Sum ──> send 8       part 1: recv 7, Linear, Relu   for sends 8 and 9
+#                                └── Mul ──> send 9       part 2: Sum   for 8            part 3: Mul   for 9
+#
+# `sends` of a part are numbers of messages, or -1 for the roots of a pass. The graph below a send is walked when the
+# message is sent, and the one below the roots when backward begins: no message says before which tensors will be roots.
+# Of a larger graph than MOST_NODES only the recvs are known, once backward begins; its `count` is None. `ran` of a part
+# holds nothing, the time when its region began, or that and the time when it had run. Operations that only reshape are
+# left out. A walk takes some 5 µs for a node, on the thread that sends.
+
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +47,10 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rpcbench.autograd.gradients import LeafGradients
-from rpcbench.autograd.graph import Ends
-from rpcbench.autograd.regions import Grads, LocalPass
-from rpcbench.base.ids import Id, Row, Table, row_of
+from rpcbench.autograd.graph import Ends, Reach, ends_within, is_leaf, is_recv, leaf_of
+from rpcbench.autograd.regions import Grads, LocalPass, Spans
+from rpcbench.base.ids import Id, Row, Table
+from rpcbench.protocol.backward import Sent
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import shape_of
 from rpcbench.serialization.tensor_types import Route
@@ -118,9 +143,105 @@ class Recorded:
     gradients: LeafGradients = field(default_factory=LeafGradients)
     passes: dict[Id, Pass] = field(default_factory=dict)
     summed: set[Id] = field(default_factory=set)  # requests of `accumulate` that have been carried out
+    seen: SeenGraph | None = None  # made while somebody watches
 
 
 MOST_LEAVES = 64  # in one row
+MOST_MESSAGES = 64  # in the row of an open context
+MOST_NODES = 1000  # of the graph below one message
+MOST_OPS = 24  # names in one part
+KEPT = 2  # released contexts
+_GRADIENT = re.compile(r"Backward\d*$")
+_QUIET = frozenset(("leaf", "T", "View", "UnsafeView", "Transpose", "Permute", "Expand", "Squeeze", "Unsqueeze"))
+_PLAIN_NAMES = {"Convolution": "Conv", "NativeLayerNorm": "LayerNorm", "NativeBatchNorm": "BatchNorm"}
+
+
+class SeenGraph:
+    """The picture of one context, while somebody watches."""
+
+    def __init__(self) -> None:
+        self.made = time.monotonic()
+        self.sends: dict[int, Row] = {}
+        self.recvs: dict[int, int] = {}  # message → sender
+        self.stages: Row = {}  # in a pipeline: fields of the row
+        self.passes: list[tuple[tuple[int, ...], Spans]] = []  # roots, in the order of the bits, and regions that ran
+        self._roots: set[int] = set()  # sends, or -1, below which the graph was walked
+        self._large: set[int] = set()  # those with a graph that is too large for that
+        # In the order of the forward: the roots that a node is below, its name or "", and the message of a recv.
+        self._nodes: dict[Any, tuple[frozenset[int], str, int | None]] = {}
+
+    def walk(self, root: int, sent: SentTensors, names: LeafNames) -> None:
+        """Note the nodes below a send or the roots, once; of a large graph, when they are known, only its recvs."""
+        if root in self._roots or ((large := ends_within(sent.edges, MOST_NODES) is None) and sent.found is None):
+            return
+        self._roots.add(root)
+        if large:
+            self._large.add(root)
+        # In `Reach` children come first, so this is an order of the forward.
+        below = [*sent.found.recvs.values()] if large and sent.found else [*Reach(sent.edges).below]
+        leaves = {node: leaf_of(node) for node in below if is_leaf(node)}
+        called = dict(zip(leaves, names.of(leaves.values()), strict=True))
+        for node in below:
+            roots, name, recv = self._nodes.get(node) or (frozenset(), _op(node, called), _recv(node))
+            self._nodes[node] = roots | {root}, name, recv
+
+    def parts(self) -> list[Row]:
+        """Return the parts of the local graph, each as a row."""
+        found: dict[frozenset[int], list[tuple[str, int | None]]] = {}
+        for roots, name, recv in list(self._nodes.values()):
+            found.setdefault(roots, []).append((name, recv))
+        for root in list(self._large):  # without a recv
+            if not any(root in roots for roots in found):
+                found[frozenset((root,))] = []
+        shown = [roots for roots, nodes in found.items() if any(map(_is_told, nodes)) or roots & self._large]
+        # Weights that several operations share are no part of their own; a leaf that is sent as it is, is one.
+        shown += [roots for roots in found if not all(any(root in other for other in shown) for root in roots)]
+        return [self._part(roots, nodes) for roots, nodes in found.items() if roots in shown]
+
+    def _part(self, roots: frozenset[int], nodes: list[tuple[str, int | None]]) -> Row:
+        names = [name for name, _ in nodes if name]
+        # Leaves and changes of layout are shown only where nothing else is.
+        ops = [name for name in names if name.partition(" ")[0] not in _QUIET] or names
+        recvs = [recv for _, recv in nodes if recv is not None]
+        count = None if roots & self._large else len(ops)
+        ran: list[float] = []
+        for order, spans in list(self.passes):
+            ran = spans.get(sum(1 << place for place, root in enumerate(order) if root in roots), ran)
+        return {"sends": sorted(roots), "recvs": recvs, "ops": ops[:MOST_OPS], "count": count, "ran": list(ran)}
+
+    def row(self, ended: float | None) -> Row:
+        """Return the fields of the row that are about messages and parts."""
+        most = MOST_MESSAGES if ended is None else None
+        sends = [{"message": message, **send} for message, send in list(self.sends.items())[:most]]
+        recvs = [{"message": message, "from": source} for message, source in list(self.recvs.items())[:most]]
+        times = {"made": self.made, "ended": ended}
+        return {**times, "sends": sends, "recvs": recvs, "parts": self.parts(), **self.stages}
+
+
+def _op(node: Any, leaves: Mapping[Any, str]) -> str:
+    """Return the name of an operation: "Linear net.0" with the place of its module if that is known."""
+    if is_recv(node):
+        return ""
+    if node in leaves:
+        return f"leaf {leaves[node]}".rstrip()
+    name = _GRADIENT.sub("", node.name().rpartition("::")[2])
+    below = [child for child, _ in node.next_functions if child is not None]
+    turned = [child.next_functions[0][0] for child in below if child.name() == "TBackward0"]  # a weight of Linear
+    if name in ("Addmm", "Mm") and any(child in leaves for child in turned):
+        name = "Linear"
+    own = [leaf for child in [*turned, *below] if isinstance(leaf := leaves.get(child), str) and "." in leaf]
+    module = own[0].rpartition(".")[0] if own else ""
+    return f"{_PLAIN_NAMES.get(name, name)} {module}".rstrip()
+
+
+def _is_told(node: tuple[str, int | None]) -> bool:
+    """Return whether a node is a recv, or an operation that does more than reshape."""
+    name, recv = node
+    return recv is not None or (bool(name) and name.partition(" ")[0] not in _QUIET)
+
+
+def _recv(node: Any) -> int | None:
+    return int(node.key) if is_recv(node) else None
 
 
 class GraphEvents:
@@ -129,19 +250,95 @@ class GraphEvents:
     def __init__(self, agent: Agent, contexts: dict[int, Recorded]) -> None:
         self._bus = agent.bus
         self._contexts = contexts
+        self._past: Table = {}  # the last rows of released contexts, oldest first
         self._names = LeafNames(agent.values.present)
         agent.bus.register("graphs", self._table)
 
     def changed(self, kind: str, context: int) -> None:
-        """Report a change of the leaves or the regions of a context, or its end."""
+        """Report a change of the leaves, the messages or the regions of a context, or its end."""
         if self._bus.listening:
-            self._bus.note(kind, "graphs", str(context), partial(row_of, self._contexts, context, self._row))
+            self._bus.note(kind, "graphs", str(context), partial(self._present, context))
+
+    def sent(
+        self, context: int, message: int, sent: Sent, tensors: Sequence[Tensor] = (), kept: SentTensors | None = None
+    ) -> None:
+        """Note a message that was sent, with its tensors, and their graph where that is known."""
+        if (seen := self._graph(context)) is not None:
+            seen.sends[message] = {"to": sent.to, "label": sent.label, **_size(tensors), "back": None}
+            if kept is not None:
+                seen.walk(message, kept, self._names)
+            self.changed("MessageSent", context)
+
+    def unsent(self, context: int, message: int) -> None:
+        """Take a message back that was not sent after all."""
+        if (seen := self._graph(context)) is not None:
+            seen.sends.pop(message, None)
+
+    def received(self, context: int, message: int, source: int) -> None:
+        """Note a message that has arrived."""
+        if (seen := self._graph(context)) is not None:
+            seen.recvs[message] = source
+            self.changed("MessageReceived", context)
+
+    def in_step(self, context: int | None, step: int, modules: Mapping[int, nn.Module]) -> None:
+        """Note that a context is that of a pipeline's step, with the stages of this worker."""
+        if (seen := self._graph(context)) is not None:
+            stages = {str(stage): _module_names(module) for stage, module in modules.items()}
+            seen.stages = {"step": step, "stages": stages}
+
+    def planned(self, context: int, roots: Mapping[int, SentTensors]) -> Spans | None:
+        """Note that a pass begins here with these roots; return where to note the regions that run."""
+        if (seen := self._graph(context)) is None:
+            return None
+        spans = Spans()
+        for root, one in roots.items():
+            seen.walk(root, one, self._names)
+        seen.passes.append((tuple(roots), spans))
+        return spans
+
+    def arrived(self, context: int, message: int) -> None:
+        """Note that the gradients of a message, or of the roots, have come and will run."""
+        if (seen := self._graph(context)) is not None:
+            if message in seen.sends:
+                seen.sends[message] = {**seen.sends[message], "back": time.monotonic()}
+            self.changed("GradientsCame", context)
+
+    def dropped(self, context: int, kept: Recorded | None) -> None:
+        """Report the end of a context here; its last row stays until some more have ended."""
+        if not self._bus.listening:
+            self._past.clear()
+            return
+        if kept is not None and kept.seen is not None:
+            self._past[str(context)] = {**self._row(context, kept), "passes": [], **kept.seen.row(time.monotonic())}
+        old = [*self._past][:-KEPT]
+        for key in old:
+            self._past.pop(key, None)
+        for key in {str(context), *old}:
+            self.changed("GraphDropped", int(key))
+
+    def _graph(self, context: int | None) -> SeenGraph | None:
+        """Return the picture of an open context, made if it is new; None while nobody watches."""
+        if not self._bus.listening or (kept := self._contexts.get(context)) is None:  # type: ignore[arg-type]
+            return None
+        if kept.seen is None:
+            kept.seen = SeenGraph()
+        return kept.seen
 
     def _table(self) -> Table:
-        rows = {str(context): self._row(context, kept) for context, kept in self._contexts.copy().items()}
-        return {key: row for key, row in rows.items() if row is not None}
+        rows = {str(context): self._present(context) for context in self._contexts.copy()}
+        return {**self._past, **{key: row for key, row in rows.items() if row is not None}}
 
-    def _row(self, context: int, kept: Recorded) -> Row | None:
+    def _present(self, context: int) -> Row | None:
+        """Return the row in its present state; None for a context without anything to tell."""
+        kept = self._contexts.get(context)
+        if kept is None:
+            return self._past.get(str(context))
+        row = self._row(context, kept)
+        if kept.seen is not None:
+            return {**row, **kept.seen.row(None)}
+        return row if row["leaves"] or row["passes"] else None
+
+    def _row(self, context: int, kept: Recorded) -> Row:
         leaves = kept.gradients.leaves()
         shown = leaves[:MOST_LEAVES]
         # A subclass of Tensor may override `shape` and the like, which would run user code.
@@ -152,9 +349,21 @@ class GraphEvents:
             for walk, one in list(kept.passes.items())
             if one.local is not None
         ]
-        if not leaves and not passes:
-            return None
-        return {"context": context, "leaves": described, "more": len(leaves) - len(shown), "passes": passes}
+        more = len(leaves) - len(shown)
+        return {"context": context, "leaves": described, "more": more, "gradients": len(leaves), "passes": passes}
+
+
+def _module_names(module: nn.Module) -> list[str]:
+    """Return the classes of the modules of a stage, in order."""
+    return [type(inner).__name__ for inner in module.children()][:MOST_OPS] or [type(module).__name__]
+
+
+def _size(tensors: Sequence[Tensor]) -> Row:
+    """Return shapes, as "[4, 2] and 3 more", and bytes of the tensors that require grad."""
+    with torch._C.DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        found = [_leaf("", tensor) for tensor in tensors if tensor.requires_grad]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return {"shape": found[0]["shape"] + more if found else "", "bytes": sum(one["bytes"] for one in found)}
 
 
 def _leaf(name: str, leaf: Tensor) -> dict[str, Any]:

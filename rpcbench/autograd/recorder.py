@@ -159,8 +159,8 @@ class AutogradRecorder:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._contexts: dict[int, Recorded] = {}  # changed only under the node's lock, with the node's own contexts
-        self._told = GraphEvents(agent, self._contexts)
-        self.passes = Engine(agent, self.recorded, self._told)
+        self.told = GraphEvents(agent, self._contexts)
+        self.passes = Engine(agent, self.recorded, self.told)
         self._machine = agent.machine
         self._lock = threading.Lock()
         self._warned: set[str] = set()  # functions and workers that a warning was given for
@@ -216,8 +216,7 @@ class AutogradRecorder:
         return list(self._contexts)
 
     def forget(self, context: int) -> None:
-        self._contexts.pop(context, None)
-        self._told.changed("GraphDropped", context)
+        self.told.dropped(context, self._contexts.pop(context, None))
 
     # -- gradients
     def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
@@ -244,8 +243,11 @@ class AutogradRecorder:
         if not any(edges):
             return self._machine.ask(self._record_send, context, Sent(to, label), (), False, None)
         found = graph.ends_within(edges, _GLANCE)
-        recvs = None if found is None else [*found.recvs]
-        return self._machine.ask(self._record_send, context, Sent(to, label), recvs, True, SentTensors(edges, found))
+        recvs, sent, kept = None if found is None else [*found.recvs], Sent(to, label), SentTensors(edges, found)
+        scope = self._machine.ask(self._record_send, context, sent, recvs, True, kept)
+        if scope is not None:
+            self.told.sent(context, scope.message, sent, tensors, kept)
+        return scope
 
     def _record_send(
         self, node: Node, context: int, sent: Sent, recvs: Iterable[int] | None, tensors: bool, kept: SentTensors | None
@@ -274,6 +276,7 @@ class AutogradRecorder:
         kept = self._machine.ask(self._record_recv, scope, source, recorded)
         if kept is None or not recorded:
             return tensors
+        self.told.received(scope.context, scope.message, source)
         kept.backs[scope.message] = back
         received = graph.receive(tensors, scope.message)
         kept.recvs[scope.message] = next(filter(_RECORDED, received)).grad_fn
@@ -288,11 +291,16 @@ class AutogradRecorder:
         if context is None:
             return None
         # Recorded without edges: no backward pass runs through this message.
-        sent = _new(Sent, (to, label))
-        return self._machine.ask(self._record_send, context, sent, (), any(map(_RECORDED, tensors)), None)
+        sent, recorded = _new(Sent, (to, label)), any(map(_RECORDED, tensors))
+        scope = self._machine.ask(self._record_send, context, sent, (), recorded, None)
+        if recorded and scope is not None:
+            self.told.sent(context, scope.message, sent, tensors)
+        return scope
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
-        self._machine.ask(self._record_recv, scope, source, any(map(_RECORDED, tensors)))
+        recorded = any(map(_RECORDED, tensors))
+        if self._machine.ask(self._record_recv, scope, source, recorded) is not None and recorded:
+            self.told.received(scope.context, scope.message, source)
 
     def crossing(self) -> tuple[int, int] | None:
         context = self._current.get()
@@ -305,9 +313,12 @@ class AutogradRecorder:
         for context, message, other, label, requires_grad in crossings:
             if label is None:
                 scope = _new(Scope, (context, message, (message,) if requires_grad else ()))
-                node.contexts.record_recv(scope, other, requires_grad)
+                if node.contexts.record_recv(scope, other, requires_grad) and requires_grad:
+                    self.told.received(context, message, other)
             else:
-                node.contexts.record_send(context, message, _new(Sent, (other, str(label))), (), requires_grad)
+                sent = _new(Sent, (other, str(label)))
+                if node.contexts.record_send(context, message, sent, (), requires_grad) and requires_grad:
+                    self.told.sent(context, message, sent)
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """Warn, once for each function, of a call outside any context that cuts the graph of these tensors."""
@@ -333,6 +344,7 @@ class AutogradRecorder:
         kept = self._contexts.get(scope.context)
         if kept is not None:
             kept.sends.pop(scope.message, None)
+            self.told.unsent(scope.context, scope.message)
 
 
 class _Inside:

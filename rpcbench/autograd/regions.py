@@ -41,6 +41,7 @@ import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,8 @@ from rpcbench.base.errors import ProtocolError, counted
 Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
 Taps = Mapping[Any, Sequence[tuple[int, GradientEdge]]]
+Spans = dict[int, list[float]]
+"""Bit set of the roots of regions → when they began to run, and when they had run."""
 
 _RUN = "rpcbench.autograd.regions.run"  # key in torch's thread-local storage
 
@@ -305,6 +308,7 @@ class LocalPass:
         plan = RegionOrder(list(roots.values()), found)
         self._part_of, self._waiting = plan.part_of, plan.parts
         self.regions, self.ran = len(plan.parts), 0
+        self.spans: Spans | None = None  # noted only while somebody watches
 
     @property
     def complete(self) -> bool:
@@ -352,6 +356,8 @@ class LocalPass:
         return ready
 
     def _run(self, part: Region) -> list[Fired]:
+        if self.spans is not None:  # a front and its rest have the same roots
+            self.spans[part.roots] = self.spans.get(part.roots, [monotonic()])[:1]
         ends = part.ends()
         grads: Grads = [None] * len(ends)
         tapped: Portions = []
@@ -363,4 +369,6 @@ class LocalPass:
         for edge, grad in chain(zip(part.shared, left, strict=True), tapped):
             if grad is not None:
                 self._bring(edge, grad)
+        if self.spans is not None:
+            self.spans[part.roots] = [self.spans[part.roots][0], monotonic()]
         return fired

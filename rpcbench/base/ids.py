@@ -14,13 +14,16 @@ Tables
     users     forks this worker holds          key "0.4"      rref, owner, parent, state, children
     contexts  autograd contexts                key "281…"     known, sends, recvs, passes, gradients
     calls     calls in flight from here        key "17"       to, label
-    graphs    what is local of a context       key "281…"     leaves (name, shape, bytes), more, passes (regions, ran)
-    steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, state
+    graphs    what is local of a context       key "281…"     leaves (name, shape, bytes), more, passes (regions, ran);
+                                                               of watched ones also messages and operations, see
+                                                               `rpcbench.autograd.graph_events`
+    steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, samples, state,
+                                                               loss
     ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
                                                                held, failed
     collectives  its part of a collective operation  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
                                                                end, failed
-    health    its state at the last request    key "1"        question, pid, host, cpu, memory, busy, waiting, queued,
+    health    its state at the last request    key "1"        question, pid, host, cpu, memory, ram, busy, waiting,
                                                                cells, peers
     launched  processes this member started    key "1"        name, pid, incarnation, state, log
     actions   requests by clicks in panels     key "scale 3"  action, target, state, error

@@ -1,16 +1,17 @@
-"""Actions that a click in a panel or the sidebar starts: interrupt or restart a worker, scale or stop the cluster.
+"""Actions that a click in a panel or the sidebar starts: interrupt or restart a worker, show its stacks, scale or stop.
 
 Guarantees
 - `begin` returns at once, on any thread, also while a cell runs; the action runs on a thread of its own.
 - An action is not begun again while it runs, so two people may click at once: both get the same result.
-- Running actions, and failed ones with their error, are rows of the table "actions", so all panels show the same. A
-  failure stays until the same action succeeds, or until `LONGEST` others have failed.
+- Running actions, failed ones with their error, and stacks as text are rows of the table "actions", so all panels show
+  the same. Such a row stays until the same action runs again, or until there are `LONGEST` newer ones.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import cast
@@ -18,10 +19,11 @@ from typing import cast
 from rpcbench.base.ids import Row, Table
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import Watchdog
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 8  # failures in the table
+LONGEST = 8  # rows of actions that have ended, in the table
 ALL = "all"  # the target of actions on all workers
 
 
@@ -47,8 +49,8 @@ class Actions:
     def begin(self, action: str, target: str) -> Future[None]:
         """Begin an action, unless it runs, and return its future. Errors of the action are also in the table.
 
-        `begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("scale", "3")`, `begin("stop", "all")`;
-        ValueError for another action.
+        `begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("stacks", "worker2")`, `begin("scale", "3")`,
+        `begin("stop", "all")`; ValueError for another action.
         """
         deed = self._deed(action, target)
         key = f"{action} {target}"
@@ -68,29 +70,31 @@ class Actions:
                 return lambda: [cluster.interrupt(name) for name in (cluster.workers if target == ALL else [target])]
             case "restart":
                 return lambda: cluster.restart(target)
+            case "stacks":
+                return lambda: f"At {time.strftime('%X')}, {self._agent.part(Watchdog).stacks(target)}"
             case "scale":
                 return lambda: cluster.scale(int(target))
             case "stop":
                 return cluster.shutdown
-        raise ValueError(f"unknown action {action!r}: use interrupt, restart, scale or stop")
+        raise ValueError(f"unknown action {action!r}: use interrupt, restart, stacks, scale or stop")
 
     def _do(self, key: str, deed: Callable[[], object], future: Future[None]) -> None:
         try:
-            deed()
+            said = deed()
         except Exception as error:  # any error is shown in the panel
             logger.info("%s failed", key, exc_info=error)
-            self._over(key, f"{type(error).__name__}: {error}")
+            self._over(key, {"state": "failed", "error": f"{type(error).__name__}: {error}"})
             future.set_exception(error)
         else:
-            self._over(key, "")
+            self._over(key, {"state": "done", "text": said} if isinstance(said, str) else None)
             future.set_result(None)
 
-    def _over(self, key: str, failure: str) -> None:
+    def _over(self, key: str, outcome: Row | None) -> None:
         with self._lock:
             del self._running[key]
-            self._set(key, {**self._rows[key], "state": "failed", "error": failure} if failure else None)
-            failed = [name for name, row in self._rows.items() if row["state"] == "failed"]
-            for old in failed[:-LONGEST]:
+            self._set(key, None if outcome is None else {**self._rows[key], **outcome})
+            ended = [name for name, row in self._rows.items() if row["state"] != "runs"]
+            for old in ended[:-LONGEST]:
                 self._set(old, None)
 
     def _set(self, key: str, row: Row | None) -> None:

@@ -91,7 +91,7 @@ class WorkerStatus(NamedTuple):
 
     name: str
     pid: int
-    state: str  # "serves", "stopped", or how it ended
+    state: str  # "ready", "stopped", or how it ended
     incarnation: int
     host: str
     uptime: float | None  # seconds
@@ -221,10 +221,10 @@ def _row(one: WorkerRecord, log: str) -> Row:
 
 
 def _state(place: WorkerLocation) -> str:
-    """Return the state of a process: "serves", "stopped" or "has ended"."""
+    """Return the state of a process: "ready", "stopped" or "has ended"."""
     if place.host != host_id():  # out of sight; its cluster reports its end
-        return "serves"
+        return "ready"
     try:
-        return "stopped" if psutil.Process(place.pid).status() == psutil.STATUS_STOPPED else "serves"
+        return "stopped" if psutil.Process(place.pid).status() == psutil.STATUS_STOPPED else "ready"
     except psutil.NoSuchProcess:
         return "has ended"

@@ -148,7 +148,9 @@ class LocalCell:
         self._screen = screen
         self._state = "runs"
         text = cast(Any, shell).transform_cell(code)
-        name = cast(Any, shell.compile).cache(text, shell.execution_count, raw_code=code)  # for lines of tracebacks
+        # For lines of tracebacks, with the number of the cell's prompt: `execution_count` may be that of the next cell.
+        number = len(cast(Any, shell.history_manager).input_hist_parsed) - 1
+        name = cast(Any, shell.compile).cache(text, number, raw_code=code)
         tree = ast.parse(text, name)
         self._value = None
         if tree.body and isinstance(last := tree.body[-1], ast.Expr):  # evaluated apart, to display its value

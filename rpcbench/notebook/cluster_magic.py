@@ -9,9 +9,11 @@ rounds figures, so that an idle cluster does not look changed. Both use the same
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
@@ -65,13 +67,18 @@ class ClusterSummary:
 
     def __init__(self) -> None:
         self._looks = ProcessSampler(memory=False)
+        self._numbers: WeakKeyDictionary[BaseCluster, int] = WeakKeyDictionary()
+        self._count = itertools.count(1)
 
     def at(self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None) -> list[ClusterState]:
         """Return a dict for each cluster."""
-        return [
-            {"name": name, "kind": one.kind, "current": one is current, "workers": self._workers(one)}
-            for name, one in clusters.items()
-        ]
+        return [self._summary(name, one, one is current) for name, one in clusters.items()]
+
+    def _summary(self, name: str, one: BaseCluster, is_current: bool) -> ClusterState:
+        number = self._numbers.setdefault(one, next(self._count))  # another one under this name has another number
+        return {
+            "name": name, "number": number, "kind": one.kind, "current": is_current, "workers": self._workers(one)
+        }  # fmt: skip
 
     def _workers(self, one: BaseCluster) -> list[ClusterState]:
         serving = {*one.workers}
@@ -80,7 +87,7 @@ class ClusterSummary:
 
 def worker(row: WorkerStatus, serves: bool) -> ClusterState:
     """Summarize one worker. `serves` is False while it starts."""
-    note = "" if row.state in ("serves", "stopped") else row.state
+    note = "" if row.state in ("ready", "stopped") else row.state
     now = "busy" if row.calls else "ready"
     return {
         "name": row.name,
@@ -111,7 +118,7 @@ class Starting:
 
 def _bundle(serve: int, of: int) -> dict[str, str]:
     full = _WIDTH * serve // of
-    return {"text/plain": f"{'█' * full}{'░' * (_WIDTH - full)} {serve} of {of} workers serve"}
+    return {"text/plain": f"{'█' * full}{'░' * (_WIDTH - full)} {serve} of {of} workers ready"}
 
 
 Words = list[str]

@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 from IPython.core.error import UsageError
 from IPython.core.magic import (
@@ -29,7 +30,7 @@ from IPython.core.magic import (
 )
 from IPython.display import display
 
-from rpcbench.base.errors import nearest
+from rpcbench.base.errors import counted, nearest
 from rpcbench.cells.client import CellClient, CellInputs, CellOptions
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.targets import Targets
@@ -224,13 +225,7 @@ def _whole(text: str) -> int:
 def _sentence(on: Settings | None) -> str:
     if on is None:
         return f"No faults are on. {_EXAMPLE} puts some on."
-    what = [
-        f"{on.drop:.3g} of them lost" if on.drop else "",
-        f"{on.duplicate:.3g} of them twice" if on.duplicate else "",
-        f"each up to {1000 * on.delay:g} ms late" if on.delay else "",
-    ]
-    told = ", ".join(filter(None, what)) or "no faults"
-    return f"On the messages of programs between all members: {told}; seed {on.seed}. %chaos off ends it."
+    return f"On the messages of programs between all members: {fault_text(on)}; seed {on.seed}. %chaos off ends it."
 
 
 def _over(drill: Drill) -> str:
@@ -289,6 +284,11 @@ class RecordMagics(Magics):
         super().__init__(shell)
         self._recording: Recording | None = None
 
+    @property
+    def path(self) -> Path | None:
+        """The file of the recording in progress."""
+        return None if self._recording is None else self._recording.path
+
     @line_magic
     @with_help
     def record(self, line: str) -> None:
@@ -307,7 +307,7 @@ class RecordMagics(Magics):
             case [] if self._recording is not None:
                 return f"To {self._recording.path}: {self._recording.record()}."
             case ["stop"]:
-                return self._stop()
+                return self.stop()
             case ["mark", _, *_]:
                 self._running().mark(" ".join(words[1:]))
                 return "Marked."
@@ -323,7 +323,8 @@ class RecordMagics(Magics):
             raise UsageError(f"nothing is recorded; {_USAGE}")
         return self._recording
 
-    def _stop(self) -> str:
+    def stop(self) -> str:
+        """Stop the recording and write its file; return a report. Raises UsageError if nothing is recorded."""
         recording = self._running()
         self._recording = None  # first: if writing fails, another recording can begin
         made = recording.stop()
@@ -332,4 +333,66 @@ class RecordMagics(Magics):
     def end(self) -> None:
         """Stop the recording and write its file, if there is one."""
         if self._recording is not None:
-            self._stop()
+            self.stop()
+
+
+class AutoTargets(Protocol):
+    """`%autoremote`: on while it has targets."""
+
+    targets: str
+
+    def off(self) -> str: ...
+
+
+class Modes:
+    """What stays on until somebody ends it: `%chaos`, `%record`, `%autoremote`, and held messages; for the sidebar."""
+
+    def __init__(self, auto: AutoTargets, record: RecordMagics) -> None:
+        self.auto = auto
+        self._record = record
+
+    def at(self, clusters: Mapping[str, BaseCluster]) -> list[dict[str, Any]]:
+        """Return a row for each mode that is on: `name`, `text`, and `end`, the request of a page that ends it."""
+        return list(self._rows(clusters))
+
+    def _rows(self, clusters: Mapping[str, BaseCluster]) -> Iterator[dict[str, Any]]:
+        for of, one in clusters.items():
+            where = f" ({of})" if len(clusters) > 1 else ""
+            if (settings := Drill.of(one.agent).settings) is not None:
+                yield _mode("chaos", fault_text(settings) + where, of)
+            if (stepper := Stepper.present(one.agent)) is not None:
+                held = len(stepper.held)
+                yield _mode("held", (f"{counted(held, 'message')} held" if held else "messages are held") + where, of)
+        if self._record.path is not None:
+            yield _mode("record", f"recording {self._record.path.name}")
+        if self.auto.targets:
+            yield _mode("autoremote", f"cells run on {self.auto.targets}")
+
+    def end(self, mode: str, found: Callable[[], BaseCluster]) -> str:
+        """End a mode and return a report, also if it has ended meanwhile. `found()` is the cluster of the request."""
+        match mode:
+            case "chaos":
+                return _over(Drill.of(found().agent))
+            case "held":
+                if (stepper := Stepper.present(found().agent)) is not None:
+                    stepper.go()
+                return "No messages are held any more."
+            case "record":
+                return self._record.stop() if self._record.path is not None else "Nothing is recorded."
+            case "autoremote":
+                return self.auto.off()
+        raise UsageError(f"there is no mode {mode!r}")
+
+
+def _mode(name: str, text: str, of: str = "") -> dict[str, Any]:
+    return {"name": name, "text": text, "end": {"do": "end", "mode": name, "of": of}}
+
+
+def fault_text(on: Settings) -> str:
+    """Return faults in a few words."""
+    what = [
+        f"drop {100 * on.drop:.3g} %" if on.drop else "",
+        f"duplicate {100 * on.duplicate:.3g} %" if on.duplicate else "",
+        f"delay 0\N{EN DASH}{1000 * on.delay:g} ms" if on.delay else "",
+    ]
+    return ", ".join(filter(None, what)) or "no faults"

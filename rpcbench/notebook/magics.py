@@ -35,7 +35,7 @@ from rpcbench.notebook import MagicParser, require_extra, with_help
 from rpcbench.notebook.async_cells import CellHandle, in_tabs
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
-from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, RecordMagics, TraceMagics
+from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, RecordMagics, TraceMagics
 from rpcbench.notebook.sidebar import Sidebar
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class AutoRemote:
         """Return the targets for the cell, or None if it runs unchanged."""
         first = code.lstrip()
         return self.targets if self.targets and first and not first.startswith(_OWN) else None
+
+    def off(self) -> str:
+        """Let cells run here again; return a report."""
+        self.targets = ""
+        return "Cells run here again, in the notebook."
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -274,8 +279,7 @@ class ClusterMagics(Magics):
             where = f"on {self.auto.targets}" if self.auto.targets else "here, in the notebook"
             sys.stdout.write(f"Cells run {where}.\n")
         elif words == ["off"]:
-            self.auto.targets = ""
-            sys.stdout.write("Cells run here again, in the notebook.\n")
+            sys.stdout.write(f"{self.auto.off()}\n")
         else:
             with short():
                 names = self.targets.find(words, cluster().workers)
@@ -343,14 +347,14 @@ def register(shell: InteractiveShell) -> None:
         magics = ClusterMagics(shell)
         shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
         shell.register_magics(FaultMagics(shell, magics.targets, magics.settled))
-        shell.register_magics(TraceMagics(shell, magics.run_here), RecordMagics(shell))
+        shell.register_magics(TraceMagics(shell, magics.run_here), record := RecordMagics(shell))
         shell.input_transformers_cleanup.append(magics.auto)  # cleanup: runs before IPython parses magics
         magics.frames = Frames(shell)
         if kernel := getattr(shell, "kernel", None):  # only a kernel completes cells and has comms
             magics.assist = Assist(
                 kernel, magics.first_of, magics.auto.before, lambda *at: magics.vocabulary().after(*at)
             )
-            magics.sidebar = Sidebar(magics.commands, lambda: magics.auto.targets)
+            magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
         process.warm()  # in the background: the first `%cluster start` then does not wait for torch to load
 
 

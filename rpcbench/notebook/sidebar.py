@@ -49,6 +49,7 @@ from rpcbench.notebook.cluster_magic import (
     sentence,
     warn_of_room,
 )
+from rpcbench.notebook.fault_magics import Modes
 
 logger = logging.getLogger(__name__)
 
@@ -151,16 +152,16 @@ class SidebarWatchers:
 
 
 TARGET = "rpcbench"
-SPEAKS = 2
+SPEAKS = 3
 """The version of this protocol. A page with another version shows that instead of guessing."""
 
 
 class Sidebar:
-    """Serves the pages of one kernel until `close`. `auto()` returns the targets of `%autoremote`."""
+    """Serves the pages of one kernel until `close`."""
 
-    def __init__(self, commands: Commands, auto: Callable[[], str]) -> None:
+    def __init__(self, commands: Commands, modes: Modes) -> None:
         self._commands = commands
-        self._auto = auto
+        self._modes = modes
         self._standing = ClusterSummary()
         self._watchers = SidebarWatchers(self.state)
         self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()  # clusters with an observer of their members
@@ -185,7 +186,8 @@ class Sidebar:
         return {
             "speaks": SPEAKS,
             "clusters": self._standing.at(clusters, chosen),
-            "auto": self._auto(),
+            "auto": self._modes.auto.targets,
+            "modes": self._modes.at(clusters),
             "doing": [*filter(None, [self._starting]), *(what for one in clusters.values() for what in _doing(one))],
             "panels": _panels(),
         }
@@ -228,6 +230,8 @@ class Sidebar:
                     return self._commands.start(size, voice=StartReports(told, warn))
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.by_name["use"]([name]))
+            case {"do": "end", "mode": str(mode), "of": str(name)}:
+                return self._modes.end(mode, functools.partial(self._found, name))
             case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
                 return self._act(self._found(name), action, target, warn)
         raise UsageError(f"this kernel's rpcbench has no {asked.get('do')!r}: the page has another version of rpcbench")
@@ -263,7 +267,7 @@ class Sidebar:
         with self._alone:
             try:
                 say(f"{what} …")
-                yield lambda of: lambda serve, _: say(f"{what}: {serve} of {of} serve")
+                yield lambda of: lambda serve, _: say(f"{what}: {serve} of {of} ready")
             finally:
                 self._starting = ""
 

@@ -1,161 +1,249 @@
-// The autograd panel: a card for each context, with workers as columns.
-// Arcs are the recorded send/recv pairs: those to the right are above the line, those to the left below it. A bar shows the
-// gradients that a worker still waits for in a backward pass. The squares below a bar are the regions of the worker's graph;
-// a region that has run is filled. The foot of a card shows the gradients that each worker holds.
-// Guarantees: a card keeps its place when other contexts come and go (see `Slots`). After all are released, the last one stays.
+// The autograd panel: the graph of one context, with a lane for each worker that takes part.
+//
+//     notebook  │ (x)─╮                    ╭─▸[Sub─Pow─Mean]        x, a leaf, is sent to worker1, and so on
+//     worker1   │     ╰─▸[Linear─Relu]─╮   │                        ─▸  a message, from its send to its recv
+//     worker2   │                      ╰─▸[Linear]                  ◂─  its gradient, beside it, once it is sent back
+//
+// Blocks, arrows and their places are in `lanes.js`, words in `strings.js`.
+// Guarantees
+// - A context that is released stays, with its last numbers and times, until a later one is shown.
+// - While contexts come and go, as in training, the panel shows one that has ended, and changes it seldom (see `Choice`).
+// - The legend names only what is drawn.
 
-const [ARCS, PASS, FOOT, LEAF, GAP] = [96, 34, 28, 14, 10];
-const BASE = 50;
-const [MAX_CARDS, MAX_PASSES, MAX_LEAVES, MAX_CHOICES] = [12, 6, 4, 100];
-const SQUARE = 8;
-const LEAF_MIN_STEP = 57; // narrower columns have no room for names
+const [LIVE_AFTER, STAYS] = [400, 2000]; // milliseconds, see `Choice`
+const [MAX_CHOICES, MANY_LEVELS] = [100, 8];
 
-function arcs(links, cols) {
-  const crowded = cols.step < 22 || links.length > 60;
-  return links.map((link) => {
-    const [a, b] = [cols.x(link.from), cols.x(link.to)];
-    const up = link.from < link.to ? 1 : -1;
-    const rise = up * Math.min(30, 8 + Math.abs(b - a) / 9);
-    const data = { "data-link": `${link.from}>${link.to}`, "data-sent": link.sent, "data-received": link.received };
-    const node = svg("g", { class: "rb-link", ...data, "data-state": link.state });
-    const strokeWidth = 1.2 + Math.log2(1 + Math.max(link.sent, link.received)) / 2.5;
-    node.append(
-      svg("title", {}, `from id ${link.from} to id ${link.to}: ${link.sent} sent, ${link.received} received`),
-    );
-    node.append(set(arrow(a, b, BASE, rise, `rb-way rb-${link.state}`), { "stroke-width": strokeWidth }));
-    if (!crowded)
-      node.append(
-        label((a + b) / 2, BASE - rise + (up > 0 ? -4 : 12), Math.max(link.sent, link.received), "rb-arc-count"),
-      );
-    return node;
-  });
+// ---- the context to show
+
+// Returns the open contexts that their creator holds: other workers report a context a moment earlier and later than its
+// creator, and would make the panel flicker. If no creator holds any, all are returned.
+function heldContexts({ contexts, members }) {
+  const open = Object.values(contexts).filter(({ ended }) => ended === null);
+  const held = open.filter(({ context }) => `${context}/${BigInt(context) >> 48n}` in members);
+  return held.length ? held : open;
 }
 
-// Draws a node for each worker: a large one for members of the context, with a tooltip, and a dot for the others.
-function nodes(members, cols) {
-  const byWorker = new Map(members.map((member) => [member.worker, member]));
-  return cols.list.map(({ id, name }) => {
-    const member = byWorker.get(id);
-    if (!member) return svg("circle", { class: "rb-away", cx: cols.x(id), cy: BASE, r: 2.5 });
-    const text = `${name}: ${member.sends} sends, ${member.recvs} recvs, gradients of ${member.gradients} parameters`;
-    return svg(
-      "g",
-      { "data-member": id, "data-sends": member.sends, "data-recvs": member.recvs },
-      tip(text),
-      svg("circle", { class: "rb-node", cx: cols.x(id), cy: BASE, r: 5 }),
-    );
-  });
+// Chooses a context. One that is open is shown if nothing else is there, or after it has been there for LIVE_AFTER; it stays
+// until its end. Otherwise the last one that has ended is shown, and at least for STAYS, so that a reader can follow. Those of
+// pipelines, which train, are shown only once they have ended.
+class Choice {
+  constructor() {
+    this.key = null;
+    this.since = 0;
+    this.firstSeen = new Map();
+  }
+
+  // Returns the key, null if there is none, and the milliseconds after which to ask again, or null.
+  pick(view, now) {
+    const order = (time) => (a, b) => (a[time] ?? 0) - (b[time] ?? 0) || natural(a.context, b.context);
+    const isWhole = ({ context, from, to }) => `${context}/${from}` in view.members && `${context}/${to}` in view.members;
+    const torn = new Set(Object.values(view.links).filter((link) => !isWhole(link)).map(({ context }) => context));
+    const ended = Object.values(view.contexts).filter(({ context, ended }) => ended !== null && !torn.has(context));
+    const last = ended.sort(order("ended")).at(-1);
+    const open = heldContexts(view).filter(({ step }) => step === null || !last).sort(order("made"));
+    this.firstSeen = new Map(open.map(({ context }) => [context, this.firstSeen.get(context) ?? now]));
+    if (this.firstSeen.has(this.key)) return [this.key, null];
+    const newest = open.at(-1);
+    const age = newest ? now - this.firstSeen.get(newest.context) : 0;
+    if (newest && (age >= LIVE_AFTER || !last)) return this.take(newest.context, now, null);
+    const wait = newest ? LIVE_AFTER - age : null;
+    const left = STAYS - (now - this.since);
+    if (!last || last.context === this.key) return [last ? this.key : null, wait];
+    if (this.key in view.contexts && left > 0) return [this.key, wait === null ? left : Math.min(left, wait)];
+    return this.take(last.context, now, wait);
+  }
+
+  take(key, now, wait) {
+    [this.key, this.since] = [key, now];
+    return [key, wait];
+  }
 }
 
-// Returns the text in a bar: the number of gradients that are still to come, then whether the regions run or have run. It is
-// empty if the context is released, as nothing more will come.
-function barText(part, wide, released) {
-  if (part.state !== "discovering" && !part.left) return part.ran === part.regions ? "✓" : released ? "" : "runs";
-  if (released) return "";
-  if (part.state === "discovering") return wide > 72 ? "discovering" : "…";
-  return wide > 56 ? `${part.left} to come` : part.left;
+// Returns the picture of a context to keep until after its release. Workers report the release one after the other, so a later
+// picture may have fewer of them: then the earlier one is kept.
+const moreComplete = (before, now) =>
+  before?.key === now.key && before.pieces.members.length > now.pieces.members.length ? before : now;
+
+// Adds the choice of a context below the picture: the latest, or one. A context stays chosen after its release.
+function contextChoice(frame) {
+  const select = html("select", { class: "rb-choose", "aria-label": WORDS.shown });
+  frame.foot = html("div", { class: "rb-foot" }, select);
+  frame.body.after(frame.foot);
+  select.addEventListener("change", () => frame.redraw());
+  return (contexts, latest) => {
+    const [chosen, keys] = [select.value, Object.keys(contexts).sort(natural)];
+    const values = ["", ...keys.slice(-MAX_CHOICES)];
+    if (chosen && !values.includes(chosen)) values.push(chosen);
+    const named = (key) => WORDS.named(key, contexts[key]?.step ?? null, contexts[key]?.ended !== null);
+    const text = (key) => (key ? named(key) : latest === null ? WORDS.latest : `${WORDS.latest}: ${named(latest)}`);
+    join(select, values.map((key) => ({ key, parts: [text(key)] })), (key) => html("option", { value: key }, text(key)));
+    select.value = chosen;
+    return chosen;
+  };
 }
 
-// Draws one worker's part of a backward pass: the bar fills as gradients arrive, and the number counts down.
-function bar(part, cols, y, released) {
-  const wide = Math.min(96, cols.step - 6);
-  const x = cols.x(part.worker) - wide / 2;
-  const share = part.needed ? Math.min(1, part.arrived / part.needed) : 1;
-  const discovering = part.state === "discovering";
-  const progress = part.regions === null ? "graph not cut yet" : `${part.ran} of ${plural(part.regions, "region")} run`;
-  const data = { "data-pass": part.pass, "data-worker": part.worker, "data-left": part.left, "data-ran": part.ran };
-  return svg(
-    "g",
-    { class: `rb-part rb-${part.state}`, ...data, "data-arrived": part.arrived, "data-regions": part.regions },
-    tip(`${part.state}: ${part.arrived} of ${part.needed} gradients arrived, ${part.waiting} replies awaited; ${progress}`),
-    svg("rect", { class: "rb-track", x, y: y - 8, width: wide, height: 16, rx: 4 }),
-    svg("rect", { class: "rb-fill", x, y: y - 8, width: discovering ? 0 : wide * share, height: 16, rx: 4 }),
-    label(x + wide / 2, y + 4, barText(part, wide, released), "rb-count-down"),
-    ...regions(part, x, y + 12, wide),
+// ---- drawing
+
+const HEAD = "M0 0 l-8 -4.5 v9 Z";
+const head = (x, y, turn) => svg("path", { class: "rb-tip", d: HEAD, transform: `translate(${x} ${y}) rotate(${turn})` });
+
+// Returns the counts of an arrow's messages, whose state, and whether the picture's context has ended.
+function countsOf(messages) {
+  const [sent, received, fired, back] = ["sent", "received", "fired", "back"].map((name) => sum(messages, name));
+  return { sent, received, fired, back };
+}
+
+function drawArrow(arrow, geometry, blocks, at, isEnded, names) {
+  const counts = countsOf(arrow.messages);
+  const { sent, received, fired, back } = counts;
+  const path = (shift) => (at === null ? pathOf(arrow, shift, geometry, blocks) : straight(arrow, at + shift));
+  const [there, home] = [path(at === null ? -4 : 0), path(at === null ? 5 : 9)];
+  const isOpen = received < sent;
+  const text = WORDS.message(arrow, counts, isEnded, names);
+  const ends = { "data-from": arrow.from.worker, "data-to": arrow.to.worker };
+  const numbers = Object.fromEntries(Object.entries(counts).map(([name, count]) => [`data-${name}`, count]));
+  const node = svg("g", { class: "rb-message", "data-item": `m${arrow.key}`, ...ends, ...numbers }, tip(text));
+  node.append(svg("path", { class: "rb-grip", d: there.d }));
+  const forward = svg("g", { class: `rb-forward ${isOpen ? (isEnded ? "rb-lost" : "rb-flight") : ""}` });
+  forward.append(svg("path", { class: "rb-curve", d: there.d }), head(there.x2, there.y2, there.turn ?? 0));
+  node.append(forward);
+  const of = (count) => (count < sent ? `${count} / ${sent}` : sent);
+  if (sent > 1) node.append(label(there.x, there.y - 7, of(received), "rb-count rb-count-there"));
+  if (fired) {
+    const gradient = svg("g", { class: `rb-back ${back < fired ? "rb-flight" : ""}` });
+    gradient.append(svg("path", { class: "rb-curve", d: home.d }), head(home.x1, home.y1, (home.turn ?? 0) + 180));
+    node.append(gradient);
+    if (sent > 1 && arrow.messages.every((one) => one.isListed !== false))
+      node.append(label(home.x, home.y + 17, of(back), "rb-count rb-count-back"));
+  }
+  return node;
+}
+
+const isLeafPart = ({ ops, count }) => count === 1 && ops[0].startsWith("leaf");
+
+function drawBlock(block, isWide, names) {
+  const { parts, x, y, w, chips } = block;
+  const data = { "data-item": `b${block.key}`, "data-worker": block.worker };
+  if (!parts.length) {
+    const circle = svg("circle", { class: "rb-end-of", cx: x + 5, cy: y + BOX / 2, r: 5 });
+    return svg("g", { class: "rb-block rb-empty", ...data }, tip(WORDS.end(names(block.worker))), circle);
+  }
+  const { state, share, text } = progressOf(block);
+  const kind = `rb-block ${state ? `rb-${state}` : ""}`;
+  const node = svg("g", { class: kind, ...data, "data-state": state, "data-count": sum(parts, "count") });
+  node.append(
+    tip(WORDS.block(block, { state, text }, names)),
+    svg("rect", { class: "rb-box", x, y, width: w, height: BOX, rx: 5 }),
+    svg("rect", { class: "rb-fill", x, y, width: w * share, height: BOX, rx: 5 }),
+    svg("rect", { class: "rb-edge", x, y, width: w, height: BOX, rx: 5 }),
   );
+  const ink = `rb-chip-text ${parts.every(isLeafPart) ? "rb-leaf" : ""}`;
+  node.append(label(x + w / 2, y + BOX / 2 + 4.5, textOf(chips), ink));
+  if (text && isWide) node.append(label(x + w - 8, y + BOX / 2 + 4.5, text, "rb-chip-text rb-end"));
+  else if (text) node.append(label(x + w / 2, y + BOX + 14, text, "rb-time"));
+  return node;
 }
 
-// Draws a square for each region of the worker's graph; without room for all of them, only the numbers.
-function regions({ regions: count, ran }, x, y, wide) {
-  if (count === null || wide < 30) return [];
-  if (count * SQUARE > wide) return [label(x + wide / 2, y + 6, `${ran}/${count}`, "rb-note rb-center")];
-  const left = x + (wide - count * SQUARE) / 2 + 1;
-  const kind = (i) => `rb-region ${i < ran ? "rb-ran" : ""}`;
-  return Array.from({ length: count }, (_, i) =>
-    svg("rect", { class: kind(i), x: left + i * SQUARE, y, width: SQUARE - 2, height: SQUARE - 3 }),
+// Draws a lane: the worker's name, the gradients that it still waits for, and those that it holds.
+function drawLane({ y, height, pad }, worker, { member, passes, leaves }, { width, left: names, right }, stripe) {
+  const left = sum(passes, "left");
+  // A worker may have a lane before it takes part: a message to it is in flight.
+  const numbers = member ? { "data-member": worker.id, "data-sends": member.sends, "data-recvs": member.recvs } : {};
+  const state = worker.state === "up" ? "" : ` · ${STRINGS.common.members[worker.state] ?? worker.state}`;
+  const waits = left ? WORDS.left(left) : passes.some(({ state: one }) => one === "discovering") ? WORDS.discovering : "";
+  const node = svg("g", { class: `rb-lane ${stripe ? "rb-odd" : ""}`, ...numbers });
+  node.append(
+    svg("rect", { class: "rb-plate", x: 0, y, width, height }),
+    label(12, y + pad + 16, shorten(worker.name, Math.floor((names - 20) / 8)) + state, `rb-worker rb-is-${worker.state}`),
+    svg("rect", { class: "rb-ear", x: 0, y, width: names, height }, tip(WORDS.lane(worker, member, passes))),
   );
-}
-
-// Draws the backward passes of a context, at most `rows`; the last row also says how many passes are left out.
-function passes(parts, cols, rows, released) {
-  const names = [...new Set(parts.map((part) => part.pass))].sort(natural);
-  return names.slice(0, rows).flatMap((name, i) => {
-    const y = ARCS + 12 + i * PASS;
-    const more = i === rows - 1 && names.length > rows ? ` and ${names.length - rows} more` : "";
-    const bars = parts.filter((part) => part.pass === name).map((part) => bar(part, cols, y, released));
-    return [label(14, y + 4, `backward ${shorten(name, more ? 4 : 12)}${more}`, "rb-note"), ...bars];
-  });
+  for (const part of passes) {
+    const data = { "data-pass": part.pass, "data-worker": part.worker, "data-left": part.left, "data-arrived": part.arrived };
+    node.append(svg("g", { class: "rb-part", ...data, "data-regions": part.regions, "data-ran": part.ran }));
+  }
+  if (waits) node.append(label(12, y + pad + 32, waits, "rb-left"));
+  if (member) node.append(drawHeld(member, leaves, width - right + 10, { y, height, pad }, right - 16));
+  return node;
 }
 
 const leafText = ({ name, shape }) => (name ? `${name} ${shape}` : shape);
 
-// Draws the number of gradients that each worker holds, and below it the names of their leaves.
-function gradients(members, leaves, cols, y, lines) {
-  const held = members.map((member) => {
-    const own = leaves.filter((leaf) => leaf.worker === member.worker).sort((a, b) => a.place - b.place);
-    const [x, count] = [cols.x(member.worker), member.gradients];
-    const unlisted = count > own.length ? [`… and ${count - own.length} more`] : [];
-    const text = [`${plural(count, "gradient")} held`, ...own.map(leafText), ...unlisted].join("\n");
-    return svg(
-      "g",
-      { class: "rb-held", "data-holder": member.worker, "data-gradients": count },
-      tip(text),
-      svg("rect", { class: "rb-ear", x: x - cols.step / 2, y: y - 13, width: cols.step, height: 18 + lines * LEAF }),
-      label(x, y, count || "–", count ? "rb-gradients" : "rb-note rb-center"),
-      ...leafLines(own, count, lines, cols).map((line, i) => label(x, y + (i + 1) * LEAF, line, "rb-leaf")),
-    );
-  });
-  return [label(14, y, "gradients held", "rb-note"), ...held];
+// Returns the lines below the number of gradients: one for each leaf; the last one also has the number of those without room.
+function leafLines(leaves, count, most) {
+  const shown = leaves.slice(0, most).map(leafText);
+  const rest = count - shown.length;
+  return rest && shown.length ? [...shown.slice(0, -1), `+${rest} · ${shown.at(-1)}`] : shown;
 }
 
-// Returns the lines below the number: one for each leaf, and a last one with the number of leaves that have no room.
-function leafLines(own, count, lines, cols) {
-  if (cols.step < LEAF_MIN_STEP) return [];
-  const room = Math.floor((cols.step - 8) / 6.1);
-  const limit = count <= lines ? count : Math.max(0, lines - 1);
-  const shown = own.slice(0, limit).map((leaf) => shorten(leafText(leaf), room));
-  return count > shown.length && shown.length ? [...shown, `+ ${count - shown.length} more`] : shown;
+function drawHeld(member, leaves, x, { y, height, pad }, room) {
+  const own = leaves.slice().sort((a, b) => a.place - b.place);
+  const count = member.gradients;
+  const unlisted = count > own.length ? [WORDS.more(count - own.length)] : [];
+  const lines = leafLines(own, count, Math.floor((height - pad - 20) / 15));
+  const most = Math.floor((room - 16) / 7); // characters
+  const data = { class: "rb-held", "data-holder": member.worker, "data-gradients": count };
+  const node = svg("g", data, tip([WORDS.held(count), ...own.map(leafText), ...unlisted].join("\n")));
+  if (!count) return node;
+  node.append(svg("rect", { class: "rb-ear", x, y, width: room, height }));
+  node.append(svg("circle", { class: "rb-mark", cx: x + 5, cy: y + pad + 11, r: 4.5 }));
+  node.append(label(x + 14, y + pad + 15, WORDS.held(count), "rb-gradients"));
+  lines.forEach((line, i) => node.append(label(x + 14, y + pad + 30 + i * 15, shorten(line, most), "rb-leaf-line")));
+  return node;
 }
 
-// Draws the card of a context. `rows` and `lines` are the room for passes and leaves.
-function card(context, parts, y, cols, { rows, lines }, released) {
-  const height = ARCS + rows * PASS + FOOT + lines * LEAF;
-  const counts = `${context.sends} sends, ${context.recvs} recvs`;
-  return svg(
-    "g",
-    { class: `rb-card ${released ? "rb-gone" : ""}`, transform: `translate(0 ${y})`, "data-context": context.context },
-    svg("rect", { class: "rb-plate", x: 6, y: 0, width: cols.width - 12, height, rx: 6 }),
-    label(14, 24, released ? "context, released" : "context", "rb-note"),
-    label(14, 42, context.context, "rb-code"),
-    label(14, 60, counts, "rb-kind"),
-    context.open ? label(14, 78, `${context.open} in flight`, "rb-open-count") : "",
-    ...arcs(parts.links, cols),
-    ...nodes(parts.members, cols),
-    ...passes(parts.passes, cols, rows, released),
-    ...gradients(parts.members, parts.leaves, cols, height - 11 - lines * LEAF, lines),
+// Returns the legend of what is drawn, [mark, text] each.
+function legendOf({ blocks, arrows }, pieces, isEnded) {
+  const counts = arrows.map(({ messages }) => countsOf(messages));
+  const states = new Set(blocks.map((block) => progressOf(block).state));
+  const way = (kind, turn) =>
+    svg("g", { class: kind }, svg("path", { class: "rb-curve", d: "M-8 0 H8" }), head(turn ? -9 : 9, 0, turn));
+  const rect = (part) => svg("rect", { class: part, x: -8, y: -6, width: 16, height: 12, rx: 3 });
+  const box = (kind) => svg("g", { class: `rb-block ${kind}` }, ...["rb-box", "rb-fill", "rb-edge"].map(rect));
+  const { legend } = WORDS;
+  const isCounted = blocks.some(({ chips }) => /^\d+$/.test(chips[0]));
+  return [
+    [blocks.some(({ chips }) => chips.length), box("rb-sample"), isCounted ? legend.count : legend.block],
+    [blocks.some(({ chips }) => chips[0] === WORDS.passedOn), label(0, 4, WORDS.passedOn, "rb-chip-text"), legend.passedOn],
+    [blocks.some(({ parts }) => !parts.length), svg("circle", { class: "rb-end-of", cx: 0, cy: 0, r: 5 }), legend.end],
+    [blocks.some(({ parts }) => parts.some(isLeafPart)), label(-4, 4, "x", "rb-leaf"), legend.leaf],
+    [states.has("runs"), box("rb-runs"), legend.runs],
+    [states.has("ran") || states.has("partly"), box("rb-ran"), legend.ran],
+    [states.has("failed"), box("rb-failed"), legend.failed],
+    [arrows.length, way("rb-forward", 0), legend.forward],
+    [!isEnded && counts.some(({ sent, received }) => received < sent), way("rb-forward rb-flight", 0), legend.flight],
+    [isEnded && counts.some(({ sent, received }) => received < sent), way("rb-forward rb-lost", 0), legend.lost],
+    [counts.some(({ back }) => back), way("rb-back", 180), legend.back],
+    [counts.some(({ fired, back }) => back < fired), way("rb-back rb-flight", 180), legend.backFlight],
+    [pieces.members.some(({ gradients }) => gradients), svg("circle", { class: "rb-mark", cx: 0, cy: 0, r: 4.5 }), legend.held],
+  ].filter(([isDrawn]) => isDrawn).map(([, mark, text]) => [mark, text]);
+}
+
+// ---- the panel
+
+// Returns when backward has begun and ended in the parts, in seconds, or null.
+function backwardTime(parts) {
+  const times = parts.flatMap(({ ran }) => ran);
+  return times.length > 1 ? Math.max(...times) - Math.min(...times) : null;
+}
+
+function headline(frame, view, { context, pieces, isEnded }) {
+  const { sends, recvs, gradients } = context;
+  const [back, time] = [sum(pieces.messages, "back"), backwardTime(pieces.parts)];
+  const [left, flight] = [sum(pieces.passes, "left"), isEnded ? 0 : context.open];
+  const others = heldContexts(view).filter(({ context: key }) => key !== context.context).length;
+  frame.showStats(
+    [context.step === null ? WORDS.context : WORDS.step(context.step), WORDS.state(isEnded)],
+    [`${recvs} of ${sends}`, WORDS.stats.received],
+    ...(flight ? [[flight, WORDS.stats.flight, "rb-wait"]] : []),
+    ...(back || left ? [[back, WORDS.stats.back]] : []),
+    [gradients, isEnded ? WORDS.stats.heldLast : WORDS.stats.held],
+    ...(time === null ? [] : [[formatTime(time), WORDS.stats.time]]),
+    ...(others ? [[others, WORDS.stats.others]] : []),
+    ...leftOutStats(view.workers),
   );
+  const all = Object.keys(view.contexts).length;
+  frame.describe(WORDS.describe(plural(all, "autograd context"), context, isEnded, back, pieces));
 }
-
-const sample = (kind) => arrow(-8, 8, 3, 5, kind, 0);
-const legend = () => [
-  [sample("rb-way rb-paired"), "send/recv pair"],
-  [sample("rb-way rb-open"), "in flight"],
-  [svg("rect", { class: "rb-fill", x: -8, y: -5, width: 16, height: 10, rx: 3 }), "gradients arrived"],
-  [svg("rect", { class: "rb-region", x: -3, y: -3, width: 6, height: 5 }), "region of a worker's graph"],
-  [svg("rect", { class: "rb-region rb-ran", x: -3, y: -3, width: 6, height: 5 }), "… that has run"],
-];
-
-const total = (rows, name) => Object.values(rows).reduce((sum, one) => sum + one[name], 0);
 
 // Returns a function from a context to its rows.
 function byContext(rows) {
@@ -167,99 +255,130 @@ function byContext(rows) {
   return (context) => groups.get(context) ?? [];
 }
 
-function headline(frame, { workers, contexts, passes }) {
-  const [count, left] = [Object.keys(contexts).length, total(passes, "left")];
-  const sums = ["send", "recv", "gradient"].map((noun) => countStat(total(contexts, `${noun}s`), noun));
-  frame.showStats(countStat(count, "context"), ...sums, [left, "to come", left ? "rb-wait" : ""], ...leftOutStats(workers));
-  const size = `${plural(count, "autograd context")} on ${plural(Object.keys(workers).length, "worker")}`;
-  frame.describe(`${size}, ${left} gradients to come.`);
-}
-
-// Returns a function from a worker to the text of its sends, over all contexts.
-function sendsOf(members) {
-  const sums = {};
-  for (const one of Object.values(members)) sums[one.worker] = (sums[one.worker] ?? 0) + one.sends;
-  return ({ id }) => plural(sums[id] ?? 0, "send");
-}
-
-// Returns the contexts that get a card: those that their creator holds. Other workers report a context a moment earlier and
-// later than its creator; with cards for these reports, too, the panel would flicker from step to step. If no creator holds a
-// context, all are drawn.
-function shownContexts({ contexts, members }) {
-  const keys = Object.keys(contexts).sort(natural);
-  const held = keys.filter((key) => `${key}/${BigInt(key) >> 48n}` in members);
-  return held.length ? held : keys;
-}
-
-// Returns whether all workers of a released context still have a column.
-const canBeDrawn = ({ members, links }, cols) =>
-  [...members.map((one) => one.worker), ...links.flatMap((link) => [link.from, link.to])].every((id) => cols.x(id));
-
-// Returns the picture of a context to keep until after its release. The workers report the release one after the other, so a
-// later picture has fewer of them: the earlier one is kept, unless one of its workers has left and cannot be drawn.
-const moreComplete = (before, now, cols) =>
-  before?.key === now.key && before.pieces.members.length > now.pieces.members.length && canBeDrawn(before.pieces, cols)
-    ? before
-    : now;
-
-// Adds the choice of contexts to the head line: all, or one. A context stays chosen after its release.
-function contextChoice(frame) {
-  const select = html("select", { class: "rb-choose", "aria-label": "Contexts shown" });
-  frame.head.append(select);
-  select.addEventListener("change", () => frame.redraw());
-  return (keys) => {
-    const chosen = select.value;
-    const values = ["", ...keys.slice(-MAX_CHOICES)];
-    if (chosen && !values.includes(chosen)) values.push(chosen);
-    const text = (key) => (!key ? "all contexts" : keys.includes(key) ? `context ${key}` : `context ${key}, released`);
-    const items = values.map((key) => ({ key, parts: [text(key)] }));
-    join(select, items, (key) => html("option", { value: key }, text(key)));
-    select.value = chosen;
-    return { one: Boolean(chosen), keys: chosen ? keys.filter((key) => key === chosen) : keys };
+// Shows the text of the block or arrow under the pointer, or that a click or the arrow keys have chosen, below the picture.
+function details(frame) {
+  const line = html("p", { class: "rb-detail", role: "status" });
+  frame.foot.prepend(line);
+  const state = { chosen: null, hovered: null, rest: "" };
+  const items = () => [...frame.picture.querySelectorAll("[data-item]")];
+  const titleOf = (key) => items().find((node) => node.dataset.item === key)?.querySelector("title").textContent;
+  const show = () => {
+    for (const node of items()) node.classList.toggle("rb-chosen", node.dataset.item === state.chosen);
+    setText(line, titleOf(state.hovered) ?? titleOf(state.chosen) ?? state.rest);
+  };
+  const keyAt = (event) => event.target.closest("[data-item]")?.dataset.item ?? null;
+  const change = (name) => (event) => {
+    state[name] = keyAt(event);
+    show();
+  };
+  frame.picture.addEventListener("pointerover", change("hovered"));
+  frame.picture.addEventListener("pointerleave", change("hovered"));
+  frame.picture.addEventListener("click", change("chosen"));
+  frame.body.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const keys = items().map((node) => node.dataset.item);
+    const at = keys.indexOf(state.chosen);
+    state.chosen = keys[at < 0 ? (step > 0 ? 0 : keys.length - 1) : Math.max(0, Math.min(keys.length - 1, at + step))] ?? null;
+    event.preventDefault();
+    show();
+  });
+  return (rest) => {
+    state.rest = rest;
+    show();
   };
 }
 
-export default panel("autograd", "Autograd contexts", (frame) => {
-  const slots = new Slots();
-  const choose = contextChoice(frame);
-  const [cards, rest] = [svg("g"), label(14, 0, "", "rb-note")];
-  frame.picture.append(cards, rest);
-  frame.showLegend(legend());
-  let last = null; // the picture to show after the last context is released
-  const room = { rows: 0, lines: 0 }; // for passes and leaves in each card; it only grows, so that cards do not jump
+export default panel("autograd", WORDS.title, (frame) => {
+  const [choice, choose] = [new Choice(), contextChoice(frame)];
+  const group = (kind) => svg("g", { class: kind });
+  const [lanesAt, waysAt, blocksAt, top] = ["rb-lanes", "rb-ways", "rb-blocks", "rb-axis"].map(group);
+  const card = svg("g", { class: "rb-card" }, lanesAt, top, waysAt, blocksAt);
+  const detail = details(frame);
+  let [last, timer, legend] = [null, 0, ""];
+  frame.cleanups.push(() => clearTimeout(timer));
+
+  // Returns the context to show with its rows; the last one that was shown if the view no longer has it; null if none was.
+  function shown(view) {
+    const [picked, wait] = choice.pick(view, performance.now());
+    const chosen = choose(view.contexts, picked ?? last?.key ?? null);
+    clearTimeout(timer);
+    if (wait !== null) timer = setTimeout(frame.redraw, wait + 20);
+    const key = chosen || picked;
+    const context = view.contexts[key];
+    if (!context) {
+      const isThere = last && last.pieces.members.every(({ worker }) => worker in view.workers);
+      return isThere && (!chosen || chosen === last.key) ? { ...last, isEnded: true } : null;
+    }
+    const rows = (name) => byContext(view[name])(key);
+    const names = ["members", "links", "messages", "parts", "passes", "leaves"];
+    const pieces = Object.fromEntries(names.map((name) => [name, rows(name)]));
+    last = moreComplete(last, { key, context, pieces });
+    return { ...last, isEnded: context.ended !== null };
+  }
 
   return (view, width) => {
-    const cols = columns(view.workers, width);
-    const [members, links, parts, leaves] = [view.members, view.links, view.passes, view.leaves].map(byContext);
-    const { one, keys } = choose(shownContexts(view));
-    const drawn = (one ? keys.map((key) => [key, 0]) : slots.place(keys, MAX_CARDS)).map(([key, slot]) => {
-      const pieces = { members: members(key), links: links(key), passes: parts(key), leaves: leaves(key) };
-      return { key, slot, context: view.contexts[key], pieces, released: false };
-    });
-    if (drawn.length) last = moreComplete(last, drawn.at(-1), cols);
-    else if (last && canBeDrawn(last.pieces, cols)) drawn.push({ ...last, slot: 0, released: true });
-    for (const { context, pieces } of drawn) {
-      const most = Math.max(0, ...pieces.members.map((member) => member.gradients));
-      room.rows = Math.min(MAX_PASSES, Math.max(room.rows, context.passes));
-      if (pieces.leaves.length && cols.step >= LEAF_MIN_STEP) room.lines = Math.min(MAX_LEAVES, Math.max(room.lines, most));
+    const picture = shown(view);
+    frame.showHint(picture ? null : WORDS.hint);
+    if (!picture) {
+      card.remove();
+      frame.showStats([heldContexts(view).length, WORDS.stats.others], ...leftOutStats(view.workers));
+      frame.describe(plural(Object.keys(view.contexts).length, "autograd context"));
+      frame.showLegend([]);
+      legend = "";
+      detail("");
+      return;
     }
-    const { rows, lines } = room;
-    const tall = ARCS + rows * PASS + FOOT + lines * LEAF + GAP;
-    const deepest = Math.max(0, ...drawn.map(({ slot }) => slot)) + 1;
-    const hidden = Math.max(0, keys.length - MAX_CARDS);
+    const { pieces, context, isEnded } = picture;
+    const nameOf = (id) => view.workers[id]?.name ?? `id ${id}`;
+    const longest = Math.max(...pieces.members.map(({ worker }) => nameOf(worker).length));
+    const left = Math.min(190, 28 + 8 * Math.max(8, longest));
+    const graph = graphOf(pieces, width * 0.86 - left);
+    const share = graph.blocks.some(({ level }) => level > MANY_LEVELS) ? 0.14 : 0.22;
+    const right = pieces.members.some(({ gradients }) => gradients) ? Math.min(HELD, width * share) : 12;
+    const holders = pieces.members.filter(({ gradients, sends, recvs }) => gradients || sends || recvs);
+    const rows = [...graph.blocks, ...holders];
+    const ids = [...new Set((rows.length ? rows : pieces.members).map(({ worker }) => worker))].sort((a, b) => a - b);
+    const geometry = { ...layOut(graph, ids, width, left, right), left, right };
+    const of = (rows, id) => rows.filter(({ worker }) => worker === id);
 
-    headline(frame, view);
-    frame.showHint(
-      drawn.length ? null : ["No autograd context yet. Open one: ", "with dist_autograd.context() as context_id:"],
-    );
-    frame.resize(cols.width, deepest * tall + (hidden ? 24 : 0), cols.head);
-    drawHead(frame, cols, sendsOf(view.members));
-    const items = drawn.map(({ key, slot, context, pieces, released }) => ({
-      key,
-      parts: [cols.key, slot, rows, lines, released, context, ...Object.values(pieces).flat()],
-      make: () => card(context, pieces, slot * tall, cols, room, released),
-    }));
-    join(cards, items, (_, { make }) => make());
-    set(rest, { y: deepest * tall + 12 }).textContent = hidden ? `… and ${hidden} more, not drawn` : "";
+    frame.picture.append(card);
+    set(card, { "data-context": picture.key, class: `rb-card ${isEnded ? "rb-gone" : ""}` });
+    headline(frame, view, picture);
+    frame.resize(geometry.width, geometry.height + 4);
+    const hasRun = pieces.parts.some(({ ran }) => ran.length) || pieces.messages.some(({ fired }) => fired);
+    const isBackward = hasRun || pieces.passes.length > 0;
+    const places = { forward: left, back: left + 96, held: geometry.width - right + 10 };
+    const axis = WORDS.axis(isBackward, right > 12).map(([key, text, kind]) => ({ key, parts: [places[key]], text, kind }));
+    join(top, axis, (key, { text, kind }) => label(places[key], 20, text, kind));
+    join(lanesAt, ids.map((id, i) => {
+      const own = { member: of(pieces.members, id)[0], passes: of(pieces.passes, id), leaves: of(pieces.leaves, id) };
+      const place = geometry.places.get(id);
+      const worker = view.workers[id] ?? { id, name: nameOf(id), state: "unknown" };
+      const size = [place.y, place.height, geometry.width, left, right, i % 2];
+      const parts = [...size, worker, own.member, ...own.passes, ...own.leaves];
+      return { key: id, parts, make: () => drawLane(place, worker, own, geometry, i % 2) };
+    }), (_, { make }) => make());
+    const layout = `${graph.blocks.map(({ key, x, y, w }) => `${key} ${x} ${y} ${w}`)} ${geometry.width}`;
+    const feedNode = (feed) => () => drawFeed(feed, geometry, graph.blocks);
+    const ways = graph.feeds.map((feed) => ({ key: feed.key, parts: [layout], make: feedNode(feed) }));
+    graph.arrows.forEach((arrow, i) => {
+      const at = graph.isWide ? left + (i + 1) * ((width - left - right) / (graph.arrows.length + 1)) : null;
+      const make = () => drawArrow(arrow, geometry, graph.blocks, at, isEnded, nameOf);
+      ways.push({ key: arrow.key, parts: [layout, at, isEnded, JSON.stringify(countsOf(arrow.messages))], make });
+    });
+    join(waysAt, ways, (_, { make }) => make());
+    join(blocksAt, graph.blocks.map((block) => {
+      const parts = [block.x, block.y, block.w, graph.isWide, block.chips.join(), ...block.parts];
+      return { key: block.key, parts, make: () => drawBlock(block, graph.isWide, nameOf) };
+    }), (_, { make }) => make());
+    const items = legendOf(graph, pieces, isEnded);
+    const words = items.map(([, text]) => text).join();
+    if (legend !== words) frame.showLegend(items);
+    legend = words;
+    detail(WORDS.rest(isEnded, isBackward, pieces.parts.length > 0, context.step));
   };
 });
+
+const drawFeed = (feed, geometry, blocks) =>
+  svg("g", { class: "rb-feed" }, svg("path", { class: "rb-curve", d: pathOf(feed, 0, geometry, blocks).d }));

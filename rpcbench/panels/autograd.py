@@ -1,4 +1,4 @@
-"""The autograd panel: the records of each distributed-autograd context, and the progress of its backward passes."""
+"""The autograd panel: the graph of a distributed-autograd context on all workers, and its backward passes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from rpcbench.telemetry.views import autograd_view
 
 
 class AutogradPanel(Panel):
-    """Contexts as cards, with sends and recvs between workers; see `rpcbench.telemetry.views.autograd_view`."""
+    """A lane per worker with its operations, an arrow per message; see `rpcbench.telemetry.views.autograd_view`."""
 
     look = staticmethod(autograd_view)
     sentence = "Autograd contexts, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("autograd", ".js")
+    _esm = asset("autograd", ".js", "lanes")
     _css = asset("autograd", ".css")

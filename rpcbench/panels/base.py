@@ -5,7 +5,8 @@ Rules
   (`{"kind": "delta", "version", "delta"}`). A browser that finds a gap in the versions waits for the next whole state.
 - Messages of a browser also arrive while a cell runs, on another thread than the main one, if the front end uses
   subshells (JupyterLab does).
-- The drawing code is `common.js` joined with the panel's own files: one module, no build step, no request to any host.
+- The drawing code is `strings.js` and `common.js` joined with the panel's own files: one module, no build step, no
+  request to any host.
 
 `PanelFeed` has the thread that keeps open panels up to date.
 - It shows a viewer the world after a change, at most once per `period`, and never on the kernel's event loop, which
@@ -13,10 +14,16 @@ Rules
 - While nothing changes the thread sleeps on a condition. With no viewer it ends, and no source is subscribed.
 - A browser that missed a message is correct again within `heal` seconds of a change: viewers send whole states then.
 - After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.
+
+A displayed panel has a second output, a still picture of it, for readers of the saved notebook, who have no kernel.
+- The still is brought up to date at the end of each cell, and of the cluster. A live panel hides it, and it hides the
+  error that stands where a widget has no kernel (both by CSS).
+- Its text stays the same, so that stored outputs can be compared; its size is bounded.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import math
 import threading
@@ -24,15 +31,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import anywidget
 import traitlets
+from IPython.core.getipython import get_ipython
 
 from rpcbench.base.conditions import Condition
+from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.telemetry import collector, trace
+from rpcbench.telemetry.collector import LIVE, Phase
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
@@ -46,7 +57,7 @@ _CALM = 0.25
 
 
 class Source(Protocol):
-    """A source of worlds."""
+    """A source of worlds. One that does not stay live has a `phase`, as the collector has."""
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after each change, on any thread, once `world()` has it. Return a function that ends that."""
@@ -62,6 +73,11 @@ class _Entry:
     unsubscribe: Callable[[], None] = field(init=False)
     stale: bool = True  # the world has changed since the last look
     whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
+
+
+def _phase(source: Source) -> Phase:
+    found: Phase = getattr(source, "phase", LIVE)
+    return found
 
 
 class PanelFeed:
@@ -178,7 +194,75 @@ class PanelFeed:
                 logger.exception("a panel that stopped could not be closed")
 
 
+MOST_STILL_BYTES = 120_000
+"""Size of a still picture in a notebook; a larger one is replaced by its text."""
+SETTLE_SECONDS = 0.2
+"""Limit of the wait for members' last reports at the end of a cell."""
+_STILL_TEXT = "The last picture of the panel above, for readers without a kernel."
+HIDE_ERROR = (
+    "<style>.jp-OutputArea-child:not(:has(.rb-panel)):has(+ .jp-OutputArea-child .rb-instead){display:none}</style>"
+)
+"""In an element of class `rb-instead`: hides the output before it if no live panel is there, but an error."""
+
+
+def still_output(picture: Snapshot) -> dict[str, str]:
+    """Return the mime bundle of a still picture below a live panel."""
+    shown = picture.html if len(picture.html) <= MOST_STILL_BYTES else f"<pre>{escape(picture.text)}</pre>"
+    return {
+        "text/plain": _STILL_TEXT,
+        "text/html": f'<div class="rb-still rb-instead" style="overflow:auto">{HIDE_ERROR}{shown}</div>',
+    }
+
+
+@dataclass(slots=True)
+class _Displayed:
+    """The output with the still of one panel."""
+
+    handle: Any  # IPython's handle of the output
+    view: View  # that it shows
+
+
+class StillOutputs:
+    """The stills of all displayed panels of a kernel. They change at the end of each cell, and of the cluster."""
+
+    def __init__(self) -> None:
+        self._displayed: dict[Panel, _Displayed] = {}
+        self._shell: Any = None  # whose cells are followed
+
+    def add(self, panel: Panel, shell: Any) -> None:
+        """Display the still of a panel in the cell that runs, and keep it up to date."""
+        from IPython.display import DisplayHandle
+
+        handle, view = DisplayHandle(), panel.latest()  # type: ignore[no-untyped-call]
+        handle.display(still_output(Snapshot(view)), raw=True)  # type: ignore[no-untyped-call]
+        self._displayed[panel] = _Displayed(handle, view)
+        if self._shell is not shell:
+            shell.events.register("post_run_cell", self.update)
+            self._shell = shell
+
+    def drop(self, panel: Panel) -> None:
+        """Leave the still of a panel as it is."""
+        self._displayed.pop(panel, None)
+
+    def update(self, *_: object) -> None:
+        """Bring all stills up to date."""
+        for panel in list(self._displayed):
+            self.refresh(panel)
+
+    def refresh(self, panel: Panel) -> None:
+        """Bring the still of a panel up to date, if it has one. On any thread."""
+        still = self._displayed.get(panel)
+        try:
+            if still is not None and (view := panel.latest()) != still.view:
+                still.view = view
+                still.handle.update(still_output(Snapshot(view)), raw=True)
+        except Exception as error:  # shown once: an error of a view must not disturb all later cells
+            logger.warning("the still picture of a panel stopped", exc_info=error)
+            self.drop(panel)
+
+
 _HERE = Path(__file__).parent
+STILLS = StillOutputs()
 SESSION = PanelFeed()  # one per process: all widgets of a kernel share one connection to the front end
 
 
@@ -188,8 +272,10 @@ def piece(name: str, suffix: str) -> str:
 
 
 def asset(name: str, suffix: str, *parts: str) -> str:
-    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined."""
-    return "\n".join(piece(each, suffix) for each in ("common", *parts, name))
+    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined; scripts begin with
+    `strings`."""
+    shared = ("strings", "common") if suffix == ".js" else ("common",)
+    return "\n".join(piece(each, suffix) for each in (*shared, *parts, name))
 
 
 class Panel(anywidget.AnyWidget):
@@ -202,14 +288,17 @@ class Panel(anywidget.AnyWidget):
     sentence: ClassVar[str]  # shown instead of the widget without a kernel
 
     state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}
+    phase = traitlets.Dict().tag(sync=True)  # the fields of a `Phase`
     problem = traitlets.Unicode("").tag(sync=True)  # the error that has ended the updates
 
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, **traits: Any) -> None:
         world = source.world() if isinstance(source, Still) else {}  # the next cell may print it before the first look
-        super().__init__(state={"version": 0, "view": type(self).look(world)}, **traits)
+        state = {"version": 0, "view": type(self).look(world)}
+        super().__init__(state=state, phase=_phase(source)._asdict(), **traits)
         receive_on_named_subshell(self.comm)
         self._source = source
         self._publisher = publisher
+        self._cell: OutputDisplay | None = None  # the output of the cell that displays it
         self._open_views: set[str] = set()  # ids of the browsers' views that are open
         self.on_msg(self._heard)
         publisher.open(self, source)
@@ -221,7 +310,14 @@ class Panel(anywidget.AnyWidget):
 
     def show(self, world: World) -> bool:
         """Send browsers the changes since the last call; return False if there are none. On the feed's thread."""
-        view = type(self).look(world)
+        phase = _phase(self._source)
+        if phase.name == "stopped" and not world:  # nobody looked at the end of this world: the last picture stays
+            world, view = {}, self.view
+        else:
+            view = type(self).look(world)
+        self.phase = phase._asdict()
+        if phase.name == "stopped":  # perhaps not by a cell
+            STILLS.refresh(self)
         delta = diff(self.state["view"], view)
         if not delta and self.state["version"]:  # version 0 was only the empty view of the constructor
             return False
@@ -242,7 +338,15 @@ class Panel(anywidget.AnyWidget):
         """Remove the panel from all browsers and unsubscribe. Idempotent."""
         if self.comm is not None:  # also called by ipywidgets' finalizer, perhaps on a half-constructed panel
             self._publisher.close(self)
+            STILLS.drop(self)
         super().close()
+
+    def latest(self) -> View:
+        """Return the view of what the source has now, once members have sent their reports; or the last one."""
+        if settle := getattr(self._source, "settle", None):
+            settle(SETTLE_SECONDS)
+        world = self._source.world()
+        return type(self).look(world) if world else self.view
 
     def snapshot(self) -> Snapshot:
         """Return the present view as a picture and text that need no kernel, for notebooks that are committed."""
@@ -279,12 +383,25 @@ class Panel(anywidget.AnyWidget):
             case {"kind": "opened", "eye": str(eye)}:
                 self._open_views.add(eye)
                 self._publisher.open(self, self._source)
+            case {"kind": "snapshot", "eye": str(eye), "page": bool(by_page)}:
+                self._leave_snapshot(eye, by_page)
             case {"kind": "closed", "eye": str(eye)}:
                 self._open_views.discard(eye)
                 if not self._open_views:
                     self._publisher.close(self)
             case _:
                 self.heard(content)
+
+    def _leave_snapshot(self, eye: str, by_page: bool) -> None:
+        """Leave the present picture below the panel's cell, or below the last one if it is in none."""
+        made = Snapshot(self.view)
+        if by_page:  # the browser's view `eye` adds it: a page that was loaded again would drop our output
+            data = made._repr_mimebundle_()
+            self.send({"kind": "snapshot", "eye": eye, "model": self.model_id, "data": data})
+            return
+        # Without a context of its own, output belongs to the cell that ran last.
+        cell = self._cell or contextvars.Context().run(OutputDisplay, get_ipython())
+        cell.display({"data": made._repr_mimebundle_(), "metadata": {}})
 
     def heard(self, content: dict[str, Any]) -> None:
         """Handle another message of a browser; a panel without buttons has none."""
@@ -295,8 +412,21 @@ class Panel(anywidget.AnyWidget):
         view: View = self.state["view"]
         return view
 
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        data, metadata = self._repr_mimebundle_() or ({"text/plain": repr(self)}, {})
+        display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
+        shell = get_ipython()
+        if getattr(shell, "kernel", None) is not None:  # else it was printed
+            self._cell = OutputDisplay(shell)
+            STILLS.add(self, shell)
+
     def __str__(self) -> str:
-        return text(self.view)
+        told = text(self.view)
+        if self.phase["name"] != "stopped":
+            return told
+        return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{told}"
 
     def __repr__(self) -> str:
         return self.sentence

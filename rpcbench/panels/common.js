@@ -115,11 +115,18 @@ function applyDelta(view, delta) {
 // After a gap in the versions it ignores deltas until the next whole state.
 class LiveView {
   constructor(model) {
+    this.born = model.widget_manager?.kernel?.id; // of the kernel that has the model
     this.version = -1;
     this.view = {};
     this.listeners = new Set();
     model.on("change:state", () => this.onState(model.get("state")));
     model.on("change:problem", () => this.notify());
+    model.on("change:phase", () => this.notify());
+    this.isCut = false;
+    model.on("comm_live_update", () => {
+      this.isCut = true; // JupyterLab says this when the kernel restarts
+      this.notify();
+    });
     model.on("msg:custom", (message) => this.onMessage(message));
     this.onState(model.get("state"));
   }
@@ -143,9 +150,44 @@ class LiveView {
   }
 }
 
+// ---- whether a panel is live
+
+// Returns "there", "cut" while there is no connection, "restarted" or "gone": what a front end says of the panel's kernel.
+// `manager` is the widget manager; only JupyterLab's and Notebook's have a kernel. `born` is the id of the kernel that made the
+// panel, and `isDead` tells whether the panel's comm has lost its kernel.
+function kernelState(manager, born, isDead) {
+  if (!manager || !("kernel" in manager)) return isDead ? "gone" : "there";
+  const { kernel } = manager;
+  if (!kernel || kernel.isDisposed || kernel.status === "dead") return "gone";
+  if (isDead || (born && kernel.id !== born)) return "restarted";
+  return ["connecting", "disconnected"].includes(kernel.connectionStatus) ? "cut" : "there";
+}
+
+// Whether the model with this state was read from a saved notebook, and never had a kernel. JupyterLab's manager knows.
+const isSaved = (manager, state) =>
+  [...(manager?._modelsSync?.values() ?? [])].find((one) => one.get("state") === state)?.comm_live === false;
+
+const clockTime = (seconds) => {
+  const at = new Date(1000 * seconds);
+  return [at.getHours(), at.getMinutes()].map((part) => String(part).padStart(2, "0")).join(":");
+};
+
+// Returns the state of a panel: its `kind`, the text of its chip, and the chip's tooltip. `phase` is the trait of the model.
+function panelState(phase, kernel, problem, isPaused) {
+  // A kernel that restarts stops its cluster first: its restart tells more.
+  const over = problem ? "failed" : isPaused ? "paused" : "live";
+  const kind = phase?.name === "record" ? "record" : kernel !== "there" ? kernel : phase?.name === "stopped" ? "stopped" : over;
+  const [text, title] = STRINGS.common.states[kind];
+  return { kind, text: kind === "stopped" ? `${text} ${clockTime(phase.at)}` : text, title };
+}
+
 // ---- the frame around a picture
 
 const MAX_HEIGHT = 460; // of the body in pixels, as in common.css
+const NOTE_MS = 6000; // how long a note stays
+// Controls that need the kernel: the frame disables them while the panel is not live. A panel's own have the class rb-kernel.
+const REACHES = ".rb-kernel, .rb-do, .rb-acts button, .rb-scale button";
+const CAMERA = "M2 5h3l1.2-2h3.6L11 5h3v8H2Z M8 6.4a2.4 2.4 0 1 0 .01 0Z";
 
 // Keeps keys that a user presses in a panel from the notebook, where Enter edits the cell and a letter may delete it. Escape
 // and keys with a modifier still reach the notebook.
@@ -154,12 +196,26 @@ function stopPlainKeys(event) {
   if (key !== "Escape" && !ctrlKey && !metaKey && !altKey && !shiftKey) event.stopPropagation();
 }
 
-// A panel's frame: its head line with figures, the error that stopped it, the picture, a hint, and the legend.
+// A panel's frame: its head line with a chip, figures and tools, the help, the error that stopped it, the picture, a hint, and
+// the legend. `state` is that of `panelState`; `isLive` tells whether a click on a control of the panel reaches the kernel.
 class Frame {
   constructor(name, title) {
+    const words = STRINGS.common;
+    this.state = { kind: "live" };
+    this.chip = html("button", { type: "button", class: "rb-chip" });
     this.stats = html("span", { class: "rb-stats" });
     this.legend = html("div", { class: "rb-legend" });
-    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), this.stats);
+    const said = html("span", { "aria-live": "polite" }, this.chip); // screen readers hear that the panel is no longer live
+    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), said, this.stats);
+    const tool = (kind, words, sign) =>
+      html("button", { type: "button", class: `rb-tool ${kind}`, "aria-label": words, title: words }, sign);
+    const lens = svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: CAMERA }));
+    this.asker = tool("rb-asker", words.help, "?");
+    this.camera = tool("rb-camera rb-kernel", words.camera, lens);
+    this.tools = html("span", { class: "rb-frame-tools" }, this.asker, this.camera); // `panel` puts them behind the panel's own
+    this.help = html("p", { class: "rb-help" }, STRINGS[name]?.help ?? "");
+    this.asker.hidden = !this.help.textContent;
+    this.note = html("p", { class: "rb-said-once", "aria-live": "polite" });
     this.problem = html("p", { class: "rb-problem", role: "alert", hidden: "" });
     this.hint = html("p", { class: "rb-hint" });
     this.text = svg("desc");
@@ -168,10 +224,46 @@ class Frame {
     this.body = html("div", { class: "rb-body", role: "group", tabindex: "0", "aria-label": `${title}, picture` });
     this.body.append(this.top, this.picture, this.hint);
     this.root = html("section", { class: `rb-panel rb-${name}`, "aria-label": title });
-    this.root.append(this.head, this.problem, this.body, this.legend);
+    this.root.append(this.head, this.note, this.help, this.problem, this.body, this.legend);
     this.root.addEventListener("keydown", stopPlainKeys);
+    this.asker.addEventListener("click", () => this.toggleHelp());
+    this.toggleHelp(false);
     this.tallest = 0;
-    this.cleanups = []; // functions to call when the view is removed
+    this.cleanups = [() => clearTimeout(this.noteTimer)]; // functions to call when the view is removed
+  }
+
+  get isLive() {
+    return ["live", "paused"].includes(this.state.kind);
+  }
+
+  toggleHelp(isOpen = this.help.hidden) {
+    this.help.hidden = !isOpen;
+    set(this.asker, { "aria-expanded": isOpen });
+  }
+
+  // Shows what has come of a click, for a moment.
+  say(text) {
+    setText(this.note, text);
+    clearTimeout(this.noteTimer);
+    this.noteTimer = setTimeout(() => setText(this.note, ""), NOTE_MS);
+  }
+
+  // Shows the panel's state in the chip, and disables the controls that need the kernel while it is not live.
+  showState(state) {
+    this.state = state;
+    setText(this.chip, state.text);
+    const label = `${state.text}. ${state.title}`;
+    set(this.chip, { class: `rb-chip rb-chip-${state.kind}`, title: state.title, "aria-label": label });
+    set(this.chip, { "aria-pressed": this.isLive ? state.kind === "paused" : null });
+    this.chip.disabled = !this.isLive;
+  }
+
+  lock() {
+    for (const node of this.root.querySelectorAll(REACHES)) {
+      const off = !this.isLive && !(node === this.camera && this.canKeep);
+      if (off && !node.disabled) node.disabled = node.isLocked_ = true;
+      else if (!off && node.isLocked_) node.disabled = node.isLocked_ = false;
+    }
   }
 
   // Shows figures, [value, text, CSS class] each, in fixed places.
@@ -203,11 +295,27 @@ class Frame {
     if (this.text.textContent !== text) this.text.textContent = text;
   }
 
-  // Shows a hint, [text, code], if there is nothing to draw; null removes it.
+  // Shows a hint, [text, code], if there is nothing to draw; null removes it. A panel that is not live advises nothing.
   showHint(hint) {
-    const content = hint ? [hint[0], html("code", {}, hint[1])] : [];
-    if (Boolean(hint) !== this.hint.childNodes.length > 0) this.hint.replaceChildren(...content);
+    const past = STRINGS.common.nothing[this.state.kind === "record" ? "record" : "stopped"];
+    const [text, code] = !hint ? ["", ""] : this.isLive ? hint : [past, ""];
+    if (this.hint.textContent !== text + code) this.hint.replaceChildren(text, ...(code ? [html("code", {}, code)] : []));
   }
+}
+
+const WIDGET = "application/vnd.jupyter.widget-view+json";
+
+// Returns the outputs of the notebook's code cells, as lists; none in front ends that do not show pages their model.
+const outputsOf = (manager) => [...(manager?.context?.model?.cells ?? [])].map((cell) => cell.outputs).filter(Boolean);
+
+// Adds an output below the panel with this model, or below the last output if no cell shows it. Returns whether that worked.
+function leave(manager, id, data) {
+  const all = outputsOf(manager).filter(({ length }) => length);
+  const shows = (outputs) =>
+    Array.from({ length: outputs.length }, (_, i) => outputs.get(i)).some((output) => output.data?.[WIDGET]?.model_id === id);
+  const found = all.find(shows) ?? all.at(-1);
+  found?.add({ output_type: "display_data", data, metadata: {} });
+  return Boolean(found);
 }
 
 // Returns the module's default export. `build(frame, model)` runs once per browser view and returns `draw(view, width)`, which
@@ -222,13 +330,24 @@ const panel = (name, title, build) => () => {
       const viewId = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
       const frame = new Frame(name, title);
       const draw = build(frame, model);
+      frame.head.append(frame.tools);
       let pending = 0; // the request of an animation frame
+      let paused = null; // the view that is shown while the user has paused the panel
+      const state = () => {
+        const isDead = live.isCut || isSaved(model.widget_manager, model.get("state"));
+        const kernel = kernelState(model.widget_manager, live.born, isDead);
+        frame.canKeep = kernel === "there"; // a stopped cluster's panel and a record can still leave a snapshot
+        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null);
+      };
       const paint = () => {
         pending = 0;
         const problem = model.get("problem");
         frame.problem.hidden = !problem;
         frame.problem.textContent = problem ? `This panel stopped: ${problem}. Run its cell again.` : "";
-        if (live.version > 0 && frame.body.clientWidth > 0) draw(live.view, Math.max(360, frame.body.clientWidth));
+        frame.showState(state());
+        const view = frame.state.kind === "paused" ? paused : live.view;
+        if (live.version > 0 && frame.body.clientWidth > 0) draw(view, Math.max(360, frame.body.clientWidth));
+        frame.lock();
       };
       const schedule = () => (pending ||= requestAnimationFrame(paint));
       const observer = new ResizeObserver(schedule);
@@ -239,8 +358,22 @@ const panel = (name, title, build) => () => {
           console.debug("the kernel is gone and cannot be told that a panel was closed", error);
         }
       };
+      const watch = setInterval(() => state().kind !== frame.state.kind && schedule(), 1000);
+      const hear = ({ kind, eye, model: id, data }) => {
+        if (kind === "snapshot" && eye === viewId && leave(model.widget_manager, id, data)) frame.say(STRINGS.common.kept);
+      };
+      frame.chip.addEventListener("click", () => {
+        paused = paused === null ? live.view : null;
+        schedule();
+      });
+      frame.camera.addEventListener("click", () => {
+        const page = outputsOf(model.widget_manager).length > 0;
+        model.send({ kind: "snapshot", eye: viewId, page });
+        if (!page) frame.say(STRINGS.common.kept); // the kernel adds it to the output of the cell
+      });
       frame.redraw = schedule; // for the panel's own controls
       el.append(frame.root);
+      model.on("msg:custom", hear);
       live.listeners.add(schedule);
       observer.observe(frame.body);
       window.addEventListener("pagehide", sendClosed);
@@ -248,6 +381,8 @@ const panel = (name, title, build) => () => {
       schedule();
       return () => {
         live.listeners.delete(schedule);
+        model.off?.("msg:custom", hear);
+        clearInterval(watch);
         observer.disconnect();
         cancelAnimationFrame(pending);
         window.removeEventListener("pagehide", sendClosed);
@@ -262,38 +397,40 @@ const panel = (name, title, build) => () => {
 
 const LEFT = 176; // pixels beside the columns
 const RIGHT = 76;
+const LETTER = 7.4; // width of a character of a name, on average
 
 // Returns the geometry of the columns; `key` changes with anything that moves or redraws all of them.
-function columns(workers, width) {
+function columns(workers, width, left = LEFT) {
   const list = Object.values(workers).sort((a, b) => a.id - b.id);
-  const step = Math.min(230, Math.max(20, (width - LEFT - RIGHT) / Math.max(1, list.length)));
-  const centers = new Map(list.map((worker, i) => [worker.id, LEFT + step * (i + 0.5)]));
+  const step = Math.min(230, Math.max(18, (width - left - RIGHT) / Math.max(1, list.length)));
+  const centers = new Map(list.map((worker, i) => [worker.id, left + step * (i + 0.5)]));
   const longest = Math.max(0, ...list.map((worker) => worker.name.length));
-  const slanted = step < 16 + 6.8 * Math.min(longest, 14);
+  const slanted = step < 16 + LETTER * Math.min(longest, 14);
   return {
     list,
     step,
     slanted,
     x: (id) => centers.get(id),
     head: slanted ? 78 : 44,
-    width: Math.max(width, LEFT + step * list.length + RIGHT),
+    width: Math.max(width, left + step * list.length + RIGHT),
+    end: left + step * list.length + RIGHT - 12, // of the texts behind the columns
     key: `${width} ${list.map((worker) => `${worker.id} ${worker.name} ${worker.state}`).join()}`,
   };
 }
 
-// Draws the workers' names above their columns; `note(worker)` returns the small text below a name.
-function drawHead(frame, cols, note) {
+// Draws the workers' names above their columns; `note(worker)` returns the small text below a name, and `more` the tooltip's.
+function drawHead(frame, cols, note, more = note) {
   const items = cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, note(worker)], worker }));
   join(frame.top, items, (id, { worker }) => {
-    const name = shorten(worker.name, cols.slanted ? 12 : Math.floor((cols.step - 8) / 6.8));
-    const state = worker.state === "up" ? "" : ` · ${worker.state}`;
-    const title = `${worker.name} (id ${id})${state} · ${note(worker)}`;
+    const name = shorten(worker.name, cols.slanted ? 12 : Math.floor((cols.step - 8) / LETTER));
+    const state = worker.state === "up" ? "" : ` · ${STRINGS.common.members[worker.state] ?? worker.state}`;
+    const title = `${worker.name} (id ${id})${state} · ${more(worker)}`;
     const [x, kind] = [cols.x(id), `rb-worker rb-is-${worker.state}`];
     if (cols.slanted) {
       const at = { transform: `translate(${x - 2} ${cols.head - 8}) rotate(-48)` };
       return svg("g", {}, tip(title), label(0, 0, name + state, kind, at));
     }
-    const below = label(x, 35, state ? worker.state : note(worker), `rb-note ${state ? kind : ""}`);
+    const below = label(x, 35, state ? state.slice(3) : note(worker), `rb-note ${state ? kind : ""}`);
     return svg("g", { class: "rb-middle" }, tip(title), label(x, 19, name, kind), below);
   });
 }

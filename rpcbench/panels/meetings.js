@@ -12,7 +12,8 @@ function collectiveRows({ workers, collectives = {}, entries = {} }) {
   return Object.fromEntries(
     Object.entries(collectives).map(([key, row]) => {
       const missing = row.missing.map((name) => ids.get(name)).filter((id) => id !== undefined);
-      return [key, { ...row, ...defaults, label: `${row.op} #${row.number}`, sent: row.begin, entered: entered[key] ?? [], missing }];
+      const words = `${row.op} #${row.number}`;
+      return [key, { ...row, ...defaults, label: words, words, sent: row.begin, entered: entered[key] ?? [], missing }];
     }),
   );
 }

@@ -1,35 +1,44 @@
 // The messages panel: a lifeline for each member and an arrow for each message, in the order of sending.
-// An arrow is level if nothing else happened before the message arrived; otherwise it slopes down to the row of its arrival. A
-// collective is a row of dots (see `meetings.js`).
+// An arrow is level if nothing else happened before the message arrived; otherwise it slopes down to the row of its arrival, but
+// only in the last gap before the receiver, so it passes through no end of another message. A collective is a row of dots (see
+// `meetings.js`). The words of a message are made in Python (`telemetry.message_views.plain_words`), as stills and texts use them
+// too.
 // Guarantees: only rows in sight are drawn. A user who has scrolled to the end stays at the end when messages are added.
 
-const STEP = 22; // pixels from one slot to the next
+const TEXT = STRINGS.messages;
+const STEP = 24; // pixels from one slot to the next
 const MARGIN = 3; // slots drawn above and below those in sight
-// Groups of kinds with one colour each: the text in the legend, and the kinds.
+// Groups of kinds with one colour each.
 const GROUPS = {
-  call: ["calls", ["Call", "Create", "Fetch", "Parcel"]],
-  answer: ["answers", ["Result"]],
-  failure: ["failures, cancelled calls", ["Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"]],
-  rref: ["RRefs", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"]],
-  autograd: ["autograd", ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"]],
-  collective: ["collectives", ["Collective"]],
+  call: ["Call", "Create", "Fetch"],
+  answer: ["Result"],
+  failure: ["Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"],
+  rref: ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"],
+  autograd: ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"],
+  pipeline: ["Parcel"], // those of gradients are a group of their own, see `groupOf`
+  gradient: [],
+  collective: ["Collective"],
+  notice: ["Notice"],
 };
-const GROUP_OF_KIND = new Map(Object.entries(GROUPS).flatMap(([group, [, kinds]]) => kinds.map((kind) => [kind, group])));
-const DEFAULT_KINDS = "all but notices";
-const ALL_KINDS = "all kinds";
+const GROUP_OF_KIND = new Map(Object.entries(GROUPS).flatMap(([group, kinds]) => kinds.map((kind) => [kind, group])));
+const groupOf = ({ kind, words }) =>
+  kind === "Parcel" && words.startsWith("gradient") ? "gradient" : GROUP_OF_KIND.get(kind) ?? "other";
+const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual: all but notices
+const side = (width) => Math.min(330, Math.max(190, Math.round(0.335 * width))); // pixels beside the columns
 
 const formatSeconds = (seconds) =>
   seconds >= 1
     ? `${seconds.toFixed(2)} s`
-    : seconds >= 1e-3
+    : seconds >= 0.9995e-3
       ? `${(seconds * 1e3).toFixed(1)} ms`
       : `${Math.round(seconds * 1e6)} µs`;
 
 // ---- pure functions: which messages are shown, and where
 
 // Returns a test for messages. All words of `text` must match: `call:0.17`, `rref:0.4`, `context:…`, `from:…`, `to:…`, `at:…`
-// (sender or receiver), or a part of the kind, the label, or the name of the sender or receiver.
-function messageFilter(text, kind, names) {
+// (sender or receiver), or a part of its words, its kind, its label, or the name of the sender or receiver. `group` is one of
+// `GROUPS`, or USUAL, or ALL.
+function messageFilter(text, group, names) {
   const tests = text.trim().split(/\s+/).filter(Boolean).map((word) => {
     const [, field, value] = /^(call|rref|context|from|to|at):(.*)$/.exec(word) ?? [];
     if (field === "rref") return (row) => row.rrefs.includes(value);
@@ -37,10 +46,11 @@ function messageFilter(text, kind, names) {
     if (field === "at") return (row) => endsOf(row, names).includes(value);
     if (field) return (row) => !row.entered && names(row[field]) === value;
     const part = word.toLowerCase();
-    return (row) => `${row.kind} ${row.label} ${row.group ?? ""} ${endsOf(row, names).join(" ")}`.toLowerCase().includes(part);
+    const wordsOf = (row) => [row.words, row.kind, row.label, row.group, ...endsOf(row, names)].join(" ").toLowerCase();
+    return (row) => wordsOf(row).includes(part);
   });
-  const hasKind = kind === ALL_KINDS ? () => true : kind === DEFAULT_KINDS ? (row) => row.kind !== "Notice" : (row) => row.kind === kind;
-  return (row) => hasKind(row) && tests.every((test) => test(row));
+  const isOf = group === ALL ? () => true : group === USUAL ? (row) => groupOf(row) !== "notice" : (row) => groupOf(row) === group;
+  return (row) => isOf(row) && tests.every((test) => test(row));
 }
 
 // Gives each event a slot, in the order of time: one for the sending of a message, and one for its arrival, unless nothing else
@@ -74,17 +84,13 @@ function layOut(messages, keep) {
 function sentence(row, began, names) {
   if (row.entered) return collectiveSentence(row, began, names);
   const details = [row.call && `call ${row.call}`, ...row.rrefs.map((rref) => `RRef ${rref}`)];
-  details.push(row.context && `context ${row.context}`, row.bytes && `${formatBytes(row.bytes)} of data`);
-  if (row.tries > 1) details.push(`sent ${row.tries} times`);
-  const when = row.sent === null ? "" : ` at ${formatSeconds(row.sent - began)}`;
-  const outcome =
-    row.state === "received" && row.sent !== null
-      ? `received ${formatSeconds(Math.max(0, row.received - row.sent))} later`
-      : row.state === "untold"
-        ? "its receiver did not report whether it arrived"
-        : row.state;
-  const label = row.label ? ` ${row.label}` : "";
-  return [`${row.kind}${label}, ${names(row.from)} → ${names(row.to)}${when}, ${outcome}`, ...details.filter(Boolean)].join(", ");
+  details.push(row.context && `context ${row.context}`, row.bytes && TEXT.bytes(formatBytes(row.bytes)));
+  if (row.tries > 1) details.push(TEXT.sentTimes(row.tries));
+  details.push(TEXT.kind(row.kind)); // the name that `%%step --hold` and the lessons use
+  const when = row.sent === null ? "" : ` ${TEXT.at(formatSeconds(row.sent - began))}`;
+  const hasBoth = row.state === "received" && row.sent !== null;
+  const outcome = hasBoth ? TEXT.later(formatSeconds(Math.max(0, row.received - row.sent))) : TEXT.outcomes[row.state];
+  return [`${row.words}, ${names(row.from)} → ${names(row.to)}${when}, ${outcome}`, ...details.filter(Boolean)].join(", ");
 }
 
 // ---- marks
@@ -100,6 +106,14 @@ function loop(x, y1, y2) {
   return [line, arrowHead(x + 1, low, 180)];
 }
 
+// Returns the points of the line of a message that has arrived. A line over several gaps is level, in its own row, up to the last
+// lifeline before the receiver: each row is that of one event, so no other message begins or ends on its way.
+function waypoints(x1, y1, x2, y2, step) {
+  const bend = x2 - Math.sign(x2 - x1) * step;
+  const isFar = y1 !== y2 && Math.abs(x2 - x1) > 1.5 * step;
+  return [[x1, y1], ...(isFar ? [[bend, y1]] : []), [x2, y2]];
+}
+
 // Draws a message from one lifeline to the other. The line of a message that has not arrived ends before the receiver.
 function messageArrow({ row, from, to }, cols) {
   const [x1, x2] = [cols.x(row.from), cols.x(row.to)];
@@ -107,73 +121,83 @@ function messageArrow({ row, from, to }, cols) {
   if (row.from === row.to) return loop(x1, y1, y2);
   const arrived = row.state === "received";
   const end = arrived ? x2 - Math.sign(x2 - x1) : x1 + (x2 - x1) * 0.72;
-  const line = svg("line", { class: "rb-line", x1, y1, x2: end, y2 });
-  if (row.state === "lost") return [line, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4", transform: `translate(${end} ${y2})` })];
-  return [line, arrowHead(end, y2, (Math.atan2(y2 - y1, end - x1) * 180) / Math.PI)];
+  if (row.state === "lost") {
+    const cross = svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4", transform: `translate(${end} ${y2})` });
+    return [svg("line", { class: "rb-line", x1, y1, x2: end, y2 }), cross];
+  }
+  const points = arrived ? waypoints(x1, y1, end, y2, cols.step) : [[x1, y1], [end, y2]];
+  const [[x, y]] = points.slice(-2);
+  const line = points.length === 2
+    ? svg("line", { class: "rb-line", x1, y1, x2: end, y2 })
+    : svg("path", { class: "rb-line", d: `M${points.map((point) => point.join(" ")).join("L")}` });
+  return [line, arrowHead(end, y2, (Math.atan2(y2 - y, end - x) * 180) / Math.PI)];
 }
 
 // Returns the text at the end of a row: the state of a message if it is unusual, or the duration of a collective.
 function rowNote(row) {
-  if (row.entered) return row.state === "done" ? formatSeconds(row.end - row.begin) : row.state;
-  return row.state === "received" ? (row.tries > 1 ? `${row.tries} tries` : "") : row.state;
+  if (row.entered) return row.state === "done" ? formatSeconds(row.end - row.begin) : TEXT.states[row.state];
+  return row.state === "received" ? (row.tries > 1 ? TEXT.tries(row.tries) : "") : TEXT.states[row.state];
 }
 
 // Draws the row of one message or collective.
 function messageRow(place, cols, began, names, chosen) {
   const { key, row, from } = place;
-  const room = Math.floor((LEFT + cols.step / 2 - 84) / 6.4);
-  const name = row.entered ? row.label : row.label ? `${row.kind} ${row.label}` : row.kind;
+  const room = Math.floor((cols.x(cols.list[0].id) - 76 - 10) / 6.9);
   const note = rowNote(row);
   return svg(
     "g",
     {
-      class: `rb-message rb-${GROUP_OF_KIND.get(row.kind) ?? "other"} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
+      class: `rb-message rb-${groupOf(row)} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
       transform: `translate(0 ${from * STEP})`,
       "data-message": key,
       "data-state": row.state,
+      "data-kind": row.kind,
     },
     tip(sentence(row, began, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: STEP }),
-    label(66, 15, formatSeconds(place.sent - began), "rb-note rb-end"),
-    label(76, 15, shorten(name, room), "rb-what"),
+    label(66, 16, formatSeconds(place.sent - began), "rb-note rb-end"),
+    label(76, 16, shorten(row.words, room), "rb-what"),
     ...(row.entered ? memberMarks(row, cols) : messageArrow(place, cols)),
-    label(cols.width - 10, 15, note || (row.bytes ? formatBytes(row.bytes) : ""), `rb-note rb-end${note ? " rb-more" : ""}`),
+    label(cols.end, 16, note || (row.bytes ? formatBytes(row.bytes) : ""), `rb-note rb-end${note ? " rb-more" : ""}`),
   );
 }
 
-// Returns the entries of the legend.
-function legend() {
+// Returns the entries of the legend: what is drawn, and nothing else. `states` and `groups` have the names of those there.
+function legend(groups, states) {
   const end = (group) => (group === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : arrowHead(8, 0, 0));
   const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), end(group));
+  const marks = Object.keys(GROUPS).filter((group) => groups.includes(group)).map((group) => [mark(group), TEXT.groups[group]]);
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
-  const last = svg("circle", { class: "rb-dot rb-last", r: 5 });
-  const marks = Object.entries(GROUPS).map(([group, [text]]) => [mark(group), text]);
-  return [...marks, [last, "came last"], [dashed, "under way"], [lost, "lost"]];
+  if (groups.includes("collective")) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
+  if (states.includes("under way")) marks.push([dashed, TEXT.states["under way"]]);
+  if (states.includes("lost")) marks.push([lost, TEXT.states.lost]);
+  return marks;
 }
 
 // ---- the user's controls
 
-// Adds a search field and a choice of kinds, and below the picture the details of the chosen message. `changed` is called after
+// Adds a search field and a choice of groups, and below the picture the details of the chosen message. `changed` is called after
 // each change of the filter.
 function controls(frame, changed) {
-  const search = html("input", { type: "search", placeholder: "call:0.17  rref:0.4  at:worker1  name", "aria-label": "Show only messages that match" });
-  const kinds = html("select", { "aria-label": "Kinds of messages" });
+  const search = html("input", { type: "search", placeholder: TEXT.find, "aria-label": TEXT.findTip, title: TEXT.findTip });
+  const groups = html("select", { "aria-label": TEXT.groupTip });
   const detail = html("p", { class: "rb-detail", role: "status" });
   const only = html("span", { class: "rb-only" });
-  frame.head.append(html("span", { class: "rb-tools" }, search, kinds));
+  frame.head.append(html("span", { class: "rb-tools" }, search, groups));
   frame.root.insertBefore(html("div", { class: "rb-below" }, detail, only), frame.legend);
   search.addEventListener("input", changed);
-  kinds.addEventListener("change", changed);
-  const offerKinds = (found) => {
-    const [value, options] = [kinds.value || DEFAULT_KINDS, [DEFAULT_KINDS, ALL_KINDS, ...found]];
-    if (kinds.dataset.all === options.join()) return;
-    kinds.dataset.all = options.join();
-    kinds.replaceChildren(...options.map((kind) => html("option", { value: kind }, kind)));
-    kinds.value = options.includes(value) ? value : DEFAULT_KINDS;
+  groups.addEventListener("change", changed);
+  const offer = (found) => {
+    const options = [USUAL, ALL, ...Object.keys(GROUPS).filter((group) => found.includes(group))];
+    if (groups.dataset.all === options.join()) return;
+    const value = groups.value;
+    groups.dataset.all = options.join();
+    groups.replaceChildren(...options.map((group) => html("option", { value: group }, TEXT.groups[group || "usual"])));
+    groups.value = options.includes(value) ? value : USUAL;
   };
   const button = (term) => {
-    const node = html("button", { type: "button" }, term);
+    const node = html("button", { type: "button", title: TEXT.only }, term);
     node.addEventListener("click", () => {
       search.value = search.value === term ? "" : term;
       changed();
@@ -185,7 +209,7 @@ function controls(frame, changed) {
     detail.textContent = text;
     only.replaceChildren(...terms.map(button));
   };
-  return { text: () => search.value, kind: () => kinds.value || DEFAULT_KINDS, offerKinds, showDetail };
+  return { text: () => search.value, group: () => groups.value, offer, showDetail };
 }
 
 // Returns the filters that a message's ids suggest; each becomes a button.
@@ -201,55 +225,60 @@ function totals(messages) {
   const states = {};
   for (const { state } of rows) states[state] = (states[state] ?? 0) + 1;
   const began = rows.reduce((least, row) => Math.min(least, row.sent ?? row.received), rows.length ? Infinity : 0);
-  return { all: rows.length, states, began, kinds: [...new Set(rows.map((row) => row.kind))].sort() };
+  return { all: rows.length, states, began, groups: [...new Set(rows.map(groupOf))].sort() };
 }
 
 function headline(frame, view, places, { all, states }) {
-  const [underWay, lost] = [states["under way"] ?? 0, states.lost ?? 0];
+  const [underWay, lost, { stats }] = [states["under way"] ?? 0, states.lost ?? 0, TEXT];
   const skew = Math.max(0, ...Object.values(view.clocks).map((clock) => clock.error));
   const collectives = places.filter(({ row }) => row.entered).length;
   const shown = places.length - collectives;
+  const total = view.counts?.messages?.all;
+  const kept = Object.keys(view.messages).length;
   frame.showStats(
-    countStat(shown, "message"),
-    ...(collectives ? [countStat(collectives, "collective")] : []),
-    [all - places.length, "filtered out"],
-    [underWay, "under way", underWay ? "rb-wait" : ""],
-    ...(lost ? [[lost, "lost", "rb-warn"]] : []),
-    ...(states.open ? [[states.open, "open", "rb-wait"]] : []),
-    ...(skew ? [[`± ${formatSeconds(skew)}`, "between hosts"]] : []),
+    countStat(shown, stats.message),
+    ...(collectives ? [countStat(collectives, stats.collective)] : []),
+    ...(all > places.length ? [[all - places.length, stats.hidden]] : []),
+    [underWay, stats.underWay, underWay ? "rb-wait" : ""],
+    ...(lost ? [[lost, stats.lost, "rb-warn"]] : []),
+    ...(states.open ? [[states.open, stats.open, "rb-wait"]] : []),
+    ...(total ? [[TEXT.last(kept.toLocaleString("en"), total.toLocaleString("en")), stats.kept]] : []),
+    ...(skew ? [[`± ${formatSeconds(skew)}`, stats.skew]] : []),
     ...leftOutStats(view.workers),
   );
-  frame.showHint(all ? null : ["No message yet. Make a call: ", 'rpc.rpc_sync("worker1", torch.add, (1, 2))']);
-  const others = collectives ? `, ${plural(collectives, "collective")}` : "";
-  frame.describe(`${plural(shown, "message")}, ${underWay} under way, ${lost} lost${others}.`);
+  const empty = Object.keys(view.workers).length ? TEXT.hint : STRINGS.workers.hint;
+  frame.showHint(places.length ? null : all ? [TEXT.allHidden(all), ""] : empty);
+  frame.describe(TEXT.describe(plural(shown, stats.message), underWay, lost, collectives && plural(collectives, stats.collective)));
 }
 
 export default panel("messages", "Messages", (frame) => {
   const [lifelines, rows] = [svg("g"), svg("g")];
   frame.picture.append(lifelines, rows);
-  frame.showLegend(legend());
-  set(frame.body, { "aria-label": "Messages, picture: arrow keys choose a message" });
+  set(frame.body, { "aria-label": TEXT.pictureTip });
   let [view, width, chosen] = [null, 0, null];
-  let [layout, inputs, summary, all] = [{ places: [], slots: 0 }, [], null, {}];
+  let [layout, inputs, summary, all, legendOf] = [{ places: [], slots: 0 }, [], null, {}, null];
   const filter = controls(frame, () => view && paint());
 
   // Updates the layout if the messages or the filter have changed. Returns whether the body should scroll to the end.
   function updateLayout(names) {
-    const current = [view.messages, view.collectives, view.entries, view.workers, filter.text(), filter.kind()];
+    const current = [view.messages, view.collectives, view.entries, view.workers, filter.text(), filter.group()];
     if (current.every((part, i) => part === inputs[i])) return false;
     all = { ...view.messages, ...collectiveRows(view) };
     summary = totals(all);
-    filter.offerKinds(summary.kinds);
+    filter.offer(summary.groups);
     const follows = inputs.length && frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
-    layout = layOut(all, messageFilter(filter.text(), filter.kind(), names));
+    layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
     inputs = current;
+    const drawn = [[...new Set(layout.places.map(({ row }) => groupOf(row)))].sort(), Object.keys(summary.states).sort()];
+    if (legendOf !== String(drawn)) frame.showLegend(legend(...drawn));
+    legendOf = String(drawn);
     frame.tallest = 0; // a filter may leave few rows, so this picture may shrink
     return follows;
   }
 
   function paint() {
     const names = (id) => view.workers[id].name;
-    const cols = columns(view.workers, width);
+    const cols = columns(view.workers, width, side(width));
     const follows = updateLayout(names);
     const { places, slots } = layout;
     headline(frame, view, places, summary);
@@ -260,7 +289,7 @@ export default panel("messages", "Messages", (frame) => {
     const top = Math.floor(frame.body.scrollTop / STEP) - MARGIN;
     const bottom = top + Math.ceil(frame.body.clientHeight / STEP) + 2 * MARGIN;
     const visible = places.filter(({ from, to }) => from <= bottom && to >= top);
-    const tall = Math.max(5, slots) * STEP;
+    const tall = places.length ? Math.max(5, slots) * STEP : 0; // no lifelines behind a hint
     join(
       lifelines,
       cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, tall], worker })),

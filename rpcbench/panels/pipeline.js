@@ -1,335 +1,299 @@
-// The pipeline panel: a timeline with a lane for each worker and a block for each operation, with its letter and micro-batch.
-// Forwards are at the top of a lane and backwards at the bottom, so a user can tell them apart without colours. A dashed line
-// is time in which the worker waits; the area below the blocks is the memory that its stages hold.
-// While a step runs, the pale blocks to the right of the moving front are those of the step before: the picture is never empty
-// and keeps its scale. The slider goes back to earlier steps.
+// The pipeline panel: the last finished training step, whole; its bubble in a sentence, curves over the steps seen so far, and
+// the controls that choose a step, zoom, and light one micro-batch. The cursor that follows a running step is there on request:
+// then the pale blocks to the right of the moving front are those of the step before, so the picture is never empty.
 
-const [START, END, AXIS, LANES_HEIGHT] = [150, 84, 30, 424]; // pixels: left and right of the lanes, the axis, all lanes
-const [MAX_STEPS, MEMORY] = [64, 11];
-const NAMES = {
-  F: "forward",
-  B: "backward",
-  I: "input gradient",
-  W: "weight gradient",
-  R: "recompute",
-  U: "update",
-  A: "all-reduce",
-};
-const kindOf = (op) => (op in NAMES ? op : "other");
-const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
-const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");
+const REST = 1000; // milliseconds without a new step, after which the step shown is fitted exactly
 
-// Rounds up to 1, 1.2, 1.5, 2 … times a power of ten, so that the scale of the time axis rarely changes.
-function roundUp(seconds) {
-  const power = 10 ** Math.floor(Math.log10(seconds));
-  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= seconds * 0.999) * power;
-}
-
-// Returns a time as text, in the unit that fits `unit`: ticks of one axis have one unit.
-function formatDuration(seconds, unit = seconds) {
-  if (unit >= 1) return `${+seconds.toPrecision(3)} s`;
-  return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
-}
-
-// The part of a lane's height that each kind of operation takes: [from, to].
-const VERTICAL_SPAN = { F: [0, 0.78], R: [0, 0.5], B: [0.22, 1], I: [0.22, 1], W: [0.5, 1], A: [0.3, 0.7], other: [0.22, 0.78] };
-
-// Draws the block of an operation; `at` is the geometry.
-function block(key, op, step, at, pale) {
-  const [from, to] = [op.begin - step.begin, (op.end ?? step.end) - step.begin];
-  const [x, wide] = [at.scale(from), Math.max(1.5, at.scale(to) - at.scale(from) - 0.8)];
-  const [high, low] = VERTICAL_SPAN[kindOf(op.op)];
-  const [y, tall] = [at.y(op.worker) + high * at.tall, (low - high) * at.tall];
-  const number = op.op === "A" ? "" : op.microbatch; // an all-reduce belongs to no micro-batch
-  const of = op.op === "A" ? "" : ` of micro-batch ${number}`;
-  const text = `${NAMES[op.op] ?? op.op}${of}, stage ${op.stage}, step ${op.step}`;
-  const time = op.end === null ? "runs" : `${formatDuration(to - from)}; then the stage holds ${formatBytes(op.held)}`;
-  const state = stateOf(op);
-  const node = svg("g", {
-    class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} rb-${state}`,
-    "data-op": key,
-    "data-state": state,
+// Returns the sentence on the bubble of a step: what it is, the least it can be, and the points that each cause takes.
+function bubbleText({ minimum, parts }, nameOf) {
+  const [least, ...points] = wholePercents(parts.map(([, share]) => share));
+  const causes = parts.slice(1).map(([cause], i) => [cause, points[i]]);
+  const [told, rest] = [causes.slice(0, 3), causes.slice(3)].map((some) => some.filter(([, count]) => count > 0));
+  const other = total(rest, ([, count]) => count);
+  const all = least + total(causes, ([, count]) => count);
+  const texts = [...told, ...(other ? [["other", other]] : [])].map(([cause, count], i) => {
+    const amount = i ? String(count) : `${count} ${WORDS.points(count)}`;
+    return typeof cause === "number" ? WORDS.causes.worker(amount, nameOf(cause)) : WORDS.causes[cause](amount);
   });
-  node.append(tip(`${text}: ${state === "failed" ? "failed after " : ""}${time}`));
-  node.append(svg("rect", { x, y, width: wide, height: tall, rx: Math.min(3, wide / 3) }));
-  const mark = state === "failed" ? "!" : "";
-  const fitting = [`${mark}${op.op}${number}`, `${mark || number}`].find(
-    (each) => wide >= 5 + 7 * each.length && tall >= 12,
-  );
-  if (fitting && !pale) node.append(label(x + wide / 2, y + tall / 2 + 4, fitting, "rb-number"));
-  return node;
+  const head = WORDS.bubble(all, minimum === null ? null : causes.length ? least : Math.round(100 * minimum));
+  if (texts.length) return `${head}: ${texts.join(", ")}`;
+  return minimum === null ? head : `${head}: ${WORDS.least}`;
 }
 
-// Returns the lanes: each worker's part of the step `shown`, and how busy it was in the step `measured`.
-function lanesOf(view, shown, measured) {
-  const ids = new Set([...shown.lanes, ...(measured?.lanes ?? [])].map((lane) => lane.worker));
-  return [...ids]
-    .sort((a, b) => a - b)
-    .map((id) => {
-      const [now, full] = [shown, measured].map((step) => step?.lanes.find((lane) => lane.worker === id) ?? null);
-      const worker = view.workers[id] ?? { id, name: `id ${id}`, state: "unknown" };
-      const { stages, replica } = (now?.stages.length ? now : full) ?? { stages: [] };
-      return { id, worker, now, stages, replica: replica ?? null, busy: full?.busy ?? null };
-    });
-}
-
-// Returns the text of the operation that an idle worker waits for. A worker with one stage needs no stage number here.
-const waitsFor = ({ now, stages }) =>
-  now?.next ? `, waits for ${stages.length > 1 ? now.next : now.next.replace(/^\d+/, "")}` : "";
-
-// Draws a lane's background, the worker's name and stages, and how busy it was.
-function laneHead(lane, y, at, width) {
-  const { id, worker, stages, replica, busy, now } = lane;
-  const { pitch } = at;
-  const [roomy, memory] = [pitch >= 34, at.memory > 0];
-  const stageText = (stages.length === 1 ? "stage" : "stages") + (stages.length ? ` ${stages.join(", ")}` : " –");
-  const role = replica === null ? stageText : `${stageText}, replica ${replica}`;
-  const middle = y + pitch / 2;
-  const barWidth = 34;
-  const holds = now ? `holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most` : "";
-  const data = { "data-worker": id, "data-done": now?.done, "data-planned": now?.planned, "data-next": now?.next };
-  return svg(
-    "g",
-    { class: `rb-lane rb-is-${worker.state}`, "data-replica": replica, ...data, "data-held": now?.held, "data-peak": now?.peak },
-    tip(`${worker.name} (${worker.state}), ${role}${waitsFor(lane)}, busy ${percent(busy)}${now ? `, ${holds}` : ""}`),
-    svg("rect", { class: "rb-track", x: START, y: y + 1, width: width - START - END, height: pitch - 2, rx: 3 }),
-    label(12, memory ? middle - 10 : roomy ? middle - 2 : middle + 4, shorten(worker.name, roomy ? 17 : 12), "rb-worker"),
-    roomy
-      ? label(12, memory ? middle + 5 : middle + 13, shorten(role + waitsFor(lane), 24), "rb-note")
-      : label(108, middle + 4, shorten(stages.join(","), 5), "rb-note"),
-    memory && now ? label(12, middle + 19, `peak ${formatBytes(now.peak)}`, "rb-note") : "",
-    svg("rect", { class: "rb-track", x: width - 74, y: middle - 3, width: barWidth, height: 6, rx: 3 }),
-    svg("rect", {
-      class: "rb-busy",
-      x: width - 74,
-      y: middle - 3,
-      width: barWidth * Math.min(1, busy ?? 0),
-      height: 6,
-      rx: 3,
-    }),
-    label(width - 6, middle + 4, busy === null ? "–" : `${Math.round(100 * busy)}%`, "rb-note rb-end"),
-  );
-}
-
-// Draws a worker's time in the step as a line, which blocks cover, and the memory that its stages hold as an area below. `most`
-// is the largest such memory of all workers.
-function laneTrace(lane, ops, step, at, most) {
-  const [from, to] = [at.scale(0), at.scale(step.end - step.begin)];
-  const middle = at.y(lane.id) + at.tall / 2;
-  const line = svg("line", { class: "rb-waits", x1: from, x2: to, y1: middle, y2: middle });
-  if (!at.memory || !most) return svg("g", {}, line);
-  const floor = at.y(lane.id) + at.tall + at.memory;
-  const stages = new Map();
-  let [path, height] = [`M${from} ${floor}`, floor];
-  for (const op of ops.filter((op) => op.end !== null).sort((a, b) => a.end - b.end)) {
-    stages.set(op.stage, op.held);
-    const x = at.scale(op.end - step.begin);
-    path += ` L${x} ${height}`;
-    height = floor - ((at.memory - 2) * [...stages.values()].reduce((sum, held) => sum + held, 0)) / most;
-    path += ` L${x} ${height}`;
+// Returns a sentence on one micro-batch.
+function microbatchText(ops, microbatch) {
+  const own = ops.filter((op) => op.microbatch === microbatch && op.op !== "A" && op.end !== null);
+  if (!own.length) return "";
+  let [busy, at] = [0, own[0].begin];
+  for (const op of [...own].sort((a, b) => a.begin - b.begin)) {
+    busy += Math.max(0, op.end - Math.max(at, op.begin));
+    at = Math.max(at, op.end);
   }
-  return svg("g", {}, line, svg("path", { class: "rb-memory", d: `${path} L${to} ${height} L${to} ${floor} Z` }));
+  const whole = at - Math.min(...own.map((op) => op.begin));
+  return WORDS.microbatch(microbatch, plural(own.length, "operation"), formatDuration(whole), formatDuration(whole - busy));
 }
 
-function axis(span, scale, y, width) {
-  const unit = roundUp(span / 6);
-  const ticks = [];
-  for (let at = 0; at <= span * 1.0001; at += unit) ticks.push(at);
-  return svg(
-    "g",
-    { class: "rb-axis" },
-    ...ticks.map((at) => svg("line", { x1: scale(at), x2: scale(at), y1: 0, y2: y + 4 })),
-    ...ticks.map((at) => label(scale(at), y + 17, formatDuration(at, span), "rb-note rb-center")),
-    label(width - 6, y + 17, "busy", "rb-note rb-end"),
-  );
-}
-
-// Draws the idle share of the latest complete steps as small columns: a full column is a step without any work, the line is the
-// ideal share.
-function idleColumns(steps) {
-  return steps.map((step, i) => {
-    const column = (kind, tall) => svg("rect", { class: kind, x: i * 7, y: 18 - tall, width: 5, height: tall });
-    const text = `step ${step.step}: idle ${percent(step.idle)}, ideal ${percent(step.ideal)}`;
-    const y = 18 - 18 * (step.ideal ?? 0);
-    const ideal = svg("line", { class: "rb-ideal", x1: i * 7 - 0.5, x2: i * 7 + 5.5, y1: y, y2: y });
-    return svg("g", {}, tip(text), column("rb-track", 18), column("rb-past", 18 * step.idle), ideal);
-  });
-}
-
-const swatch = (kind) => {
-  const [high, low] = VERTICAL_SPAN[kind];
-  const rect = svg("rect", { x: -8, y: 16 * high - 8, width: 16, height: 16 * (low - high), rx: 3 });
-  const letter = label(0, 8 * (high + low) - 4, kind === "other" ? "?" : kind, "rb-number");
-  return svg("g", { class: `rb-op rb-op-${kind}` }, rect, letter);
-};
-// The entries of the legend that do not depend on the kinds of operations.
-const fixedLegend = () => [
-  [svg("line", { class: "rb-waits", x1: -8, x2: 8, y1: 0, y2: 0 }), "waits"],
-  [svg("path", { class: "rb-memory", d: "M-8 6 L-8 1 L0 1 L0 -4 L8 -4 L8 6 Z" }), "activations held"],
-];
-
-// Returns the positions of lanes and times in one picture; `key` changes with anything that moves all of them.
-function geometry(lanes, width, span) {
-  const pitch = Math.max(12, Math.min(64, Math.floor(LANES_HEIGHT / lanes.length)));
-  const edge = pitch > 30 ? 5 : pitch > 18 ? 3 : 2;
-  const memory = pitch >= 50 ? MEMORY : 0;
-  const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
-  return {
-    pitch,
-    memory,
-    tall: pitch - 2 * edge - memory,
-    bottom: lanes.length * pitch,
-    scale: (seconds) => START + ((width - START - END) * seconds) / span,
-    top: (id) => tops.get(id),
-    y: (id) => tops.get(id) + edge,
-    key: `${width} ${span} ${lanes.map((lane) => lane.id).join()}`,
+// Adds the controls below the head line. `act` has a function for each; returns a function that shows the state of all.
+function controls(frame, act) {
+  const text = WORDS.controls;
+  const button = (name, words, onClick, more = {}) => {
+    const node = html("button", { type: "button", class: "rb-button", title: words, ...more }, name);
+    node.addEventListener("click", onClick);
+    return node;
   };
-}
-
-const STATES = { running: "so far", complete: "in all", failed: "until it failed" };
-
-function headline(frame, shown, measured, workers) {
-  const [idle, ideal] = [percent(measured?.idle ?? null), percent(measured?.ideal ?? null)];
-  const when = measured && measured.step !== shown.step ? ` in step ${measured.step}` : "";
-  const length = shown ? formatDuration(shown.end - shown.begin) : "–";
-  const [state, kind] = [STATES[shown?.state] ?? "", shown?.state === "failed" ? "rb-warn" : ""];
-  const figures = [[idle, `idle${when}`, "rb-big"], [ideal, "ideal"]];
-  frame.showStats([`step ${shown?.step ?? "–"}`, ""], ...figures, [length, state, kind], ...leftOutStats(workers));
-  frame.showHint(
-    shown ? null : ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
-  );
-  const text = shown
-    ? `Step ${shown.step}, ${shown.state}: ${plural(shown.ops, "operation")}. Idle ${idle}${when}, ideal ${ideal}.`
-    : "No step yet.";
-  frame.describe(text);
-}
-
-// Draws the blocks of one step, those for which `keep` is true.
-function drawStep(parent, step, at, pale, keep) {
-  const items = step.rows
-    .filter(([, op]) => keep(op))
-    .map(([key, op]) => ({ key, parts: [at.key, op, step.begin, op.end ?? step.end], op }));
-  join(parent, items, (key, { op }) => block(key, op, step, at, pale));
-}
-
-function drawLanes(parent, traces, lanes, step, at, width) {
-  const heads = lanes.map((lane) => ({
-    key: lane.id,
-    parts: [at.key, lane.busy, lane.worker, lane.now, lane.stages.join()],
-    lane,
-  }));
-  join(parent, heads, (id, { lane }) => laneHead(lane, at.top(id), at, width));
-  const most = Math.max(0, ...lanes.map(({ now }) => now?.peak ?? 0));
-  const lines = lanes
-    .filter(({ now }) => now)
-    .map((lane) => ({ key: lane.id, parts: [at.key, lane.now, step.begin, step.end, most], lane }));
-  join(traces, lines, (id, { lane }) => {
-    const own = step.rows.map(([, op]) => op).filter((op) => op.worker === id);
-    return laneTrace(lane, own, step, at, most);
-  });
-}
-
-// Returns a function that shows the legend. It adds each kind of operation when it is first seen, and keeps it.
-function legend(frame) {
-  const kinds = new Set();
-  return (ops) => {
-    const before = kinds.size;
-    for (const op of ops) kinds.add(kindOf(op));
-    if (kinds.size > before)
-      frame.showLegend([...[...kinds].map((kind) => [swatch(kind), NAMES[kind] ?? "other"]), ...fixedLegend()]);
+  const select = (name, onChange) => {
+    const node = html("select", { "aria-label": name }); // the text of a label would have the options in it
+    node.addEventListener("change", () => onChange(node.value));
+    return [node, html("label", {}, `${name} `, node)];
   };
-}
-
-// The steps seen so far, by begin, each with its lanes and operations; at most `MAX_STEPS`. A running step is dropped if the view
-// no longer has it, as its end is unknown. All steps are dropped when the view has none.
-class StepHistory {
-  constructor() {
-    this.steps = new Map();
-  }
-
-  add({ steps, lanes, ops }) {
-    const rows = new Map();
-    for (const [key, op] of Object.entries(ops)) {
-      if (!rows.has(op.step)) rows.set(op.step, []);
-      rows.get(op.step).push([key, op]);
+  const range = html("input", { type: "range", class: "rb-slider", min: 0, step: 1, "aria-label": text.slider });
+  range.addEventListener("input", () => act.slide(Number(range.value)));
+  const latest = button(text.latest, text.latestTip, act.latest);
+  const live = button(text.live, text.liveTip, act.live, { "aria-pressed": false });
+  const [colour, colourLabel] = select(text.colour, act.colour);
+  for (const [value, name] of Object.entries(text.colours)) colour.append(html("option", { value }, name));
+  const [microbatch, microbatchLabel] = select(text.microbatch, (value) => act.light(value === "" ? null : Number(value)));
+  const ideal = button(text.ideal, text.idealTip, act.ideal, { "aria-pressed": true });
+  const out = button("−", text.out, () => act.zoom(1.5), { "aria-label": text.out });
+  const fit = button(text.fit, text.fitTip, act.fit);
+  const closer = button("+", text.in, () => act.zoom(1 / 1.5), { "aria-label": text.in });
+  const group = (...parts) => html("span", { class: "rb-group" }, ...parts);
+  const [choice, zoom] = [group(range, latest, live), group(out, closer, fit)];
+  const files = group(button(text.trace, text.traceTip, act.trace), button(text.svg, text.svgTip, act.svg));
+  const bar = html("div", { class: "rb-bar", role: "group", "aria-label": text.bar, hidden: "" });
+  bar.append(choice, colourLabel, microbatchLabel, ideal, zoom, files);
+  frame.problem.before(bar);
+  let numbers = null;
+  return ({ steps, shown, state, isLatest }) => {
+    bar.hidden = !shown;
+    if (!shown) return;
+    const own = [...new Set(opsOf(shown).filter((op) => op.op !== "A").map((op) => op.microbatch))].sort((a, b) => a - b);
+    if (numbers !== own.join()) {
+      const options = own.map((number) => html("option", { value: number }, String(number)));
+      microbatch.replaceChildren(html("option", { value: "" }, text.none), ...options);
+      numbers = own.join();
     }
-    if (!rows.size) this.steps.clear();
-    for (const [number, { state }] of this.steps) if (state === "running" && !rows.has(number)) this.steps.delete(number);
-    for (const [number, own] of rows) {
-      const itsLanes = Object.values(lanes).filter((lane) => lane.step === number);
-      this.steps.set(number, { ...steps[number], lanes: itsLanes, rows: own });
-    }
-    const sorted = [...this.steps.values()].sort((a, b) => a.begin - b.begin);
-    for (const old of sorted.splice(0, sorted.length - MAX_STEPS)) this.steps.delete(old.step);
-    return sorted;
-  }
-}
-
-// Adds the slider. At its right end it follows the newest step; elsewhere it stays at the step that the user chose.
-function slider(frame) {
-  const range = html("input", { type: "range", class: "rb-slider", min: 0, step: 1, "aria-label": "Step shown" });
-  const newest = html("button", { class: "rb-newest", type: "button" }, "newest");
-  const box = html("span", { class: "rb-steps" }, range, newest);
-  frame.head.append(box);
-  let steps = [];
-  let pinned = null;
-  const choose = (index) => {
-    pinned = index >= steps.length - 1 ? null : steps[index].step;
-    frame.redraw();
-  };
-  range.addEventListener("input", () => choose(Number(range.value)));
-  newest.addEventListener("click", () => choose(steps.length));
-  return (allSteps) => {
-    steps = allSteps;
-    const found = steps.findIndex((step) => step.step === pinned);
-    if (found < 0) pinned = null;
-    const index = found < 0 ? steps.length - 1 : found;
-    box.hidden = steps.length < 2;
+    microbatch.value = state.lit === null ? "" : String(state.lit);
+    range.hidden = latest.hidden = steps.length < 2 && isLatest;
     range.max = Math.max(0, steps.length - 1);
-    range.value = Math.max(0, index);
-    set(range, { "aria-valuetext": steps.length ? `step ${steps[index].step}${pinned === null ? ", live" : ""}` : null });
-    newest.disabled = pinned === null;
-    return { shown: steps[index], live: pinned === null };
+    range.value = steps.indexOf(shown);
+    set(range, { "aria-valuetext": `step ${shown.step}${state.live ? ", live" : isLatest ? ", latest" : ""}` });
+    latest.disabled = isLatest && !state.live && !state.part;
+    out.disabled = fit.disabled = !state.part;
+    set(live, { "aria-pressed": state.live });
+    set(ideal, { "aria-pressed": state.ghosts });
   };
+}
+
+// Calls `act` for the wheel with a modifier, keys, and dragging in the picture; a click calls `act.light` for its micro-batch.
+function gestures(frame, plot, ground, state, act) {
+  const share = (event) => {
+    const { left, width } = ground.getBoundingClientRect();
+    return (event.clientX - left) / (width || 1);
+  };
+  const numberOf = (event) => {
+    const found = event.target.closest?.("[data-microbatch]:not(.rb-pale)");
+    return found ? Number(found.dataset.microbatch) : null;
+  };
+  const wheel = (event) => {
+    const turn = event.deltaY || event.deltaX;
+    if (event.ctrlKey || event.metaKey || event.altKey) act.zoom(1.0015 ** turn, share(event));
+    else if (state.part && (event.shiftKey || event.deltaX)) act.pan((event.deltaX || event.deltaY) / 1000);
+    else return;
+    event.preventDefault();
+  };
+  frame.body.addEventListener("wheel", wheel, { passive: false });
+  const keys = {
+    "+": () => act.zoom(1 / 1.5),
+    "=": () => act.zoom(1 / 1.5),
+    "-": () => act.zoom(1.5),
+    0: act.fit,
+    ArrowLeft: () => act.pan(-0.2),
+    ArrowRight: () => act.pan(0.2),
+    Escape: () => act.light(null),
+  };
+  frame.body.addEventListener("keydown", (event) => {
+    const moves = event.key.startsWith("Arrow");
+    if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key] || (moves && !state.part)) return;
+    keys[event.key]();
+    event.preventDefault();
+    if (event.key !== "Escape") event.stopPropagation();
+  });
+  let drag = null; // { x, moved } while a button is down
+  plot.addEventListener("pointerdown", (event) => {
+    if (event.button === 0) drag = { x: event.clientX, moved: false };
+  });
+  plot.addEventListener("pointermove", (event) => {
+    const by = drag && state.part ? event.clientX - drag.x : 0;
+    if (!drag?.moved && Math.abs(by) < 4) return act.hover(numberOf(event));
+    if (!drag.moved) plot.setPointerCapture(event.pointerId);
+    act.pan(-by / ground.getBoundingClientRect().width);
+    drag = { x: event.clientX, moved: true };
+  });
+  plot.addEventListener("pointerup", (event) => {
+    const number = numberOf(event);
+    if (drag && !drag.moved) act.light(number === state.lit ? null : number);
+    drag = null;
+  });
+  plot.addEventListener("pointerleave", () => {
+    if (!drag?.moved) drag = null;
+    act.hover(null);
+  });
 }
 
 export default panel("pipeline", "Pipeline", (frame) => {
-  const [axisLines, heads, traces, paleBlocks, blocks] = Array.from({ length: 5 }, () => svg("g"));
-  const front = svg("line", { class: "rb-front" });
-  const idleChart = svg("svg", { class: "rb-history", width: 56, height: 18, "aria-hidden": "true" });
-  const addKinds = legend(frame);
-  const picture = svg("g", {}, heads, axisLines, traces, paleBlocks, blocks, front);
-  const history = new StepHistory();
+  const layer = (name) => svg("g", { class: name });
+  const names = ["rb-axis", "rb-traces", "rb-ghost", "rb-before", "rb-blocks", "rb-flows"];
+  const [lines, traces, ghosts, paleBlocks, blocks, flows] = names.map(layer);
+  const [heads, front, end] = [layer("rb-heads"), svg("line", { class: "rb-front" }), svg("line", { class: "rb-ideal-end" })];
+  const ground = svg("rect", { class: "rb-ground" }); // without it the pointer would be nowhere between blocks
+  const plot = svg("svg", { x: LANES_LEFT, y: 0 }, ground, lines, traces, ghosts, end, paleBlocks, blocks, front, flows);
+  const picture = svg("g", {}, heads, plot);
   frame.picture.append(picture);
-  frame.head.append(idleChart);
-  const choose = slider(frame);
-  addKinds(["F", "B"]);
-  let span = 0; // seconds of the time axis; it shrinks only if a step needs less than 60 % of it
+  const sentence = html("p", { class: "rb-sentence" });
+  frame.problem.before(sentence);
+
+  const history = new StepHistory();
+  // `held`: the step was chosen by zooming into it; `part`: of the time axis, see `zoomed`.
+  const state = { chosen: null, held: false, live: false, part: null, lit: null, hovered: null, ghosts: true, coloured: false };
+  let [span, rested, newest, timer, legend] = [0, true, null, 0, ""]; // `rested`: no step has come for a while
+  let now = {}; // the present picture: { steps, over, shown, at, nameOf, sentence }
+  frame.cleanups.push(() => clearTimeout(timer));
+
+  const change = (more) => {
+    Object.assign(state, more);
+    frame.redraw();
+  };
+  // A step that is zoomed into stays, whatever comes, until all of it is shown again.
+  const look = (part) => {
+    const held = part !== null && (state.held || (state.chosen === null && !state.live && isOver(now.shown)));
+    const chosen = held ? now.shown.step : state.held ? null : state.chosen;
+    change({ part, held, chosen });
+  };
+  const act = {
+    follow: (chosen, live) => change({ chosen, live, held: false, part: null }),
+    choose: (step) => step && act.follow(step === stepToShow(now.steps, null, false) ? null : step.step, false),
+    slide: (index) => act.choose(now.over[index]),
+    latest: () => act.follow(null, false),
+    live: () => act.follow(null, !state.live),
+    colour: (by) => {
+      frame.root.classList.toggle("rb-by-microbatch", by === "microbatch");
+      change({ coloured: by === "microbatch" });
+    },
+    ideal: () => change({ ghosts: !state.ghosts }),
+    zoom: (factor, share = 0.5) => {
+      if (!now.at) return;
+      look(zoomed(state.part, factor, now.at.from + share * (now.at.to - now.at.from), span));
+    },
+    pan: (share) => state.part && look(panned(state.part, share * (now.at.to - now.at.from), span)),
+    fit: () => look(null),
+    light: (lit) => change({ lit, hovered: null }),
+    hover: (hovered) => {
+      if (state.hovered === hovered) return;
+      state.hovered = hovered;
+      light();
+    },
+    trace: () => {
+      const trace = chromeTrace(now.steps.flatMap(opsOf), now.nameOf);
+      saveFile("pipeline-steps.json", "application/json", JSON.stringify(trace));
+    },
+    svg: () => {
+      const title = `Step ${now.shown.step}, ${formatDuration(durationOf(now.shown))}. ${now.sentence}`;
+      saveFile(`pipeline-step-${now.shown.step}.svg`, "image/svg+xml", pictureFile(frame, title));
+    },
+  };
+  const showControls = controls(frame, act);
+  const drawCurves = curvesAbove(frame, act.choose);
+  gestures(frame, plot, ground, state, act);
+
+  // Shows the way of the micro-batch that the pointer is on, or that was chosen, and dims the others.
+  function light() {
+    const number = state.hovered ?? state.lit;
+    blocks.classList.toggle("rb-lit", number !== null);
+    for (const node of blocks.querySelectorAll(".rb-on")) node.classList.remove("rb-on");
+    const own = number === null ? [] : blocks.querySelectorAll(`[data-microbatch="${number}"]`);
+    for (const node of own) node.classList.add("rb-on");
+    drawFlow(flows, now.shown, now.at, number);
+    setText(sentence, (number !== null && microbatchText(opsOf(now.shown), number)) || now.sentence);
+  }
+
+  // Returns the seconds of the time axis. It suits the last few steps while these come, and then exactly the one that is shown.
+  function spanFor(steps, shown) {
+    const last = steps.findLast(isOver)?.step ?? null;
+    if (last !== newest) {
+      rested = newest === null; // the panel was opened with it
+      newest = last;
+      clearTimeout(timer);
+      timer = setTimeout(() => {
+        rested = true;
+        frame.redraw();
+      }, REST);
+    }
+    const exact = isOver(shown) && (rested || state.chosen !== null);
+    return exact ? Math.max(1e-6, durationOf(shown)) : axisSpan(span, steps, shown);
+  }
+
+  function headline(shown, steps, workers) {
+    const [length, least] = [formatDuration(durationOf(shown)), measuresOf(shown)?.ideal?.seconds];
+    const ideal = least ? WORDS.idealTime(formatDuration(least)) : "";
+    const about = !shown.trains ? WORDS.evaluation : shown.state === "complete" ? WORDS.finished : "";
+    const most = shown.lanes.reduce((one, lane) => (lane.peak > (one?.peak ?? 0) ? lane : one), null);
+    const running = steps.at(-1);
+    const runs = running !== shown && running.state === "running" && durationOf(running) > 1;
+    frame.showStats(
+      [`step ${shown.step}`, about],
+      [length, `${WORDS.state[shown.state]}${ideal}`, shown.state === "failed" ? "rb-warn" : ""],
+      ...(most ? [[formatBytes(most.peak), WORDS.peak(workers[most.worker]?.name ?? `id ${most.worker}`)]] : []),
+      ...(runs ? [["", WORDS.runs(running.step), "rb-wait"]] : []),
+      ...leftOutStats(workers),
+    );
+  }
 
   return (view, width) => {
     const steps = history.add(view);
-    const complete = steps.filter((step) => step.state === "complete");
-    const { shown, live } = choose(steps);
-    const before = live ? steps.at(-2) : undefined;
-    const measured = live ? complete.at(-1) : shown.state === "complete" ? shown : undefined;
-    headline(frame, shown, measured, view.workers);
-    idleChart.replaceChildren(...idleColumns(Object.values(view.steps).filter((step) => step.state === "complete")));
+    const nameOf = (id) => view.workers[id]?.name ?? `id ${id}`;
+    const shown = stepToShow(steps, state.chosen, state.live);
+    if (shown?.step !== state.chosen) state.chosen = null;
+    const over = steps.filter(isOver);
+    const isLatest = state.chosen === null;
+    now = { steps, over: over.includes(shown) ? over : steps, shown, nameOf, sentence: "" };
+    showControls({ steps: now.over, shown, state, isLatest });
+    frame.showHint(shown ? null : WORDS.hint);
     set(picture, { style: shown ? null : "display:none" });
-    if (!shown) return frame.resize(width, 140);
-
-    const elapsed = shown.end - shown.begin;
-    const need = roundUp(Math.max(elapsed, before ? before.end - before.begin : 0, 1e-6));
-    if (need > span || need < 0.6 * span) span = need;
-    const lanes = lanesOf(view, shown, measured);
-    const at = geometry(lanes, width, span);
-    const runs = shown.state === "running";
-    frame.resize(width, at.bottom + AXIS);
-    drawLanes(heads, traces, lanes, shown, at, width);
-    join(axisLines, [{ key: "axis", parts: [at.key] }], () => axis(span, at.scale, at.bottom, width));
-    drawStep(paleBlocks, before ?? shown, at, true, (op) => runs && before && op.begin - before.begin > elapsed);
+    sentence.hidden = !shown;
+    drawCurves(shown ? steps : [], shown, width);
+    if (!shown) {
+      newest = null;
+      frame.showStats(["step –", ""], ...leftOutStats(view.workers));
+      frame.describe("No step yet.");
+      return frame.resize(width, 140);
+    }
+    headline(shown, steps, view.workers);
+    const measures = measuresOf(shown);
+    now.sentence = measures ? bubbleText(measures, nameOf) : WORDS.unmeasured[shown.state];
+    span = spanFor(steps, shown);
+    const runs = !isOver(shown);
+    const before = runs ? steps.filter((step) => isOver(step) && step.trains === shown.trains).at(-1) : undefined;
+    if (state.part) state.part = state.part.to - state.part.from < span ? panned(state.part, 0, span) : null;
+    const lanes = lanesOf(view, shown, measures, before);
+    const at = geometry(lanes, width, span, state.part, state.ghosts && Boolean(measures?.ideal));
+    now.at = at;
+    frame.resize(width, at.bottom + 6, AXIS);
+    set(plot, { width: at.wide, height: at.bottom, class: `rb-plot${state.part ? " rb-zoomed" : ""}` });
+    set(ground, { width: at.wide, height: at.bottom });
+    drawLanes({ heads, traces, ghosts }, lanes, shown, at, width, measures?.ideal, nameOf);
+    drawAxis(frame.top, lines, at, width);
+    const elapsed = durationOf(shown);
+    drawStep(paleBlocks, before ?? shown, at, true, (op) => before && op.begin - before.begin > elapsed);
     drawStep(blocks, shown, at, false, () => true);
-    const x = at.scale(elapsed);
-    set(front, { x1: x, x2: x, y1: 0, y2: at.bottom, style: runs ? null : "display:none" });
-    addKinds(Object.values(view.ops).map((op) => op.op));
+    const mark = (line, x, there) => set(line, { x1: x, x2: x, y1: 0, y2: at.bottom, style: there ? null : "display:none" });
+    mark(front, at.scale(elapsed), runs);
+    mark(end, at.scale(measures?.ideal?.seconds ?? 0), at.ghost > 0);
+    light();
+    const kinds = Object.keys(WORDS.kinds).filter((kind) => shown.rows.some(([, op]) => kindOf(op.op) === kind));
+    const entries = [at.memory > 0, at.ghost > 0, state.lit !== null, state.coloured];
+    if (legend !== (legend = [...kinds, ...entries].join())) frame.showLegend(legendOf(kinds, ...entries));
+    const about = `Step ${shown.step}, ${shown.state}: ${plural(shown.ops, "operation")} in ${formatDuration(elapsed)}`;
+    frame.describe(`${about}. ${now.sentence}.`);
   };
 });

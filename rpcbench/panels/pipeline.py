@@ -1,4 +1,4 @@
-"""The pipeline panel: the location of each micro-batch, and the share of the step in which workers were idle."""
+"""The pipeline panel: the last finished step, its bubble (the idle share of the workers), and the causes of that."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from rpcbench.telemetry.views import pipeline_view
 
 
 class PipelinePanel(Panel):
-    """A timeline of the latest step, one lane per worker; see `rpcbench.telemetry.views.pipeline_view`."""
+    """A timeline of the last finished training step; see `rpcbench.telemetry.views.pipeline_view`."""
 
     look = staticmethod(pipeline_view)
     sentence = "Timeline of micro-batches, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("pipeline", ".js")
+    _esm = asset("pipeline", ".js", "steps", "timeline", "curves")
     _css = asset("pipeline", ".css")

@@ -17,7 +17,7 @@ from typing import Any
 
 import ipywidgets
 
-from rpcbench.panels.base import Panel, piece
+from rpcbench.panels.base import HIDE_ERROR, Panel, piece
 from rpcbench.telemetry.recording import Player, Record, load
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
@@ -41,7 +41,8 @@ def folded(record: Record, kind: type[Panel]) -> str:
     """Return the page for embedding: open where no notebook runs, otherwise opened by a click, below the live panel."""
     frame = f'sandbox="allow-scripts" style="width:100%;height:620px;border:0" srcdoc="{escape(page(record, kind))}"'
     inside, script = f"<iframe {frame}>{_DISTRUSTED}</iframe>", f"<script>{_OPENS}</script>"
-    return f"<details><summary>The record, played without a kernel</summary>{inside}{script}</details>"
+    head = f'<details class="rb-instead"><summary>The record, played without a kernel</summary>{HIDE_ERROR}'
+    return f"{head}{inside}{script}</details>"
 
 
 def page(record: Record, kind: type[Panel]) -> str:

@@ -1,38 +1,37 @@
-// The RRefs panel: a column for each worker and a row for each RRef.
-// The square marks the owner and the circles the users. A line joins the users that the owner has confirmed; a dashed arrow is
-// a message that is still on its way.
-// Guarantees: only rows in sight are drawn. With no filter and no order, a row keeps its place while other RRefs come and go
-// (see `Slots`).
+// The RRefs panel: a column for each worker and a row for each RRef, or for a group of RRefs of one type or one cell.
+// The square marks the owner and the circles the users; each type has a colour. A line joins the users that the owner has
+// confirmed; a dashed arrow is a message that is still on its way. In a row of a group the marks have numbers.
+// Guarantees: only rows in sight are drawn. RRefs that live long stand first, so a row seldom moves while others come and go.
 
-const ROW = 36; // pixels
-const MIDDLE = 18;
+const TEXT = STRINGS.rrefs;
+const ROW = 40; // pixels
+const MIDDLE = 20;
+const SIDE = 200; // pixels beside the columns, for the texts of a row
 const OVERSCAN = 4; // rows drawn above and below those in sight
+const COLOURS = 6; // of types, in rrefs.css
+const MANY_WORKERS = 8; // with more workers or RRefs than these, rows are grouped unless the user decides
+const MANY_RREFS = 50;
+const STACKED = 46; // in narrower columns the two marks of a group stand one above the other
 const ORDER = ["confirmed", "pending", "deleting", "listed"];
-const MEANING = {
-  confirmed: "confirmed by the owner",
-  pending: "waits for the owner's confirmation",
-  deleting: "being deleted",
-  listed: "known to the owner only",
-};
 
 function ownerMark(state) {
   const mark = svg("g", { class: `rb-owner rb-${state}` });
   mark.append(svg("rect", { x: -7, y: -7, width: 14, height: 14, rx: 3 }));
   const sign = { failed: "!", lost: "×", unlisted: "?" }[state];
-  if (sign) mark.append(label(0, 4, sign, "rb-sign"));
+  if (sign) mark.append(label(0, 4.5, sign, "rb-sign"));
   return mark;
 }
 
 function forkMark(state, count) {
   const mark = svg("g", { class: `rb-fork rb-${state}` });
-  const r = state === "listed" ? 3.5 : count > 1 ? 8 : 6;
+  const r = state === "listed" ? 3.5 : count > 1 ? 10 : 6;
   mark.append(svg("circle", { r }));
   if (state === "deleting") mark.append(svg("path", { d: "M-2.5 -2.5 L2.5 2.5 M-2.5 2.5 L2.5 -2.5" }));
-  if (count > 1 && state !== "listed") mark.append(label(0, 3.5, count > 99 ? "99" : count, "rb-count"));
+  if (count > 1 && state !== "listed") mark.append(label(0, 4.5, count > 99 ? "99" : count, "rb-count"));
   return mark;
 }
 
-const put = (mark, x) => set(mark, { transform: `translate(${x} ${MIDDLE})` });
+const put = (mark, x, y = MIDDLE) => set(mark, { transform: `translate(${x} ${y})` });
 
 // Draws the marks of one row: the owner's square and, for each holder and state, one circle with the number of forks. Several
 // marks in a column are side by side.
@@ -78,15 +77,16 @@ function confirmedLine(rref, forks, cols) {
 }
 
 // Returns the class of a type such as `Tensor (N=32, C=3)`.
-const className = (rref) => rref.type.split(" ")[0];
+const className = (rref) => rref.type.split(" ")[0] || TEXT.unknown;
 
 // Describes an RRef as text, for the tooltip, for screen readers and for the search.
 function description(rref, forks, names) {
-  const users = forks.map((fork) => `${fork.fork} at ${names(fork.holder)}: ${MEANING[fork.state]}`);
+  const users = forks.map((fork) => `${fork.fork} at ${names(fork.holder)}: ${TEXT.forks[fork.state]}`);
   const type = rref.type ? ` (${rref.type})` : "";
   const size = rref.size === null ? [] : [`${formatBytes(rref.size)} in tensors when it was made`];
   const cell = rref.number === null ? [] : [`made by cell [${rref.number}] on ${names(rref.by)}`];
-  return [`RRef ${rref.rref}${type}, ${rref.state}, owned by ${names(rref.owner)}`, ...users, ...size, ...cell].join("\n");
+  const what = `RRef ${rref.rref}${type}, ${TEXT.states[rref.state]}, owned by ${names(rref.owner)}`;
+  return [what, ...users, ...size, ...cell].join("\n");
 }
 
 function age(made) {
@@ -110,36 +110,135 @@ function details(rref, names, showCell) {
     parts.push(cell);
   }
   const separated = parts.flatMap((part, i) => (i ? [" · ", part] : [part]));
-  const line = label(12, 29, "", "rb-note");
+  const line = label(12, 33, "", "rb-note");
   line.append(...separated);
   return line;
 }
 
-function row(rref, forks, slot, cols, names, showCell) {
-  const room = Math.floor((LEFT + cols.step / 2 - 98) / 6.8); // characters, up to the first column's marks
+function row(rref, forks, { slot, isInside, colour }, cols, names, showCell) {
+  const left = isInside ? 30 : 12;
+  const room = Math.floor((SIDE + cols.step / 2 - left - 98) / 7.2); // characters, up to the first column's marks
   const text = description(rref, forks, names);
   const data = { "data-rref": rref.rref, "data-owner": rref.owner, "data-state": rref.state, "data-size": rref.size };
+  const at = { class: `rb-row rb-type-${colour}`, transform: `translate(0 ${slot * ROW})` };
   return svg(
     "g",
-    { class: "rb-row", role: "listitem", "aria-label": text, transform: `translate(0 ${slot * ROW})`, ...data },
+    { ...at, role: "listitem", "aria-label": text, ...data },
     tip(text),
     svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
-    label(12, 15, shorten(rref.rref, 9), "rb-code"),
-    label(78, 15, shorten(rref.type || "type unknown", room), rref.type ? "rb-kind" : "rb-note"),
-    details(rref, names, showCell),
+    svg("g", { transform: `translate(${left - 12} 0)` },
+      label(12, 16, shorten(rref.rref, 9), "rb-code"),
+      label(88, 16, shorten(rref.type || TEXT.unknown, room), rref.type ? "rb-kind" : "rb-note"),
+      details(rref, names, showCell)),
     confirmedLine(rref, forks, cols),
     ...transitArrows(rref, forks, cols),
     ...marks(rref, forks, cols),
-    label(cols.width - 12, 22, rref.state, `rb-state rb-end rb-${rref.state}`),
+    label(cols.end, 25, TEXT.states[rref.state], `rb-state rb-end rb-${rref.state}`),
   );
 }
 
-const legend = () => [
-  [ownerMark("ready"), "owner"],
-  [forkMark("confirmed", 1), "user"],
-  [forkMark("pending", 1), "pending"],
-  [forkMark("deleting", 1), "deleting"],
-];
+const legend = (types) => {
+  const swatch = (colour) => svg("rect", { class: `rb-swatch rb-type-${colour}`, x: -5, y: -5, width: 10, height: 10, rx: 2 });
+  const marks = [
+    [ownerMark("ready"), TEXT.legend.owner],
+    [forkMark("confirmed", 1), TEXT.legend.user],
+    [forkMark("pending", 1), TEXT.legend.pending],
+    [forkMark("deleting", 1), TEXT.legend.deleting],
+  ];
+  return [...marks, ...types.slice(0, COLOURS).map(([type, colour]) => [swatch(colour), type])];
+};
+
+// ---- groups
+
+const GROUPS = {
+  type: (rref) => [className(rref), className(rref)],
+  cell: ({ by, cell, number }) => (number === null ? ["none", TEXT.noCell] : [`${by} ${cell} ${number}`, `in cell [${number}]`]),
+};
+
+// Returns the name of a grouping in `GROUPS`, or null: the user's choice, or by type where there would be too many rows.
+function grouping(choice, workers, count) {
+  if (choice) return choice in GROUPS ? choice : null;
+  const isMuch = Object.keys(workers).filter((id) => id !== "0").length > MANY_WORKERS || count > MANY_RREFS;
+  return isMuch ? "type" : null;
+}
+
+// Returns the rows to show, in the order of `keys`: a row for each RRef, or with a grouping a row for each group of several,
+// and below it the RRefs of the group if it is in `open`. A group stands where its first RRef would.
+function linesOf(keys, rrefs, by, open) {
+  if (by === null) return keys.map((key) => ({ key, rref: key, isInside: false }));
+  const groups = new Map();
+  for (const key of keys) {
+    const [id, name] = GROUPS[by](rrefs[key]);
+    if (!groups.has(id)) groups.set(id, { key: `${by} ${id}`, name, members: [] });
+    groups.get(id).members.push(key);
+  }
+  return [...groups.values()].flatMap((group) => {
+    if (group.members.length === 1) return [{ key: group.members[0], rref: group.members[0], isInside: false }];
+    const isOpen = open.has(group.key);
+    const inside = isOpen ? group.members.map((key) => ({ key, rref: key, isInside: true })) : [];
+    return [{ ...group, isOpen }, ...inside];
+  });
+}
+
+// Sums up the RRefs of a group: how many each worker owns and uses, how many are in each state, and the bytes.
+function sumUp(members, rrefs, byRref) {
+  const sums = { owned: new Map(), used: new Map(), states: new Map(), types: new Set(), size: 0 };
+  const add = (map, key) => map.set(key, (map.get(key) ?? 0) + 1);
+  for (const key of members) {
+    add(sums.owned, rrefs[key].owner);
+    add(sums.states, rrefs[key].state);
+    sums.types.add(className(rrefs[key]));
+    sums.size += rrefs[key].size ?? 0;
+    for (const fork of byRref.get(key)) add(sums.used, fork.holder);
+  }
+  return sums;
+}
+
+function groupMarks({ owned, used }, cols) {
+  const mark = (kind, shape, count) => svg("g", { class: kind }, shape, label(0, 4.5, count > 99 ? "99+" : count, "rb-count"));
+  const width = Math.min(22, cols.step - 5);
+  const box = (rx) => svg("rect", { x: -width / 2, y: -9, width, height: 18, rx });
+  const square = (count) => mark("rb-owner rb-ready", box(4), count);
+  const circle = (count) => mark("rb-fork rb-confirmed", box(9), count);
+  const ids = new Set([...owned.keys(), ...used.keys()]);
+  return [...ids].flatMap((id) => {
+    const both = [owned.has(id) && square(owned.get(id)), used.has(id) && circle(used.get(id))].filter(Boolean);
+    const across = both.length > 1 && cols.step >= STACKED ? 12 : 0;
+    const down = both.length > 1 && !across ? 10 : 0;
+    return both.map((one, i) => put(one, cols.x(id) + (2 * i - 1) * across, MIDDLE + (2 * i - 1) * down));
+  });
+}
+
+function groupRow({ key, name, members, isOpen, slot, colour, sums }, cols, names, toggle) {
+  const states = [...sums.states].map(([state, count]) => `${count} ${TEXT.states[state]}`);
+  const worst = ["lost", "failed", "unlisted", "computing", "ready"].find((state) => sums.states.has(state));
+  const of = (map, verb) => [...map].map(([id, count]) => `${names(id)} ${verb} ${count}`);
+  const counts = [...of(sums.owned, TEXT.owns), ...of(sums.used, TEXT.uses)];
+  const text = [`${members.length} ${name}: ${states.join(", ")}`, ...counts].join("\n");
+  const room = Math.floor((SIDE + cols.step / 2 - 48) / 7.6);
+  const size = sums.size ? `${formatBytes(sums.size)} ${TEXT.inTensors}` : "";
+  const at = { class: `rb-row rb-group rb-type-${colour}`, transform: `translate(0 ${slot * ROW})` };
+  const node = svg(
+    "g",
+    { ...at, role: "listitem", "data-group": key },
+    svg("rect", { class: "rb-band", width: cols.width, height: ROW }),
+    svg("g", { class: "rb-fold", role: "button", tabindex: 0, "aria-expanded": isOpen, "aria-label": text },
+      tip(text),
+      svg("rect", { class: "rb-face", x: 2, y: 2, width: cols.width - 4, height: ROW - 4, rx: 4 }),
+      label(12, 16, isOpen ? "▾" : "▸", "rb-note"),
+      label(28, 16, shorten(`${members.length} ${name}`, room), "rb-strong"),
+      label(28, 33, size, "rb-note")),
+    ...groupMarks(sums, cols),
+    label(cols.end, 25, `${sums.states.get(worst)} ${TEXT.states[worst]}`, `rb-state rb-end rb-${worst}`),
+  );
+  node.addEventListener("click", () => toggle(key));
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    toggle(key);
+  });
+  return node;
+}
 
 // Groups forks by RRef, and counts RRefs by owner, forks by holder, and forks by state.
 function countForks(rrefs, forks) {
@@ -157,11 +256,13 @@ function countForks(rrefs, forks) {
 function headline(frame, workers, rrefs, forks, { pending = 0, deleting = 0 }) {
   const total = Object.keys(rrefs).length;
   const size = Object.values(rrefs).reduce((sum, rref) => sum + (rref.size ?? 0), 0);
-  const counts = [countStat(total, "RRef"), countStat(Object.keys(forks).length, "fork")];
-  const held = size ? [[formatBytes(size), "in tensors"]] : [];
-  frame.showStats(...counts, [pending, "pending", pending ? "rb-wait" : ""], [deleting, "deleting"], ...held, ...leftOutStats(workers));
-  frame.showHint(total ? null : ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))']);
-  frame.describe(`${plural(total, "RRef")} on ${plural(Object.keys(workers).length, "worker")}, ${pending} forks pending.`);
+  const counts = [countStat(total, "RRef"), countStat(Object.keys(forks).length, TEXT.user)];
+  const waits = pending ? [[pending, TEXT.forks.short.pending, "rb-wait"]] : [];
+  const ends = deleting ? [[deleting, TEXT.forks.short.deleting]] : [];
+  const held = size ? [[formatBytes(size), TEXT.inTensors]] : [];
+  frame.showStats(...counts, ...waits, ...ends, ...held, ...leftOutStats(workers));
+  frame.showHint(total ? null : Object.keys(workers).length ? TEXT.hint : STRINGS.workers.hint);
+  frame.describe(TEXT.describe(plural(total, "RRef"), plural(Object.keys(workers).length, "member"), pending));
 }
 
 function drawStripes(parent, cols, tall) {
@@ -171,7 +272,7 @@ function drawStripes(parent, cols, tall) {
 
 // ---- which rows, and in which order
 
-const ORDERS = { "fixed places": null, "oldest first": older, "biggest first": bigger };
+const ORDERS = { creation: older, newest: (a, b) => older(b, a), size: bigger };
 const IN_TRANSIT = ["pending", "deleting"];
 
 function older(a, b) {
@@ -214,15 +315,16 @@ class Choice {
 // The controls above the picture: filters, the order, and a search field. `changed` is called after each change.
 class Controls {
   constructor(changed) {
-    this.worker = new Choice("worker", "any", changed);
-    this.type = new Choice("type", "any", changed);
-    this.state = new Choice("state", "any", changed);
-    this.order = new Choice("order", "fixed places", changed);
-    this.order.offer(Object.keys(ORDERS).slice(1).map((name) => [name, name]));
-    this.search = html("input", { type: "search", placeholder: "find", "aria-label": "find an RRef by its text" });
+    const words = TEXT.controls;
+    for (const name of ["worker", "type", "state"]) this[name] = new Choice(words[name], words.any, changed);
+    this.order = new Choice(words.order, words.orders.creation, changed);
+    this.order.offer(["newest", "size"].map((name) => [name, words.orders[name]]));
+    this.group = new Choice(words.group, words.groups.auto, changed);
+    this.group.offer(["type", "cell", "off"].map((name) => [name, words.groups[name]]));
+    this.search = html("input", { type: "search", placeholder: words.find, "aria-label": words.findTip });
     this.search.addEventListener("input", changed);
     this.status = html("span", { role: "status" });
-    const choices = [this.worker, this.type, this.state, this.order].map((choice) => choice.node);
+    const choices = [this.worker, this.type, this.state, this.order, this.group].map((choice) => choice.node);
     this.node = html("div", { class: "rb-tools" }, ...choices, this.search, this.status);
   }
 
@@ -231,14 +333,13 @@ class Controls {
     this.worker.offer(Object.values(workers).map(({ id, name }) => [String(id), name]));
     const named = (values) => [...new Set(values)].filter(Boolean).sort(natural).map((value) => [value, value]);
     this.type.offer(named(all.map((rref) => className(rref))));
-    this.state.offer(named([...all.map((rref) => rref.state), ...IN_TRANSIT]));
+    const states = named([...all.map((rref) => rref.state), ...IN_TRANSIT]);
+    this.state.offer(states.map(([state]) => [state, TEXT.states[state] ?? TEXT.forks.short[state]]));
   }
 
-  // Returns the keys to show, in order; null if all are shown, each in its place.
+  // Returns the keys of the RRefs to show, in order.
   chosen(rrefs, byRref, names) {
-    const order = ORDERS[this.order.value];
     const [worker, type, state, text] = [this.worker.value, this.type.value, this.state.value, this.search.value.trim()];
-    if (!(order || worker || type || state || text)) return null;
     const searched = text.toLowerCase();
     const fits = (rref) => {
       const forks = byRref.get(rref.rref);
@@ -247,8 +348,7 @@ class Controls {
       if (state && rref.state !== state && !forks.some((fork) => fork.state === state)) return false;
       return !searched || description(rref, forks, names).toLowerCase().includes(searched);
     };
-    const found = Object.values(rrefs).filter(fits);
-    return found.sort(order ?? ((a, b) => natural(a.rref, b.rref))).map((rref) => rref.rref);
+    return Object.values(rrefs).filter(fits).sort(ORDERS[this.order.value || "creation"]).map((rref) => rref.rref);
   }
 }
 
@@ -266,52 +366,67 @@ function revealCell(panel, { cell, number }) {
   return true;
 }
 
+// Gives each type a colour, which it keeps; after the last colour they begin again.
+class TypeColours {
+  constructor() {
+    this.byType = new Map();
+  }
+
+  of(rref) {
+    const type = className(rref);
+    if (!this.byType.has(type)) this.byType.set(type, this.byType.size % COLOURS);
+    return this.byType.get(type);
+  }
+}
+
 export default panel("rrefs", "RRefs", (frame) => {
-  const slots = new Slots();
-  const known = new Set(); // RRefs of earlier draws, in sight or not: they do not fade in when they come into sight
+  const known = new Set(); // rows of earlier draws, in sight or not: they do not fade in when they come into sight
+  const open = new Set(); // keys of groups that are unfolded
+  const colours = new TypeColours();
   const [stripes, rows] = [svg("g"), svg("g", { role: "list", "aria-label": "RRefs" })];
   let last = null;
   let pending = 0;
+  let legendOf = null; // the types that the legend names
   const schedule = () => (pending ||= requestAnimationFrame(() => ((pending = 0), last && draw(...last))));
   const controls = new Controls(schedule);
-  const showCell = (rref) => {
-    const text = revealCell(frame.root, rref) ? "" : `Cell [${rref.number}] is no longer there, or has run again since.`;
-    setText(controls.status, text);
+  const showCell = (rref) => frame.say(revealCell(frame.root, rref) ? "" : TEXT.gone(rref.number));
+  const toggle = (key) => {
+    if (!open.delete(key)) open.add(key);
+    schedule();
   };
   frame.picture.append(stripes, rows);
   set(frame.picture, { role: "group" });
   frame.head.after(controls.node);
-  frame.showLegend(legend());
   frame.body.addEventListener("scroll", schedule);
   const clock = setInterval(() => {
+    if (!frame.isLive) return; // the last picture keeps its ages
     for (const one of rows.querySelectorAll(".rb-age")) setText(one, age(Number(one.dataset.made)));
   }, 1000);
   frame.cleanups.push(() => clearInterval(clock), () => cancelAnimationFrame(pending));
 
-  function draw({ workers, rrefs, forks }, width) {
-    last = [{ workers, rrefs, forks }, width];
-    const cols = columns(workers, width);
-    const names = (id) => workers[id]?.name ?? `id ${id}`;
-    const { byRref, owned, used, states } = countForks(rrefs, forks);
-    controls.offer(workers, rrefs);
-    const keys = controls.chosen(rrefs, byRref, names);
-    const placed = keys ? keys.map((key, i) => [key, i]) : slots.place([...byRref.keys()].sort(natural), Infinity);
-    const deepest = placed.length ? placed.at(-1)[1] + 1 : 0;
-    setText(controls.status, keys ? `${placed.length} of ${byRref.size}` : "");
-
-    headline(frame, workers, rrefs, forks, states);
-    frame.resize(cols.width, Math.max(4, deepest) * ROW + 6, cols.head, true);
-    drawHead(frame, cols, ({ id }) => `owns ${owned[id] ?? 0} · uses ${used[id] ?? 0}`);
-    drawStripes(stripes, cols, deepest ? Math.max(4, deepest) * ROW + 6 : 0);
+  // Draws the lines in sight, each in its slot. A line that is drawn again keeps the focus.
+  function drawLines(lines, view, byRref, cols, names) {
     const top = frame.body.scrollTop;
     const first = Math.floor(top / ROW) - OVERSCAN;
     const end = Math.ceil((top + frame.body.clientHeight) / ROW) + OVERSCAN;
-    const items = placed
-      .filter(([, slot]) => slot >= first && slot < end)
-      .map(([key, slot]) => ({ key, slot, parts: [cols.key, slot, rrefs[key], ...byRref.get(key)] }));
+    const items = lines.slice(Math.max(0, first), end).map((line, i) => {
+      const at = { ...line, slot: Math.max(0, first) + i };
+      if (line.rref) {
+        const rref = view.rrefs[line.rref];
+        return { ...at, colour: colours.of(rref), parts: [cols.key, at.slot, line.isInside, rref, ...byRref.get(line.rref)] };
+      }
+      const sums = sumUp(line.members, view.rrefs, byRref);
+      const told = JSON.stringify([...sums.owned, ...sums.used, ...sums.states, sums.size]);
+      const colour = sums.types.size === 1 ? colours.of(view.rrefs[line.members[0]]) : "mixed";
+      return { ...at, sums, colour, parts: [cols.key, at.slot, line.isOpen, colour, told] };
+    });
+    const active = document.activeElement;
+    const focused = rows.contains(active) ? active.closest("[data-group]")?.dataset.group : null;
     const redrawn = [];
-    join(rows, items, (key, { slot }) => {
-      const node = row(rrefs[key], byRref.get(key), slot, cols, names, showCell);
+    join(rows, items, (key, line) => {
+      const node = line.rref
+        ? row(view.rrefs[key], byRref.get(key), line, cols, names, showCell)
+        : groupRow({ ...line, key }, cols, names, toggle);
       if (known.has(key)) redrawn.push(node);
       return node;
     });
@@ -322,9 +437,34 @@ export default panel("rrefs", "RRefs", (frame) => {
       else rows.insertBefore(node, next);
     }
     for (const node of redrawn) node.classList.remove("rb-new");
-    for (const key of known) if (!byRref.has(key)) known.delete(key);
-    for (const key of byRref.keys()) known.add(key);
-    set(rows, { "data-rows": placed.length });
+    if (focused) rows.children_.get(focused)?.node.querySelector(".rb-fold").focus();
+  }
+
+  function draw(view, width) {
+    last = [view, width];
+    const { workers, rrefs, forks } = view;
+    const cols = columns(workers, width, SIDE);
+    const names = (id) => workers[id]?.name ?? `id ${id}`;
+    const { byRref, owned, used, states } = countForks(rrefs, forks);
+    controls.offer(workers, rrefs);
+    const keys = controls.chosen(rrefs, byRref, names);
+    const lines = linesOf(keys, rrefs, grouping(controls.group.value, workers, keys.length), open);
+    setText(controls.status, keys.length < byRref.size ? TEXT.shown(keys.length, byRref.size) : "");
+
+    headline(frame, workers, rrefs, forks, states);
+    frame.resize(cols.width, Math.max(4, lines.length) * ROW + 6, cols.head, true);
+    const counts = ({ id }) => [owned[id] ?? 0, used[id] ?? 0];
+    drawHead(frame, cols, (worker) => TEXT.head.short(...counts(worker)), (worker) => TEXT.head.long(...counts(worker)));
+    drawStripes(stripes, cols, lines.length ? Math.max(4, lines.length) * ROW + 6 : 0);
+    for (const key of keys) colours.of(rrefs[key]);
+    drawLines(lines, view, byRref, cols, names);
+    const types = new Set(Object.values(rrefs).map(className));
+    const shown = [...colours.byType].filter(([type]) => types.has(type));
+    if (legendOf !== String(shown)) frame.showLegend(legend(shown));
+    legendOf = String(shown);
+    known.clear();
+    for (const { key } of lines) known.add(key);
+    set(rows, { "data-rows": lines.length });
   }
   return draw;
 });

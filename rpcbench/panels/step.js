@@ -17,17 +17,16 @@ const button = (text, hint, onClick) => {
   return node;
 };
 
-const describe = ({ n, sender, to, kind, label }) => `${n}: ${kind}${label ? ` ${label}` : ""} from ${sender} to ${to}`;
+const describe = ({ n, sender, to, words }) => `${n}: ${words} from ${sender} to ${to}`;
 
 function listItem(row, send) {
-  const kind = html("span", { class: `rb-what rb-is-${FAMILY[row.kind] ?? "call"}` }, row.kind);
+  const words = html("span", { class: `rb-what rb-is-${FAMILY[row.kind] ?? "call"}` }, shorten(row.words, 60));
   const node = html(
     "li",
     { class: "rb-held", tabindex: "-1", "data-n": row.n, "aria-label": describe(row) },
     html("span", { class: "rb-n" }, String(row.n)),
     html("span", { class: "rb-who" }, row.sender, html("span", { class: "rb-to" }, " → "), row.to),
-    kind,
-    html("span", { class: "rb-label" }, shorten(row.label, 40)),
+    words,
     html("span", { class: "rb-about" }, shorten(row.about, 80)),
     html("span", { class: "rb-deeds" }, ...actions.map(([action, text, , hint]) => button(text, hint, () => send(action, row)))),
   );

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rpcbench.base.errors import RpcError
 from rpcbench.panels.base import Panel, PanelFeed, asset
+from rpcbench.telemetry.collector import LIVE, Phase
+from rpcbench.telemetry.message_views import plain_words
 from rpcbench.telemetry.views import View, World
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,14 @@ class _StepperSource:
 
     def __init__(self, stepper: Steps) -> None:
         self._stepper = stepper
+        self._over = LIVE
         self.subscribe = stepper.subscribe
+
+    @property
+    def phase(self) -> Phase:
+        if self._over is LIVE and not self._stepper.is_on:
+            self._over = Phase("stopped", time.time())
+        return self._over
 
     def world(self) -> World:
         stepper, held = self._stepper, self._stepper.held
@@ -48,14 +58,16 @@ class _StepperSource:
 
 def step_view(world: World) -> View:
     """Return the view of held messages: the sections stepper (one row) and held."""
-    # A row of held has n, sender, to, kind, label, and `about`: the message's ids as text.
+    # A row of held has n, sender, to, kind, `words` that describe the message, and `about`: its kind and ids as text.
     none = {"on": True, "delivered": 0, "dropped": 0, "order": []}
     return {"stepper": {"0": world.get(0, none)}, "held": {str(n): _row(one) for n, one in world.items() if n}}
 
 
 def _row(one: dict[str, Any]) -> dict[str, Any]:
-    about = " · ".join(f"{name} {value}" for name, value in one["ids"].items())
-    return {name: one[name] for name in ("n", "sender", "to", "kind", "label")} | {"about": about}
+    about = " · ".join([one["kind"], *(f"{name} {value}" for name, value in one["ids"].items())])
+    rref = f"RRef {one['ids']['rref']}" if "rref" in one["ids"] and one["label"] in ("", "to_here") else ""
+    words = plain_words(one["kind"], rref or one["label"])
+    return {name: one[name] for name in ("n", "sender", "to", "kind")} | {"words": words, "about": about}
 
 
 class StepPanel(Panel):

@@ -1,26 +1,91 @@
-// The workers panel: a table with a row for each worker. A second row, which the user can open, shows the bytes for each peer
-// and the end of the log.
-// Guarantees: rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if
-// the panel can act, which the trait `acts` of the model says.
+// The workers panel: a table with a row for each worker. A second row, which the user can open, has all figures of the first one,
+// the bytes for each peer, the stacks of its threads if they were asked for, and the end of the log.
+// Guarantees
+// - Rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if the panel
+//   can act, which the trait `acts` of the model says.
+// - Columns that do not fit are folded, a name at a time, and a line below the table names them. What they show is in the open row.
+// - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened.
 
-const HEADS = ["worker", "now", "cpu", "memory", "threads", "queue", "bytes", "last output", ""];
+const TEXT = STRINGS.workers;
+const COLUMNS = ["name", "now", "cpu", "memory", "threads", "queue", "bytes", "log", "acts"];
+const FOLDS = ["log", "bytes", "of", "queue", "threads", "curves"]; // in this order; `of`: the machine's memory
 const MAX_SQUARES = 6;
 const CONFIRM_MS = 5000; // how long a button waits for the second press
 const DENSE = 12; // with more workers than this the rows are closer together
+const MINUTE = 60_000; // milliseconds that a curve shows
+const [WIDE, HIGH] = [64, 20]; // of a curve, in pixels
 
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 
-// A table cell with a number as text, and a bar that screen readers skip.
-class Bar {
+// Returns the memory of a process as text and, in the same unit if it fits, what the machine has: ["1.2", "of 25 GB"].
+function memoryTexts(memory, ram) {
+  const own = formatBytes(memory);
+  if (memory === null || !ram) return [own, ""];
+  const [, unit] = formatBytes(ram).split(" ");
+  const all = `of ${formatBytes(ram).replace(/\.\d+/, "")}`;
+  return [own.endsWith(` ${unit}`) ? own.slice(0, -unit.length - 1) : own, all];
+}
+
+// ---- the last minute
+
+// The figures of each process in the last minute, taken from the rows of the view. A process that is started again begins anew.
+class History {
   constructor() {
-    this.level = html("i");
-    this.text = html("span");
-    this.cell = html("td", { class: "rb-bar" }, html("b", { "aria-hidden": "true" }, this.level), this.text);
+    this.byWorker = new Map(); // id: { life, row, samples: [{ at, cpu, memory }] }
   }
 
-  show(share, text) {
-    set(this.level, { style: `width: ${Math.round(100 * Math.min(1, share || 0))}%` });
+  add(workers, now) {
+    for (const id of this.byWorker.keys()) if (!(id in workers)) this.byWorker.delete(id);
+    for (const [id, row] of Object.entries(workers)) {
+      if (row.cpu === null) continue;
+      const life = `${row.incarnation} ${row.pid}`;
+      if (this.byWorker.get(id)?.life !== life) this.byWorker.set(id, { life, row: null, samples: [] });
+      const one = this.byWorker.get(id);
+      if (one.row !== row) one.samples.push({ at: now, cpu: row.cpu, memory: row.memory });
+      one.row = row;
+      while (one.samples.length > 1 && one.samples[1].at <= now - MINUTE) one.samples.shift(); // one before the minute stays
+    }
+  }
+
+  of(id, name) {
+    const samples = this.byWorker.get(id)?.samples ?? [];
+    return samples.filter((sample) => sample[name] !== null).map((sample) => [sample.at, sample[name]]);
+  }
+
+  most(name) {
+    return Math.max(0, ...[...this.byWorker.keys()].flatMap((id) => this.of(id, name).map(([, value]) => value)));
+  }
+}
+
+// Returns the path of a curve, or "": each value holds until the next one, the last until `now`. `top` is the value at the upper
+// edge.
+function curvePath(samples, now, top) {
+  if (!samples.length) return "";
+  const x = (at) => Math.max(0, WIDE * (1 - (now - at) / MINUTE)).toFixed(1);
+  const y = (value) => (1 + (HIGH - 2) * (1 - Math.min(1, value / (top || 1)))).toFixed(1);
+  const [[at, first], ...rest] = samples;
+  return `M${x(at)} ${y(first)}${rest.map(([at, value]) => `H${x(at)}V${y(value)}`).join("")}H${WIDE}`;
+}
+
+// A table cell with a curve, which screen readers skip, and a figure as text.
+class Figure {
+  constructor(name) {
+    this.line = svg("path", { class: "rb-line" });
+    this.area = svg("path", { class: "rb-area" });
+    const curve = svg("svg", { class: "rb-curves", width: WIDE, height: HIGH, "aria-hidden": "true" }, this.area, this.line);
+    this.text = html("span", { class: "rb-value" });
+    this.more = html("span", { class: "rb-of" });
+    this.cell = html("td", { class: `rb-figure rb-${name}` }, curve, this.text, this.more);
+  }
+
+  show(samples, now, top, format, text, more = "") {
+    const path = curvePath(samples, now, top);
+    set(this.line, { d: path || null });
+    set(this.area, { d: path ? `${path}V${HIGH}H${path.slice(1, path.indexOf(" "))}Z` : null });
     setText(this.text, text);
+    setText(this.more, more && ` ${more}`);
+    const most = Math.max(...samples.map(([, value]) => value));
+    set(this.cell, { title: samples.length ? `${text} ${more}; ${TEXT.minute(format(most))}` : null });
   }
 }
 
@@ -29,7 +94,7 @@ class Threads {
   constructor() {
     this.squares = html("span", { class: "rb-squares", "aria-hidden": "true" });
     this.text = html("span", { class: "rb-hidden" });
-    this.cell = html("td", {}, this.squares, this.text);
+    this.cell = html("td", { class: "rb-threads" }, this.squares, this.text);
   }
 
   show(busy, waiting) {
@@ -38,14 +103,16 @@ class Threads {
     const more = marks.length - items.length;
     if (more > 0) items.push({ key: "more", parts: [more], kind: "rb-more", text: `+${more}` });
     join(this.squares, items, (_, { kind, text = "" }) => html("i", { class: kind }, text));
-    setText(this.text, busy === null ? "not known" : `${busy} busy, ${waiting} waiting`);
+    setText(this.text, busy === null ? TEXT.unknown : TEXT.threads(busy, waiting));
     set(this.cell, { title: this.text.textContent });
   }
 }
 
-// Makes a button. With a `warning`, its action cannot be undone, and the button asks for a second press. `name` is the label for
-// screen readers.
-function button(text, help, warning, act, name = text) {
+// Makes a button of the name of its texts. With a `warning`, its action cannot be undone, and the button asks for a second press.
+// `whose` names the worker to screen readers.
+function button(kind, warning, act, whose = "") {
+  const [text, help] = TEXT.buttons[kind];
+  const name = `${text} ${whose}`.trim();
   const node = html("button", { type: "button", title: help, "aria-label": name }, text);
   let timer = 0;
   const reset = () => {
@@ -60,49 +127,53 @@ function button(text, help, warning, act, name = text) {
       act();
       return;
     }
-    set(node, { "data-sure": "asked", title: warning, "aria-label": `${name}: ${warning}. Press again to do it.` });
-    setText(node, "sure?");
+    set(node, { "data-sure": "asked", title: warning, "aria-label": TEXT.again(name, warning) });
+    setText(node, TEXT.sure);
     timer = setTimeout(reset, CONFIRM_MS);
   });
   node.addEventListener("blur", reset);
   return node;
 }
 
-const LOSS = "everything it holds is lost";
+// ---- rows
 
 // Returns the text of a worker's activity and its CSS class; `action` is the running action on the worker, if any.
 function activity(worker, action) {
-  const ongoing = { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" };
-  if (action) return [ongoing[action.action] ?? "…", "rb-wait"];
-  if (worker.state === "lost") return [worker.ended ? `lost: ${worker.ended}` : "lost", "rb-bad"];
-  if (worker.state !== "up") return [worker.state, worker.state === "left" ? "" : "rb-wait"];
-  const cells = worker.cells > 1 ? `runs a cell, ${worker.cells - 1} wait` : "runs a cell";
-  const texts = { cell: cells, busy: "runs a call", waits: "waits", silent: `silent for ${worker.silent} s` };
-  return [texts[worker.doing] ?? (worker.doing || "no report yet"), worker.doing === "silent" ? "rb-wait" : ""];
+  if (action) return [TEXT.acting[action.action], "rb-wait"];
+  const { state, doing, awaits, cells, silent } = worker;
+  if (state === "lost") return [worker.ended ? TEXT.lost(worker.ended) : TEXT.doing.lost, "rb-bad"];
+  if (state === "starts") return [TEXT.doing.starts, "rb-wait"];
+  if (state !== "up") return [STRINGS.common.members[state] ?? state, state === "left" ? "" : "rb-wait"];
+  if (doing === "silent") return [TEXT.silent(silent), "rb-wait"];
+  if (doing === "waits") return [awaits ? TEXT.waits(awaits) : TEXT.doing.waits, ""];
+  const text = doing === "cell" && cells > 1 ? TEXT.cells(cells - 1) : TEXT.doing[doing || "none"];
+  return [awaits && doing !== "idle" ? TEXT.alsoWaits(text, awaits) : text, doing === "idle" ? "rb-idle" : ""];
 }
 
 // The two rows of one worker: `node`, and `more` below it, which the button `opener` opens.
 class Row {
   constructor(worker, act) {
-    const cell = (kind) => html("td", { class: kind });
+    const cell = (kind) => html("td", { class: `rb-${kind}` });
     this.opener = html("button", { type: "button", class: "rb-opener", "aria-expanded": "false" });
     this.note = html("span", { class: "rb-note" });
-    const head = html("th", { scope: "row" }, this.opener, this.note);
-    this.now = cell("rb-now");
-    [this.cpu, this.memory, this.threads] = [new Bar(), new Bar(), new Threads()];
-    [this.queue, this.bytes, this.log] = [cell("rb-number"), cell("rb-bytes"), cell("rb-log")];
-    this.buttons = cell("rb-acts");
+    const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
+    [this.cpu, this.memory, this.threads] = [new Figure("cpu"), new Figure("memory"), new Threads()];
+    [this.now, this.queue, this.bytes, this.log, this.buttons] = ["now", "queue", "bytes", "log", "acts"].map(cell);
     if (act && worker.id !== 0) {
       const starts = (action) => () => act(action, this.name);
-      this.interrupt = button("interrupt", "stop the running cell", "", starts("interrupt"), `interrupt ${worker.name}`);
-      this.restart = button("restart", `end it and start it again: ${LOSS}`, LOSS, starts("restart"), `restart ${worker.name}`);
-      this.buttons.append(this.interrupt, this.restart);
+      const asks = () => (this.toggle(true), act("stacks", this.name));
+      this.stack = button("stack", "", asks, worker.name);
+      this.interrupt = button("interrupt", "", starts("interrupt"), worker.name);
+      this.restart = button("restart", TEXT.loss, starts("restart"), worker.name);
+      this.buttons.append(this.stack, this.interrupt, this.restart);
     }
-    const figures = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
-    this.node = html("tr", {}, head, ...figures, this.buttons);
+    const cells = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
+    this.node = html("tr", {}, head, ...cells, this.buttons);
+    this.figures = html("dl", { class: "rb-figures" });
     this.peers = html("ul", { class: "rb-peers" });
-    this.tail = html("pre", { tabindex: "0" });
-    const inside = html("td", { colspan: HEADS.length }, this.peers, this.tail);
+    this.stacks = html("pre", { class: "rb-stacks", tabindex: "0", "aria-label": TEXT.stacks, hidden: "" });
+    this.tail = html("pre", { class: "rb-tail", tabindex: "0", "aria-label": TEXT.log });
+    const inside = html("td", { colspan: COLUMNS.length }, this.figures, this.peers, this.stacks, this.tail);
     this.more = html("tr", { class: "rb-more-of", hidden: "" }, inside);
     this.opener.addEventListener("click", () => this.toggle(this.more.hidden));
   }
@@ -112,31 +183,50 @@ class Row {
     set(this.opener, { "aria-expanded": isOpen });
   }
 
-  show(worker, { log, links, action, name, largest }) {
+  show(worker, { action, stacks, history, now, tops, ...details }) {
     this.name = worker.name;
     const numbers = ["incarnation", "pid", "cpu", "memory", "busy", "waiting", "queued", "cells", "calls"];
     const data = [...numbers, "state", "doing", "sent", "received"].map((part) => [`data-${part}`, worker[part] ?? ""]);
     set(this.node, { "data-worker": worker.id, ...Object.fromEntries(data) });
     setText(this.opener, worker.name);
-    const again = worker.incarnation ? `, start ${worker.incarnation + 1}` : "";
-    setText(this.note, worker.pid === null ? again.slice(2) : `process ${worker.pid}${again}`);
+    setText(this.note, TEXT.process(worker.pid, worker.incarnation).filter(Boolean).join(" · "));
     const [text, kind] = activity(worker, action);
     setText(this.now, text);
     set(this.now, { class: `rb-now ${kind}`, title: text });
-    this.cpu.show(worker.cpu, percent(worker.cpu));
-    this.memory.show(worker.memory / largest, formatBytes(worker.memory));
+    const id = String(worker.id);
+    this.cpu.show(history.of(id, "cpu"), now, tops.cpu, percent, percent(worker.cpu));
+    const memory = memoryTexts(worker.memory, worker.ram);
+    this.memory.show(history.of(id, "memory"), now, tops.memory, formatBytes, ...memory);
     this.threads.show(worker.busy, worker.waiting);
     setText(this.queue, worker.queued === null ? "–" : String(worker.queued));
-    setText(this.bytes, worker.busy === null ? "–" : `↑ ${formatBytes(worker.sent)} ↓ ${formatBytes(worker.received)}`);
-    set(this.bytes, { title: `sent ${worker.sent} bytes, received ${worker.received}` });
-    setText(this.log, log.slice(log.lastIndexOf("\n") + 1));
-    const traffic = links.map((link) => `${name(link.peer)}: ${formatBytes(link.sent)} sent, ${formatBytes(link.received)} received`);
-    setText(this.tail, log || "It wrote nothing outside cells and calls.");
-    join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
+    const both = [formatBytes(worker.sent), formatBytes(worker.received)];
+    setText(this.bytes, worker.busy === null ? "–" : TEXT.bytes(...both));
+    set(this.bytes, { title: TEXT.bytesTip(worker.sent, worker.received) });
+    setText(this.log, details.log.slice(details.log.lastIndexOf("\n") + 1));
+    this.showMore(worker, memory, stacks, details);
     for (const node of [this.interrupt, this.restart]) {
       const idle = node === this.interrupt && worker.state !== "up" && worker.state !== "stopped";
       if (node) set(node, { "aria-disabled": action || idle ? "true" : null });
     }
+  }
+
+  // Fills the row below: what folded columns show stands there too. Stacks stay until others are asked for.
+  showMore(worker, memory, stacks, { log, links, name }) {
+    const figures = {
+      memory: memory.join(" "),
+      threads: this.threads.text.textContent,
+      queue: this.queue.textContent,
+      bytes: this.bytes.textContent,
+    };
+    const items = Object.entries(figures).map(([key, value]) => ({ key, parts: [value], value }));
+    join(this.figures, items, (key, { value }) => html("div", {}, html("dt", {}, TEXT.details[key]), html("dd", {}, value)));
+    const traffic = links.map((link) => TEXT.link(name(link.peer), formatBytes(link.sent), formatBytes(link.received)));
+    join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
+    setText(this.tail, log || TEXT.noLog);
+    if (stacks?.text) setText(this.stacks, stacks.text);
+    this.stacks.hidden = !this.stacks.textContent;
+    const mayAsk = stacks?.state !== "runs" && ["up", "suspect", "stopped"].includes(worker.state);
+    if (this.stack) set(this.stack, { "aria-disabled": mayAsk ? null : "true" });
   }
 }
 
@@ -144,51 +234,83 @@ class Row {
 function headline(frame, workers, actions) {
   const list = Object.values(workers).filter((worker) => worker.id !== 0);
   const count = (name) => list.filter((worker) => worker.state === name).length;
-  const total = (name) => list.reduce((sum, worker) => sum + (worker[name] ?? 0), 0);
-  const [up, lost, stopped] = [count("up"), count("lost"), count("stopped")];
+  const total = (name, all = list) => all.reduce((sum, worker) => sum + (worker[name] ?? 0), 0);
+  const [ready, lost, suspended] = [count("up"), count("lost"), count("stopped")];
   const more = [];
-  if (lost) more.push([lost, "lost", "rb-warn"]);
-  if (stopped) more.push([stopped, "stopped", "rb-warn"]);
-  const work = [countStat(total("cells"), "cell"), [total("queued"), "queued", total("queued") ? "rb-wait" : ""]];
-  frame.showStats([up, "up"], ...more, ...work, ...leftOutStats(workers));
+  if (lost) more.push([lost, TEXT.stats.lost, "rb-warn"]);
+  if (suspended) more.push([suspended, TEXT.stats.suspended, "rb-warn"]);
+  const work = [countStat(total("cells"), TEXT.stats.cell), [total("queued"), TEXT.stats.queued, total("queued") ? "rb-wait" : ""]];
+  const here = Object.values(workers).filter((worker) => worker.ram);
+  const isOneHost = here.length > 0 && new Set(here.map((worker) => worker.host)).size === 1;
+  const memory = isOneHost ? [[memoryTexts(total("memory", here), here[0].ram).join(" "), TEXT.stats.memory]] : [];
+  frame.showStats([ready, TEXT.stats.ready], ...more, ...work, ...memory, ...leftOutStats(workers));
   const scaling = Object.values(actions).some(({ action, state }) => action === "scale" && state === "runs");
   const present = list.filter((worker) => worker.state !== "left").length;
-  return { count: present, scaling, text: `${up} of ${list.length} workers up` };
+  return { count: present, scaling, text: TEXT.summary(ready, list.length) };
+}
+
+// Folds columns until the table fits. Those that are folded come back only in another width, or with other workers.
+class Folds {
+  constructor(table, note) {
+    [this.table, this.note, this.count, this.key] = [table, note, 0, ""];
+  }
+
+  fit(room, key) {
+    if (key !== this.key) this.fold(0);
+    this.key = key;
+    while (this.count < FOLDS.length && this.table.offsetWidth > room) this.fold(this.count + 1);
+    const names = FOLDS.slice(0, this.count).filter((name) => name in TEXT.heads).map((name) => TEXT.heads[name]);
+    const last = names.pop();
+    setText(this.note, last ? TEXT.folded(names.length ? `${names.join(", ")} ${TEXT.and} ${last}` : last) : "");
+  }
+
+  fold(count) {
+    this.count = count;
+    FOLDS.forEach((name, i) => this.table.classList.toggle(`rb-no-${name}`, i < count));
+  }
 }
 
 export default panel("workers", "Workers", (frame, model) => {
   const act = model.get("acts") ? (action, target) => model.send({ kind: "act", action, target }) : null;
   const rows = new Map();
-  let size = 0;
+  const history = new History();
+  let [size, now] = [0, 0];
   const caption = html("caption", { class: "rb-hidden" }, "Workers");
   const status = html("p", { class: "rb-hidden", role: "status" });
-  const hidden = html("span", { class: "rb-hidden" }, "buttons");
-  const top = html("tr", {}, ...HEADS.map((head) => html("th", { scope: "col" }, head || hidden)));
+  const heads = COLUMNS.map((name) => {
+    const text = name === "acts" ? html("span", { class: "rb-hidden" }, TEXT.heads.acts) : TEXT.heads[name];
+    return html("th", { scope: "col", class: `rb-${name}` }, text);
+  });
   const list = html("tbody");
-  const table = html("table", {}, caption, html("thead", {}, top), list);
+  const table = html("table", {}, caption, html("thead", {}, html("tr", {}, ...heads)), list);
   const failures = html("ul", { class: "rb-failures", role: "alert" });
+  const folded = html("p", { class: "rb-folded" });
+  const folds = new Folds(table, folded);
   const scale = (step) => () => size + step > 0 && act("scale", String(size + step));
-  const fewer = button("− worker", "end the last worker", LOSS, scale(-1));
-  const more = button("+ worker", "start one more", "", scale(1));
+  const fewer = button("fewer", TEXT.loss, scale(-1));
+  const more = button("more", "", scale(1));
   frame.text = status; // screen readers announce it, as this panel has no picture with a description
   frame.body.before(status);
   frame.top.remove();
   frame.picture.replaceWith(table);
+  frame.body.after(folded);
   frame.head.after(failures);
   frame.legend.remove();
   if (act) frame.head.append(html("span", { class: "rb-scale" }, fewer, more));
 
   return ({ workers, links, logs, actions }) => {
+    if (frame.state.kind === "live" || !now) now = Date.now(); // else the curves would move on without figures
+    history.add(workers, now);
     const summary = headline(frame, workers, actions);
     size = summary.count;
     for (const node of [fewer, more]) set(node, { "aria-disabled": summary.scaling ? "true" : null });
     frame.describe(`Workers: ${summary.text}.`);
-    frame.showHint(Object.keys(workers).length ? null : ["No cluster runs. Start one: ", "%cluster start 2"]);
+    frame.showHint(Object.keys(workers).length ? null : TEXT.hint);
     table.hidden = !Object.keys(workers).length;
     table.classList.toggle("rb-dense", Object.keys(workers).length > DENSE);
 
     const ids = Object.keys(workers).sort(natural);
-    const largest = Math.max(1, ...ids.map((id) => workers[id].memory ?? 0));
+    const tops = { cpu: Math.max(1, history.most("cpu")), memory: history.most("memory") };
     const name = (id) => workers[id]?.name ?? `id ${id}`;
     const byWorker = new Map(ids.map((id) => [Number(id), []]));
     for (const link of Object.values(links)) byWorker.get(link.worker)?.push(link);
@@ -206,10 +328,12 @@ export default panel("workers", "Workers", (frame, model) => {
       if (place !== row.node) list.insertBefore(row.node, place), list.insertBefore(row.more, row.node.nextSibling);
       last = row.more;
       const concerns = ({ target }) => target === workers[id].name || (target === "all" && id !== "0");
-      const running = Object.values(actions).find((one) => one.state === "runs" && concerns(one));
-      const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), action: running, name, largest };
-      row.show(workers[id], details);
+      const running = Object.values(actions).find((one) => one.state === "runs" && one.action in TEXT.acting && concerns(one));
+      const stacks = actions[`stacks ${workers[id].name}`];
+      const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), name };
+      row.show(workers[id], { action: running, stacks, history, now, tops, ...details });
     }
+    folds.fit(frame.body.clientWidth, `${frame.body.clientWidth} ${ids.map(name)}`);
     const failed = Object.entries(actions).filter(([, { state }]) => state === "failed");
     const errors = failed.map(([key, one]) => ({ key, parts: [one], text: `${key}: ${one.error}` }));
     join(failures, errors, (_, { text }) => html("li", {}, text));

@@ -360,7 +360,8 @@ class WorkerGroup:
         return self._agent.create(self.homes[stage], function, args, timeout=0)
 
     def _await_made(self, rrefs: Any) -> None:
-        wait_all([self._agent.call(rref._owner, execution.made, (rref,), timeout=0) for rref in rrefs])
+        call = partial(self._agent.call, function=execution.made, timeout=0, label="pipeline made")
+        wait_all([call(rref._owner, args=(rref,)) for rref in rrefs])
 
     def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
         """Return the values of a worker's stages, by the stage numbers that it uses itself."""
@@ -368,7 +369,7 @@ class WorkerGroup:
 
     def _ask(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
-        return self._agent.call(id_, function, (self._key, *args), timeout=0)
+        return self._agent.call(id_, function, (self._key, *args), timeout=0, label=f"pipeline {function.__name__}")
 
     def _end(self, id_: int, step: int, reason: str) -> None:
         self._agent.notify(id_, ENDS, (self._key, step, reason))

@@ -251,17 +251,26 @@ class StepExecution:
 
     def _logged(self) -> StepReport:
         task, worker = self._task, self._worker
-        self._log = worker.log.open(task.step, task.plan, worker.workers, task.ideal, worker.replica)
+        self._log = worker.log.open(task.step, task.plan, worker.workers, task.ideal, task.samples, worker.replica)
         state = FAILED
         try:
             self._run()
             state = DONE
         finally:
-            self._log.close(state)  # an aborted step has a row, too
+            self._log.close(state, **self._loss())  # an aborted step has a row, too
         return StepReport(self._log.stamps, self._losses, self._outputs)
+
+    def _loss(self) -> dict[str, float | None]:
+        """Return this worker's part of the batch's loss for its row; none without the last stage."""
+        task, loss = self._task, sum(self._losses.values())
+        if task.reduction == "mean" and task.whole is not None:
+            loss *= task.whole / task.samples  # the workers divided by `whole`
+        # None for a number that a record or JSON cannot hold, as NaN
+        return {"loss": loss if abs(loss) < 2**63 else None} if self._losses else {}
 
     def _run(self) -> None:
         train, worker = self._task.train, self._worker
+        worker.recorder.told.in_step(self._context, self._step, worker.modules)
         worker.modes.set(train)
         with torch.set_grad_enabled(train), worker.forward_context.norms.step():
             self._operate()

@@ -177,9 +177,9 @@ class StepRecord:
         index = len(self._began) - 1
         self._bus.note(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
 
-    def close(self, state: str) -> None:
-        """Record the end of the step on this worker: DONE or FAILED."""
-        self.row = {**self.row, "state": state}
+    def close(self, state: str, **more: float | None) -> None:
+        """Record the end of the step on this worker, DONE or FAILED, and more fields of its row."""
+        self.row = {**self.row, "state": state, **more}
         self.tell("StepEnded")
 
     def tell(self, kind: str) -> None:
@@ -214,12 +214,14 @@ class OpLog:
         agent.bus.register("ops", lambda: {key: row for logged in self._kept() for key, row in logged.rows().items()})
 
     def open(
-        self, step: int, plan: str, workers: Sequence[int], ideal: float | None, replica: int | None = None
+        self, step: int, plan: str, workers: Sequence[int], ideal: float | None, samples: int, replica: int | None
     ) -> StepRecord:
         """Begin a step, and drop the rows of steps long before it. `plan`: the operations here; `workers`: all that
-        take part; `ideal`: idle share of the schedule; `replica`: that of these stages, where there are several."""
+        take part; `ideal`: idle share of the schedule, None in evaluation, which drops no step that trains; `samples`:
+        of the batch; `replica`: that of these stages, where there are several."""
         # A list, because other threads read the dict; `pop` with a default, as two steps may begin at once.
-        for old in [number for number in list(self._steps) if number <= step - KEPT_STEPS]:
+        old_steps = [logged.row for logged in self._kept() if logged.row["step"] <= step - KEPT_STEPS]
+        for old in [row["step"] for row in old_steps if row["ideal"] is None or ideal is not None]:
             if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
                 logged.forget()
         row: Row = {
@@ -228,6 +230,7 @@ class OpLog:
             "workers": list(workers),
             "plan": plan.split(),
             "ideal": ideal,
+            "samples": samples,
             "replica": replica,
             "state": RUNNING,
         }

@@ -1,8 +1,8 @@
-"""The measured timeline of one pipeline step: how long the workers were idle, as text, picture and trace.
+"""The measured timeline of one pipeline step: its bubble, the idle share of the workers, as text, picture and trace.
 
 It is made from rows of the `ops` table alone, so a live panel, a saved record and the command line show the same. Times
 are the workers' own stamps, in seconds of one clock. `idle_ideal` simulates the same ops in the same order with equally
-fast stages and transfers that take no time: it is the idle share that this schedule cannot avoid.
+fast stages and transfers that take no time: it is the minimum, the bubble that this schedule cannot avoid.
 
 Rule: operations are also Chrome trace events for Perfetto, for one step alone and within the trace of a world.
 """
@@ -143,8 +143,8 @@ class Timeline:
     @property
     def chart(self) -> Chart:
         names = {worker: self.names.get(worker, f"worker{worker}") for worker in self.workers}
-        ideal = "" if self.idle_ideal is None else f" (ideal {self.idle_ideal:.1%})"
-        title = f"step {self.step}: {self.seconds * 1e3:.1f} ms, idle {self.idle:.1%}{ideal}"
+        minimum = "" if self.idle_ideal is None else f" (minimum {self.idle_ideal:.1%})"
+        title = f"step {self.step}: {self.seconds * 1e3:.1f} ms, bubble {self.idle:.1%}{minimum}"
         return chart(self.spans, names, title, self.running, " ms", 1e3)
 
 

@@ -15,6 +15,7 @@ import logging
 import os
 import queue
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from traceback import walk_stack
@@ -82,7 +83,15 @@ def _doing(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
 
 
 def _places(frame: FrameType) -> tuple[str, ...]:
-    return tuple(str(site) for site, _ in zip(creation_sites(frame), range(_MOST), strict=False))
+    sites = [site for site, _ in zip(creation_sites(frame), range(_MOST), strict=False)]
+    if all(site.code.co_filename.startswith(_STDLIB) for site in sites):  # a thread of this package
+        return ()
+    places = [str(site) for site in sites]
+    outermost = max((n for n, place in enumerate(places) if place.startswith("Cell ")), default=_MOST)
+    return tuple(places[: outermost + 1])  # without IPython's functions, which run the cell
+
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 Name = Callable[[int], str]
@@ -141,16 +150,18 @@ def _state(fact: Fact) -> str:
     return f"{words}, at {fact.places[0]}" if fact.places else words
 
 
-def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answer]) -> str:
-    """Describe the waits of a world: `members` by id and name, `found` with the replies of those that answered."""
+def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answer], only: str = "") -> str:
+    """Describe the waits of a world, or of `only` one member: `members` by id and name, `found` with their replies."""
     names = dict(members)
     facts = {fact.call: fact for said, _ in found.values() for fact in said}
     inquiry = Inquiry([])
     inquiry.answer(facts.values())
     lines = []
     for id_, member in members:
+        if only not in ("", member):
+            continue
         lines += _member(member, found.get(id_), facts, lambda at: names.get(at, f"worker {at}"))
-    if circle := inquiry.circle():
+    if not only and (circle := inquiry.circle()):
         lines.append(describe_cycle(circle, lambda at: names.get(at, f"worker {at}")))
     return "\n".join(lines)
 
@@ -163,7 +174,8 @@ def _member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], nam
         return [f"{name}: nothing to do, and no thread waits"]
     lines = [f"{name}:"]
     for other in others:
-        lines += [f"  {other.thread} waits", *describe_waits(other.needs, facts, names, "    "), *_stack(other.places)]
+        lines.append(f"  {other.thread} {'waits' if other.needs else 'runs'}")
+        lines += [*describe_waits(other.needs, facts, names, "    "), *_stack(other.places)]
     for fact in said:
         lines.append(f"  {fact.label}, a call of {names(fact.call.caller)}, {_state(fact)}")
         lines += [*describe_waits(fact.needs, facts, names, "    "), *_stack(fact.places[1:])]
@@ -175,6 +187,7 @@ def _stack(places: Iterable[str]) -> list[str]:
 
 
 ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"  # channels
+_THREADS = "threads"  # a question about all calls, and all threads of the user's program, also those that wait for none
 _ANSWER_SECONDS = 1.0
 _PATIENCE = 30.0
 _log = logging.getLogger("rpcbench")
@@ -202,6 +215,12 @@ class Watchdog:
         members = self._agent.members()
         found = self.ask({info.id: None for info in members})
         return DeadlockReport(deadlock_report([(info.id, info.name) for info in members], found))
+
+    def stacks(self, name: str) -> str:
+        """Report where the threads of one member are, waiting or not, with their stacks. Takes at most a second."""
+        members = [(info.id, info.name) for info in self._agent.members()]
+        at = self._agent.member(name).id
+        return deadlock_report(members, self.ask({id_: _THREADS if id_ == at else None for id_, _ in members}), name)
 
     # -- looking for circles
     def _long_wait(self, seconds: float) -> None:
@@ -251,7 +270,7 @@ class Watchdog:
 
     # -- asking
     def ask(self, questions: dict[int, Any]) -> dict[int, Answer]:
-        """Ask members about calls (None: about all). Return facts and other waiting threads, by member."""
+        """Ask members about calls (None: all; or `_THREADS`). Return facts and other waiting threads, by member."""
         number, answers = next(self._numbers), queue.SimpleQueue[tuple[int, Any]]()
         self._answers[number] = answers
         found: dict[int, Answer] = {}
@@ -277,14 +296,14 @@ class Watchdog:
         number, about = data
         everybody = threads()
         running = {doing.serving[1:]: doing for doing in everybody if doing.serving and doing.serving[0] is self._agent}
-        whole = about is None
+        threaded, whole = about == _THREADS, about in (None, _THREADS)
         if whole:
             about = self._agent.machine.ask(lambda node: list(node.calls.serving))
         facts = [fact for call in about if (fact := self._describe(call[0], call[1], running.get(tuple(call))))]
         others = [
             [doing.name, needs, doing.places]
             for doing in everybody
-            if whole and doing.serving is None and (needs := self._needs(doing.future))
+            if whole and doing.serving is None and ((needs := self._needs(doing.future)) or (threaded and doing.places))
         ]
         self._agent.notify(source, TOLD, [number, facts, others])
 

@@ -61,7 +61,7 @@ class Health:
         self._rows: Table = {}
         self._before: tuple[float, float] | None = None  # (time, CPU seconds) at the last request
         self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
-        self._process = psutil.Process()
+        self._process, self._ram = psutil.Process(), psutil.virtual_memory().total
         agent.bus.register("health", self.table)
         agent.on_notice(LOOK, self._asked)
 
@@ -82,8 +82,8 @@ class Health:
         peers = {str(peer): list(count) for peer, count in sorted(agent._peers.traffic().items())}
         return {
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu(), "memory": self._uss(),
-            "busy": agent._pool.busy, "waiting": agent._pool.waiting, "queued": agent.machine.ask(_queued),
-            "cells": self.cells(), "peers": peers,
+            "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
+            "queued": agent.machine.ask(_queued), "cells": self.cells(), "peers": peers,
         }  # fmt: skip
 
     def _cpu(self) -> float:

@@ -3,6 +3,7 @@
 - Members report only while this process has subscribers, and report messages only while one has subscribed to those.
 - A member's tables begin with a snapshot. A batch that is missing or incomplete leads to a new snapshot.
 - No function waits for a worker except `settle`, which also runs before this process leaves the world.
+- Once this process leaves, the world is that of the moment before: what follows is only the end, not the program.
 - `HealthPoller` requests the state of all members twice a second while it has subscribers, but never has two requests
   at one member: a busy or stopped member must not find a queue of them. The numbers of requests and answers give the
   duration of its silence.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply
@@ -92,6 +93,14 @@ class LatencyProbes:
         return self._changes.wait_for(lambda: number not in self._open, max(0.0, timeout))
 
 
+class Phase(NamedTuple):
+    """Whether a source of worlds still changes: `live`, `stopped` at a time in seconds since 1970, or a `record`."""
+
+    name: str
+    at: float = 0.0
+
+
+LIVE, RECORD = Phase("live"), Phase("record")
 Wake = Callable[[], None]
 SETTLE_SECONDS = 5.0
 """Default limit of waits for members' reports: a stopped process sends none."""
@@ -110,10 +119,13 @@ class Collector:
         self._wakes: dict[object, tuple[Wake, int]] = {}  # subscribers: callback, level
         self._level = QUIET  # the highest level of a subscriber
         self._probes = LatencyProbes(agent)
+        self._last: World | None = None  # the world before this process left it
+        self.phase = LIVE
         agent.on_notice(TELEMETRY, self._heard)
         agent.on_member(self._member)
         agent.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
-        agent.on_end.append(self._wake)
+        agent.on_leave.append(self._end)
+        agent.on_end.append(self._end)
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
         """Subscribe to changes.
@@ -138,7 +150,14 @@ class Collector:
             if not self._wakes:  # without a subscriber the tables would become stale
                 self._world.clear()
                 self._batch.clear()
+                self._last = None if self._last is None else {}
         self._listen()
+
+    def _end(self) -> None:
+        """Keep the world as it is now."""
+        if self._last is None:
+            self._last, self.phase = self.world(), Phase("stopped", time.time())
+        self._wake()
 
     def _listen(self) -> None:
         """Request the highest level of the subscribers from all members, if it has changed."""
@@ -148,7 +167,7 @@ class Collector:
             if level < MESSAGES:  # rows of messages would have gaps when a subscriber wants them again
                 for member in self._world.values():
                     member["tables"].pop("messages", None)
-                    member["missed"] = member["trimmed"] = 0
+                    member["missed"] = member["trimmed"] = member["sent"] = 0
         if level != before and self._agent.running:
             for info in self._agent.members():
                 self._watch(info.id)
@@ -156,13 +175,14 @@ class Collector:
     def world(self) -> World:
         """Return {worker id: {name, id, incarnation, state, tables, left_out, …}}; rows are never modified.
 
-        `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here. `epoch`:
-        time when the member's clock was 0, in seconds since 1970; None before its first report.
+        `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here; `sent`:
+        all that it has sent. `epoch`: seconds since 1970 when the member's clock was 0; None before its first report.
         """
-        over: dict[str, Any] = {} if self._agent.running else {"state": "left"}
+        if self._last is not None:
+            return self._last
         with self._lock:
             return {
-                id_: {**member, **over, "tables": {name: dict(rows) for name, rows in member["tables"].items()}}
+                id_: {**member, "tables": {name: dict(rows) for name, rows in member["tables"].items()}}
                 for id_, member in sorted(self._world.items())
             }
 
@@ -188,7 +208,7 @@ class Collector:
     def _empty(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
         told: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
-        return {**told, "left_out": 0, "missed": 0, "trimmed": 0, "clock": SHARED, "epoch": None}
+        return {**told, "left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None}
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
@@ -234,7 +254,9 @@ class Collector:
     def _apply(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
         """Apply a batch; return True where rows are missing before it or in it."""
         if self._level == MESSAGES:
-            member["trimmed"] += gather(member["tables"].setdefault("messages", {}), source, data["messages"])
+            trimmed, sent = gather(member["tables"].setdefault("messages", {}), source, data["messages"])
+            member["trimmed"] += trimmed
+            member["sent"] += sent
             member["missed"] += data["missed"]
             member["left_out"] += data["missed"]
         member["left_out"] += data["dropped"]
@@ -281,6 +303,10 @@ class TracedCollector:
     def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
         """As `Collector.settle`."""
         return self._collector.settle(timeout)
+
+    @property
+    def phase(self) -> Phase:
+        return self._collector.phase
 
     def world(self) -> World:
         """Return the collector's world without collectives that ended before the creation of this object."""
@@ -339,6 +365,10 @@ class HealthPoller:
             stop()
         return self._collector.settle(deadline - time.monotonic()) and told
 
+    @property
+    def phase(self) -> Phase:
+        return self._collector.phase
+
     def world(self) -> World:
         return self._collector.world()
 
@@ -354,7 +384,7 @@ class HealthPoller:
 
     def _ask(self) -> None:
         """Send a request to each member that has answered its last one."""
-        world = self._collector.world()
+        world = self._collector.world() if self._agent.running else {}
         with self._lock:
             self._question += 1
             free = [id_ for id_, one in world.items() if one["state"] in ("up", "suspect") and self._told(id_, one)]

@@ -15,11 +15,12 @@ came last, and how long the others waited for it.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rpcbench.base.ids import COUNTER_BITS, Id, Row, Table
+from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
 from rpcbench.runtime.events import MessageRow
 from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.views import View, World, everybody, rows_of
@@ -145,19 +146,34 @@ def _entries(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row
 KEPT = 10_000  # messages for each member, and in a view
 _COUNTER = (1 << COUNTER_BITS) - 1
 _ANSWERS = frozenset(("Result", "Failure"))
+# Messages by which members hold together or which panels cause: no program's, so they are not kept.
+_BENCH_KINDS = frozenset(("Join", "Refused", "View", "Ready", "Report", "Seen"))
+_BENCH_CHANNELS = frozenset(
+    ("look", "leave", "stop", "torchrun ends", "kill", "step.held", "waits.ask", "waits.told", "waits.break")
+)
+_UNHURRIED = frozenset(("UserDelete", "ReleaseContext", "ChildAccept", "ForkAccept", "Notice"))
+"""Kinds that nothing waits for: whoever leaves in good order may leave before they arrive."""
 
 
-def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> int:
-    """Add a member's reports of messages to its rows; drop the oldest beyond `KEPT`, and return how many."""
+def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> tuple[int, int]:
+    """Add a member's reports of messages to its rows, and drop the oldest beyond `KEPT`.
+
+    Returns:
+        The number of messages dropped, and the number of those that the member has sent and not reported before.
+    """
+    sent = 0
     for one in told:
         half = MessageRow(*one)
+        if half.kind in _BENCH_KINDS or (half.kind == "Notice" and half.label in _BENCH_CHANNELS):
+            continue
         source, to = (half.peer, member) if half.what == "received" else (member, half.peer)
         key = f"{source}>{to}.{half.seq:x}"
+        sent += half.what == "sent" and key not in rows
         rows[key] = _joined(rows.get(key), half, source, to)
     too_many = max(0, len(rows) - KEPT)
     for key in list(itertools.islice(rows, too_many)):
         del rows[key]
-    return too_many
+    return too_many, sent
 
 
 def _joined(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
@@ -169,19 +185,29 @@ def _joined(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
 
 def _row(half: MessageRow, source: int, to: int) -> Row:
     caller = to if half.kind in _ANSWERS else source  # the id of a call begins with the caller
-    call = "" if half.call is None else str(Id(caller, half.call & _COUNTER, half.call >> COUNTER_BITS))
+    call = "" if half.call is None else _call_id(caller, half.call)
     about = {"kind": half.kind, "from": source, "to": to, "label": half.label, "call": call, "rrefs": half.rrefs}
     context = str(half.context) if half.context else ""
     return {**about, "context": context, "bytes": half.bytes, "tries": 0, "sent": None, "received": None, "lost": None}
 
 
+def _call_id(caller: int, call: int) -> str:
+    if call & OWN:  # made by this package: a cell, or hidden
+        return f"{caller}{_OWN_CALL}{call & OWN - 1}"
+    return str(Id(caller, call & _COUNTER, call >> COUNTER_BITS))
+
+
+_OWN_CALL, _CELL = ".cell", "this cell"
+
+
 def messages_view(world: World) -> View:
     """Return messages in the order of sending, and collectives.
 
-    Sections: workers, messages, clocks; collectives and entries as in `collectives_view`. The state of a message is
-    `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: some reports of its
-    receiver were left out. `sent` and `received`: seconds of our clock, None without a report of that end. A reply has
-    the label of its call. Of more than `KEPT` messages the latest are shown, and the others counted as left out.
+    Sections: workers, messages, counts, clocks; collectives and entries as in `collectives_view`. The state of a
+    message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: its receiver
+    has left in good order, or some of its reports were left out. `sent` and `received`: seconds of our clock, None
+    without a report of that end. `words` describe it; a reply has the label of its call. Of more than `KEPT` messages
+    the latest are shown, and a row of `counts` has the number of `all`. Calls of this package are shown only for cells.
     """
     joined: Table = {}
     for state in world.values():
@@ -189,20 +215,19 @@ def messages_view(world: World) -> View:
             other = joined.get(key)
             mine = _on_our_clock(half, state, ("sent", "received", "lost"))
             joined[key] = mine if other is None else _both(other, mine)
-    order = sorted(joined, key=lambda key: _time(joined[key]))
-    cut = Counter(joined[key]["from"] for key in order[:-KEPT])
-    order = order[-KEPT:]
-    labels = {row["call"]: row["label"] for row in joined.values() if row["label"] and row["call"]}
+    calls = [row for row in joined.values() if row["call"] and row["kind"] not in _ANSWERS]
+    labels = {row["call"]: row["label"] or _rref(row) for row in calls}
+    own = {call for call, label in labels.items() if _OWN_CALL in call and label != _CELL}
+    program = [key for key, row in joined.items() if row["call"] not in own] if own else list(joined)
+    order = sorted(program, key=lambda key: _time(joined[key]))[-KEPT:]
     shown = {key: _shown(joined[key], labels, world) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
-
-    def left_out(worker: Row) -> int:
-        id_ = worker["id"]
-        return int(worker["left_out"] + world.get(id_, {}).get("trimmed", 0) + cut[id_])
-
+    cut = len(program) > KEPT or any(member.get("trimmed") for member in world.values())
+    sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
     return {
         **collectives_view(world),
-        "workers": {key: {**row, "left_out": left_out(row)} for key, row in everybody(world, mentioned).items()},
+        "workers": everybody(world, mentioned),
+        "counts": {"messages": {"all": sent}} if sent > len(shown) else {},
         "messages": shown,
     }
 
@@ -224,14 +249,58 @@ def _time(row: Row) -> float:
 
 
 def _shown(row: Row, labels: dict[str, str], world: World) -> Row:
-    return {**row, "label": row["label"] or labels.get(row["call"], ""), "state": _state(row, world)}
+    label = row["label"] or labels.get(row["call"], "")
+    words = plain_words(row["kind"], label or _rref(row))
+    return {**row, "label": label, "words": words, "state": _state(row, world)}
+
+
+def _rref(row: Row) -> str:
+    return f"RRef {row['rrefs'][0]}" if row["rrefs"] else ""
 
 
 def _state(row: Row, world: World) -> str:
     if row["received"] is not None:
         return "received"
-    ends = [world[end] for end in (row["from"], row["to"]) if end in world]
-    if row["lost"] is not None or len(ends) < 2 or any(end["state"] in ("lost", "left") for end in ends):
+    ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
+    if "lost" in ends or (row["lost"] is not None and not ("left" in ends and row["kind"] in _UNHURRIED)):
         return "lost"
-    receiver = world[row["to"]]  # if it has left reports out, the receipt may be among them
-    return "untold" if receiver.get("missed") or receiver.get("trimmed") else "under way"
+    receiver = world[row["to"]]  # if it has left, or has left reports out, the receipt may be among those
+    return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") else "under way"
+
+
+_WORDS = {  # the words of each kind; {}: the function, or the RRef
+    "Call": "call {}", "Create": "remote {}", "Fetch": "fetch {}", "Result": "result of {}", "Failure": "error of {}",
+    "Cancel": "cancel {}", "ForkRequest": "new user of {}", "ForkAccept": "confirmed user of {}",
+    "ChildAccept": "confirmed new user", "UserDelete": "release {}", "CreateFailed": "failed {}",
+    "Discover": "backward: find sends", "Discovered": "backward: found sends", "Gradients": "gradients",
+    "Settled": "gradients passed on", "BackwardFailed": "backward failed", "ReleaseContext": "release context",
+    "ContextParticipant": "part of context", "CancelDelivery": "cancel delivery", "DeliveryReport": "delivery report",
+}  # fmt: skip
+_PARCELS = {  # values between stages; see `pipeline.exchange`
+    "F": "activations of micro-batch {}", "B": "gradient of micro-batch {}", "T": "gradient of tied weight {}",
+    "A": "ready", "G": "address of the group", "R": "ready to commit", "O": "commit or abort",
+}  # fmt: skip
+_NOTICES = {
+    "cell": "output of a cell", "shown": "output is shown", "answer": "answer to input()", "heard": "interrupt handled",
+    "interrupt": "interrupt the cell", "comm": "message of a widget", "pipeline ends": "step is aborted",
+    "pipeline credits": "room for values", "pipeline rings": "shared memory", "pipeline values": "value is ready",
+}  # fmt: skip
+_PIPELINE_CALLS = {
+    "pipeline run": "pipeline step", "pipeline apply": "commit of a step", "pipeline stop": "stop of a step",
+    "pipeline learn": "optimizers", "pipeline made": "check that stages are made",
+}  # fmt: skip
+_PARCEL = re.compile(r"([A-Z])(\d*) for (.+)")
+
+
+@lru_cache(maxsize=4096)
+def plain_words(kind: str, about: str) -> str:
+    """Describe a message: `call train`, or `gradient of micro-batch 2 → stage 0`. `about`: its label, or its RRef."""
+    if kind == "Notice":
+        return _NOTICES.get(about, about)
+    if kind == "Parcel":
+        parts = _PARCEL.fullmatch(about)
+        return f"{_PARCELS.get(parts[1], parts[1]).format(parts[2])} → {parts[3]}" if parts else about
+    if about == _CELL and kind == "Call":
+        return "run this cell"
+    about, words = _PIPELINE_CALLS.get(about, about), _WORDS.get(kind, kind)
+    return words.format(about) if about else words.removesuffix(" {}").removesuffix(" of")

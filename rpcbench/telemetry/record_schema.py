@@ -17,6 +17,7 @@ _COUNT = r"(?:0|[1-9][0-9]{0,17})"  # one spelling for each number, so that no t
 NUMBER = re.compile(_COUNT)
 SECTION = re.compile(rf"{_COUNT} \w+|members")  # as "1 owned"
 _ID = re.compile(rf"{_COUNT}\..*", re.DOTALL)  # a worker, then a dot: views read the worker from it
+_CONTEXT = re.compile("[0-9]{1,20}")
 _PASS = {"pass": str, "state": str, "needed": int, "arrived": int, "waiting": int}
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -40,6 +41,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "graphs": {
         "leaves": [{"name": str, "shape": str, "bytes": int}], "more": int,
         "passes": [{"pass": str, "regions": int, "ran": int}],
+        "gradients?": int, "made?": float, "ended?": (None, float), "step?": int, "stages?": {NUMBER: [str]},
+        "sends?": [{"message": int, "to": int, "label": str, "shape": str, "bytes": int, "back": (None, float)}],
+        "recvs?": [{"message": int, "from": int}],
+        "parts?": [{"sends": [int], "recvs": [int], "ops": [str], "count": (None, int), "ran": [float]}],
     },
     "ops": {
         "step": int, "worker": int, "stage": int, "op": str, "microbatch": int, "begin": float, "end": (None, float),
@@ -47,7 +52,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "steps": {
         "step": int, "worker": int, "workers": [int], "plan": [str], "ideal": (None, float),
-        "replica?": (None, int), "state": str,
+        "replica?": (None, int), "state": str, "samples?": int, "loss?": (None, float),
     },
     "messages": {
         "kind": str, "from": int, "to": int, "label": str, "call": str, "rrefs": [str], "context": str, "bytes": int,
@@ -64,7 +69,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip
 """The fields of each table that views read; rows of other tables may have any."""
-KEYS = {"members": NUMBER, "launched": NUMBER, "owned": _ID}
+KEYS = {"members": NUMBER, "launched": NUMBER, "owned": _ID, "contexts": _CONTEXT, "graphs": _CONTEXT}
 """Patterns of those keys of rows that views parse."""
 
 

@@ -34,7 +34,7 @@ from typing import Any
 from rpcbench.base.conditions import Event, Listeners
 from rpcbench.base.ids import MESSAGES
 from rpcbench.telemetry import collector as collect
-from rpcbench.telemetry.collector import Collector
+from rpcbench.telemetry.collector import RECORD, Collector
 from rpcbench.telemetry.message_views import began_since
 from rpcbench.telemetry.record_schema import fault, frame_fault
 from rpcbench.telemetry.views import Delta, View, World, diff, patch
@@ -59,6 +59,8 @@ def save_text(path: str | Path, text: str) -> Path:
 
 class Still:
     """A source of worlds, for panels, that never changes."""
+
+    phase = RECORD
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -181,6 +183,8 @@ class Cleaner:
 
 class Player:
     """A record as a source of worlds, positioned at one of its frames."""
+
+    phase = RECORD
 
     def __init__(self, record: Record) -> None:
         self.record = record

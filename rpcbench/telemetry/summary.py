@@ -9,13 +9,18 @@ from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.views import View
 
+MESSAGE_STATES = {"under way": "in flight", "lost": "lost", "untold": "no report"}
+"""The states of messages that have not arrived, in words."""
 LINES = 12  # so that a cell's output fits a screen
 
 
 def text(view: View) -> str:
     """Return a view as text. Raises ValueError for a dict that is not a view of `rpcbench.telemetry`."""
     # One section that only this view has identifies it.
-    kinds = {"rrefs": _rrefs, "contexts": _contexts, "steps": _steps, "messages": _messages, "logs": _how_they_are}
+    kinds = {
+        "rrefs": _rrefs, "contexts": _contexts, "steps": _steps, "messages": _messages, "logs": _how_they_are,
+        "held": _held,
+    }  # fmt: skip
     for section, write in kinds.items():
         if section in view:
             first, lines = write(view)
@@ -57,33 +62,37 @@ def _context_line(row: Row, left: int) -> str:
         f"{counted(row['sends'], 'send')}, {counted(row['recvs'], 'recv')}, {counted(row['gradients'], 'gradient')}"
     )
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
-    return f"  context {row['context']} on {counted(row['workers'], 'worker')}: {counts}{backward}"
+    state = "" if row["ended"] is None else ", released"
+    return f"  context {row['context']} on {counted(row['workers'], 'worker')}: {counts}{backward}{state}"
 
 
 def _steps(view: View) -> tuple[str, list[str]]:
-    lines = [_step_line(row) for row in view["steps"].values()]
+    lines = [f"  {step_line(row)}" for row in view["steps"].values()]
     return f"{_workers(view)}, {counted(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
 
 
-def _step_line(row: Row) -> str:
-    ideal = "" if row["ideal"] is None else f" (ideal {row['ideal']:.1%})"
-    idle = "" if row["idle"] is None else f", idle {row['idle']:.1%}{ideal}"
+def step_line(row: Row) -> str:
+    """Return a pipeline step as text: `step 3 (complete): 32 ops in 9.1 ms, bubble 25.0% (minimum 11.1%), loss 0.5`."""
+    minimum = "" if row["minimum"] is None else f" (minimum {row['minimum']:.1%})"
+    bubble = "" if row["bubble"] is None else f", bubble {row['bubble']:.1%}{minimum}"
+    loss = "" if row["loss"] is None else f", loss {row['loss']:.4g}"
     span = (row["end"] - row["begin"]) * 1e3
-    return f"  step {row['step']} ({row['state']}): {counted(row['ops'], 'op')} in {span:.1f} ms{idle}"
+    return f"step {row['step']} ({row['state']}): {counted(row['ops'], 'op')} in {span:.1f} ms{bubble}{loss}"
 
 
 def _messages(view: View) -> tuple[str, list[str]]:
     every, together = view["messages"].values(), view["collectives"].values()
     rows = [row for row in every if row["kind"] != "Notice"]  # output of cells and the like is counted, not listed
     states = Counter(row["state"] for row in rows)
-    marks = "".join(f", {states[state]} {state}" for state in ("under way", "lost") if states[state])
+    marks = "".join(f", {states[state]} {word}" for state, word in MESSAGE_STATES.items() if states[state])
     # Times are relative to the first row: the workers' monotonic clocks have an arbitrary origin.
     began = min([*(when(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
     lines = [(when(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
     done = f", {counted(len(together), 'collective')}" if together else ""
     notices = f", {counted(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
-    first = f"{_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}"
+    cut = "".join(f", last {len(every):,} of {row['all']:,} shown" for row in view["counts"].values())
+    first = f"{_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}{cut}"
     return first, [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
@@ -104,9 +113,8 @@ def collective(row: Row, name: Callable[[int], str]) -> str:
 
 def _message_line(workers: Table, row: Row, began: float) -> str:
     ends = f"{_name(workers, row['from'])} → {_name(workers, row['to'])}"
-    label = f" {row['label']}" if row["label"] else ""
-    state = "" if row["state"] == "received" else f" ({row['state']})"
-    return f"  {(when(row) - began) * 1e3:8.1f} ms  {ends}: {row['kind']}{label}{state}"
+    state = "" if row["state"] == "received" else f" ({MESSAGE_STATES[row['state']]})"
+    return f"  {(when(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
 
 
 def when(row: Row) -> float:
@@ -118,17 +126,37 @@ def _how_they_are(view: View) -> tuple[str, list[str]]:
     rows = view["workers"].values()
     failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
     up = sum(row["state"] == "up" for row in rows)
-    return f"{_workers(view)}, {up} up", [_worker_line(row) for row in rows] + failed
+    return f"{_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
 
 
 def _worker_line(row: Row) -> str:
     start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
-    what = row["ended"] or (row["state"] if row["state"] != "up" else row["doing"] or "no report yet")
     if row["cpu"] is None:
-        return f"  {row['name']}{start}: {what}"
+        return f"  {row['name']}{start}: {now(row)}"
     memory = "" if row["memory"] is None else f", {row['memory'] / 1e6:.0f} MB"
     threads = f", {row['busy']} busy, {row['waiting']} waiting, {row['queued']} queued"
-    return f"  {row['name']}{start}: {what}, cpu {row['cpu']:.0%}{memory}{threads}"
+    return f"  {row['name']}{start}: {now(row)}, cpu {row['cpu']:.0%}{memory}{threads}"
+
+
+_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "no report yet"}
+_STATES = {"left": "stopped", "stopped": "suspended", "suspect": "does not respond", "starts": "starts"}
+
+
+def now(row: Row) -> str:
+    """Return a worker's activity, or its end, in a few words."""
+    if row["state"] == "lost":
+        return f"lost: {row['ended']}" if row["ended"] else "lost"
+    if row["state"] != "up":
+        return _STATES[row["state"]]
+    doing = f"silent for {row['silent']} s" if row["doing"] == "silent" else _DOING[row["doing"]]
+    return f"{doing} for {row['awaits']}" if row["doing"] == "waits" and row["awaits"] else doing
+
+
+def _held(view: View) -> tuple[str, list[str]]:
+    state, rows = view["stepper"]["0"], [view["held"][str(n)] for n in view["stepper"]["0"]["order"]]
+    first = f"{counted(len(rows), 'message')} held" if state["on"] else "no message is held any more"
+    lines = [f"  {row['n']:>3}  {row['sender']} → {row['to']}  {row['words']}" for row in rows]
+    return f"{first}; {state['delivered']} delivered, {state['dropped']} dropped", lines
 
 
 def _workers(view: View) -> str:
@@ -136,7 +164,7 @@ def _workers(view: View) -> str:
 
 
 def _left_out(view: View) -> str:
-    lost = sum(worker["left_out"] for worker in view["workers"].values())
+    lost = sum(worker["left_out"] for worker in view.get("workers", {}).values())
     return f" ({counted(lost, 'event')} left out)" if lost else ""
 
 

@@ -5,16 +5,20 @@ They are drawn in Python, as nbclient and scripts have no browser. A view withou
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpcbench.base.charts import Columns, Picture, as_html, columns, heads, short
+from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
+from rpcbench.runtime.handles import class_of
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.summary import by_number, text, when
+from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, now, step_line, text, when
 from rpcbench.telemetry.views import View
 
 # All lengths are in pixels of the picture.
@@ -26,7 +30,6 @@ _HEADS = {
     _BYTES: "sent, received",
 }  # fmt: skip
 _BAR, _SQUARES = 40, 6  # width of a bar; squares for threads, at most
-_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "no report yet"}
 
 
 def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
@@ -61,15 +64,6 @@ def _worker(picture: Picture, row: Row, largest: int, y: float) -> None:
         _threads(picture, row["busy"], row["waiting"] or 0, y)
         picture.text(_QUEUE, y, row["queued"])
         picture.text(_BYTES, y, f"{row['sent'] / 1e6:.1f} MB, {row['received'] / 1e6:.1f} MB")
-
-
-def now(row: Row) -> str:
-    """Return a worker's activity, or its end, in a few words."""
-    if row["state"] == "lost":
-        return f"lost: {row['ended']}" if row["ended"] else "lost"
-    if row["state"] != "up":
-        return str(row["state"])
-    return f"silent for {row['silent']} s" if row["doing"] == "silent" else _DOING[row["doing"]]
 
 
 def _bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
@@ -113,9 +107,8 @@ def draw_messages(picture: Picture, view: View, at: Columns) -> None:
     for n, row in enumerate(drawn):
         y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
         picture.text(66, y1 + 4, f"{(when(row) - began) * 1e3:.1f} ms", "note end")
-        words = f"{row['kind']} {row['label']}".strip()
         # 6.4 is the width of a letter: the label ends before the first lifeline.
-        picture.text(76, y1 + 4, short(words, int((at.left + at.step / 2 - 84) / 6.4)))
+        picture.text(76, y1 + 4, short(row["words"], int((at.left + at.step / 2 - 84) / 6.4)))
         (_meeting if "came" in row else _message)(picture, row, at, y1, y2)
     rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
 
@@ -128,7 +121,7 @@ def _meetings(view: View) -> list[Row]:
         came.setdefault(entry["collective"], []).append(entry["worker"])
     return [
         {
-            **row, "kind": "", "label": f"{row['op']} #{row['number']}", "sent": row["begin"], "received": None,
+            **row, "kind": "", "words": f"{row['op']} #{row['number']}", "sent": row["begin"], "received": None,
             "came": came[key], "missing": [ids[name] for name in row["missing"] if name in ids],
         }
         for key, row in view["collectives"].items()
@@ -153,16 +146,22 @@ def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> Non
 
 def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
     x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
+    colour = "purple" if row["words"].startswith("gradient") else colour
     if x1 == x2:  # a message to itself is a hook at its lifeline
         low = max(y2, y1 + 7)
         picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
         picture.tip(x1 + 1, low, -1, 0, colour)
     elif row["state"] == "received":
-        picture.arrow(x1, y1, x2, y2, colour)
+        # Level up to the last gap, as in panels/messages.js: so it passes through no end of another message.
+        far = y1 != y2 and abs(x2 - x1) > 1.5 * at.step
+        bend = x2 - math.copysign(at.step, x2 - x1) if far else x1
+        if far:
+            picture.line(x1, y1, bend, y1, f"line s-{colour}")
+        picture.arrow(bend, y1, x2, y2, colour)
     else:  # lost or in transit: the arrow ends short of the receiver
         end = x1 + 0.72 * (x2 - x1)
         picture.arrow(x1, y1, end, y2, colour, "dashed")
-        picture.text(at.width - 12, y1 + 4, row["state"], "note end")
+        picture.text(at.width - 12, y1 + 4, MESSAGE_STATES[row["state"]], "note end")
 
 
 _KINDS = {  # colours by kind of message, as in panels/messages.js
@@ -220,8 +219,8 @@ class Snapshot:
 
 
 def _drawn(view: View, words: str) -> str:
-    title, draw = next((found for section, found in _DRAWINGS.items() if section in view), ("Members", None))
-    at = columns(view["workers"])
+    title, draw = next((found for section, found in _DRAWINGS.items() if section in view), ("Held messages", None))
+    at = columns(view.get("workers", {}), 290 if "messages" in view else 176)
     picture = Picture(at.width, title, words)
     picture.text(12, _TITLE, title, "strong")
     if draw is None:
@@ -240,12 +239,15 @@ def _rrefs(picture: Picture, view: View, at: Columns) -> None:
     forks: dict[str, list[Row]] = {}
     for fork in view["forks"].values():
         forks.setdefault(fork["rref"], []).append(fork)
+    kinds = dict.fromkeys(class_of(view["rrefs"][key]["type"]) for key in keys)
+    colours = dict(zip(kinds, itertools.cycle(("blue", "purple", "green", "amber")), strict=False))
     for n, key in enumerate(keys[:MOST]):
-        _rref(picture, view["rrefs"][key], forks.get(key, []), at, at.top + n * ROW)
+        rref = view["rrefs"][key]
+        _rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, colours[class_of(rref["type"])])
     rest(picture, len(keys), MOST, at.top + MOST * ROW)
 
 
-def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) -> None:
+def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
     middle, owner = y + ROW / 2, at.x(rref["owner"])
     picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
     picture.text(78, middle + 4, short(rref["type"] or "type unknown", int((at.left + at.step / 2 - 98) / 6.8)), "note")
@@ -254,16 +256,16 @@ def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) 
             picture.line(owner, middle, at.x(fork["holder"]), middle, "line s-dim")
         elif fork["holder"] != rref["owner"] and fork["state"] in _WAYS:
             picture.arrow(at.x(fork["holder"]), middle, owner, middle, _WAYS[fork["state"]], "dashed")
-    colour = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], "blue")
-    picture.rect(owner - 7, middle - 7, 14, 14, f"f-{colour}")
+    own = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], colour)
+    picture.rect(owner - 7, middle - 7, 14, 14, f"f-{own}")
     for fork in forks:  # after the owner's square, which is wider; a fork of the owner itself is beside it
         beside = 16 if fork["holder"] == rref["owner"] else 0
-        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], "f-dim"))
+        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], f"f-{colour}"))
     picture.text(at.width - 12, middle + 4, rref["state"], "note end")
 
 
 _WAYS = {"pending": "orange", "deleting": "dim"}  # messages to the owner that are in transit
-_FORKS = {"confirmed": "f-green", "pending": "paper line s-orange", "deleting": "paper line s-dim"}
+_FORKS = {"listed": "f-dim", "pending": "paper line s-orange", "deleting": "paper line s-dim"}
 
 
 # -- autograd contexts
@@ -281,24 +283,49 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
 
     picture.rect(4, y, at.width - 8, 1, "plate")
     picture.text(12, y + 18, key, "code strong")
+    if view["contexts"][key]["ended"] is not None:
+        picture.text(12, y + 34, "released", "note")
     for member in of("members"):
         picture.text(at.x(member["worker"]), y + 18, f"{member['gradients']} gradients", "note middle")
     y += ROW + 4
+    y += ROW * max([_operations(picture, rows, at, y) for rows in _by_worker(of("parts"))], default=0)
     for link in of("links"):
         x1, x2, state = at.x(link["from"]), at.x(link["to"]), link["state"]
         count = f"{link['sent']} sent, {link['received']} received"
-        colour, line, note = ("blue", "", "") if state == "paired" else ("orange", "dashed", f" ({state})")
+        colour, line, note = ("blue", "", "") if state == "paired" else ("blue", "dashed", f" ({state})")
         picture.text(12, y + 15, count + note, "note")
         picture.arrow(x1, y + 11, x2, y + 11, colour, line)
-        y += ROW
-    for one in of("passes"):
-        x, share = at.x(one["worker"]), one["arrived"] / max(1, one["needed"])
-        picture.rect(x - 30, y + 7, 60, 7, "plate")
-        picture.rect(x - 30, y + 7, 60 * min(1.0, share), 7, "f-purple")
-    if of("passes"):
-        picture.text(12, y + 15, "gradients arrived", "note")
+        ends = link["from"], link["to"]
+        if back := sum(message["back"] for message in of("messages") if (message["from"], message["to"]) == ends):
+            y += ROW
+            picture.text(12, y + 15, f"{counted(back, 'gradient')} back", "note")
+            picture.arrow(x2, y + 11, x1, y + 11, "orange")
         y += ROW
     return y + 6
+
+
+_MOST_PARTS = 4  # of one worker
+
+
+def _by_worker(parts: list[Row]) -> list[list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for part in parts:
+        found.setdefault(part["worker"], []).append(part)
+    return list(found.values())
+
+
+def _operations(picture: Picture, parts: list[Row], at: Columns, y: float) -> int:
+    """Draw the operations of a worker, filled if they have run backward; return the number of rows."""
+    wide = at.step - 8
+    for n, part in enumerate(parts[:_MOST_PARTS]):
+        ran, top = part["state"] == "ran", y + n * ROW
+        names = ", ".join(op.partition(" ")[0] for op in part["ops"]) or "passed on"
+        if n == _MOST_PARTS - 1 and len(parts) > _MOST_PARTS:
+            names, ran = f"… {len(parts) - n} more parts", False
+        picture.rect(at.x(part["worker"]) - wide / 2, top + 2, wide, 17, "f-amber" if ran else "plate")
+        ink = "on-amber middle" if ran else "middle"
+        picture.text(at.x(part["worker"]), top + 15, short(names, int(wide / 6.8)), ink)
+    return min(len(parts), _MOST_PARTS)
 
 
 # -- pipeline
@@ -307,13 +334,12 @@ def _steps(picture: Picture, view: View, at: Columns) -> None:
     if not drawn:
         return
     steps = sorted((row for row in view["steps"].values() if row["step"] in drawn), key=lambda row: float(row["begin"]))
-    # The latest complete step, if there is one: a running step has no end and no idle share yet.
-    step = next((row for row in reversed(steps) if row["state"] == "complete"), steps[-1])
+    # The last finished step that trains, as in the panel; else the last complete one.
+    ended = [row for row in steps if row["state"] != "running"]
+    step = next((row for row in reversed(ended) if row["trains"]), [*steps[-1:], *ended][-1])
     names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
     timeline = Timeline.of(view["ops"].values(), step["step"], now=step["end"], names=names)
-    idle = "" if step["idle"] is None else f", idle {step['idle']:.1%}"
-    title = f"step {step['step']} ({step['state']}): {timeline.seconds * 1e3:.1f} ms{idle}"
-    replace(timeline.chart, title=title).draw(picture, at.width - 140)
+    replace(timeline.chart, title=step_line(step)).draw(picture, at.width - 140)
 
 
 # One section that only this view has, its title, and the function that draws it; see `summary.text`.

@@ -349,7 +349,8 @@ def _later(member: dict[str, Any], before: dict[str, Any], began: float) -> dict
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})
     tables["messages"] = {key: row for key, row in rows.items() if _first(row) >= began}
-    counts = {name: max(0, member[name] - before.get(name, 0)) for name in ("left_out", "missed", "trimmed")}
+    names = ("left_out", "missed", "trimmed", "sent")
+    counts = {name: max(0, member.get(name, 0) - before.get(name, 0)) for name in names}
     if len(tables["messages"]) < len(rows):  # older rows are still there, so no row of the block was trimmed
         counts["trimmed"] = 0
     return {**member, **counts, "tables": tables}

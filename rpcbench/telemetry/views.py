@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpcbench.base.ids import Row, Table
+from rpcbench.base.ids import COUNTER_BITS, Row, Table
 from rpcbench.pipeline.timeline import idle_share
 
 World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
@@ -135,13 +135,27 @@ def patch(old: View, delta: Delta) -> View:
     return new
 
 
-def autograd_view(world: World) -> View:
-    """Return the records of autograd contexts. Sections: workers, contexts, members, links, passes, leaves.
+CONTEXTS_DRAWN = 4  # latest contexts with messages and parts
+MESSAGES_DRAWN = 64  # of one worker in one context
+_UNSEEN: Row = {  # a row of the table "graphs" of a context that nobody watched
+    "leaves": [], "gradients": 0, "passes": [], "made": None, "ended": None, "sends": [], "recvs": [], "parts": [],
+    "step": None, "stages": {},
+}  # fmt: skip
 
-    `members` (key `context/worker`): sends, recvs and gradients of one worker. `links` (`context/from>to`): messages
-    `sent` and `received` between two workers, `open`: how many lack the other half; `state` is `paired`, `open` (the
-    other half will come) or `lost` (its worker is lost). `passes` (`context/pass/worker`): gradients `needed`,
-    `arrived` and `left`, and how many of the worker's `regions` have run (None before it has cut its graph). `leaves`
+
+def autograd_view(world: World) -> View:
+    """Return the records of autograd contexts. Sections: workers, contexts, members, links, messages, parts, passes,
+    leaves.
+
+    `contexts`: their totals; `ended` is None while it is open; a released one stays for a while, with its last numbers
+    and nothing in flight (`open`). `step`: that of its pipeline. `members` (key `context/worker`): sends, recvs and
+    gradients of one worker. `links` (`context/from>to`): messages `sent` and `received` between two workers, `open`:
+    how many lack the other half; `state` is `paired`, `open` (the other half will come) or `lost` (it will not).
+    `messages` (`context/message`): those of the latest contexts, with the number `fired` of gradients that were sent
+    back and `back` of those that came; in a pipeline one row for all micro-batches. `parts` (`context/worker/place`):
+    operations of the local graph, see `rpcbench.autograd.graph_events`; `state` is empty, `runs`, `ran` or `failed`,
+    and `begin` and `seconds` are None before. `passes` (`context/pass/worker`): gradients `needed`, `arrived` and
+    `left`, and how many of the worker's `regions` have run (None before it has cut its graph). `leaves`
     (`context/worker/place`): name (or ""), shape and bytes of each leaf whose gradient a worker holds and lists.
     """
     contexts: Table = {}
@@ -151,9 +165,11 @@ def autograd_view(world: World) -> View:
     sent: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     received: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     up = living(world)
-    graphs = {(worker, key): row for worker, key, row in rows_of(up, "graphs")}
-    for worker, key, row in rows_of(up, "contexts"):
-        graph = graphs.get((worker, key))
+    graphs = {(worker, key): {**_UNSEEN, **row} for worker, key, row in rows_of(up, "graphs")}
+    told = {(worker, key): row for worker, key, row in rows_of(up, "contexts")}
+    over = {pair: {**row, "passes": []} for pair, row in graphs.items() if row["ended"] is not None}
+    for (worker, key), row in {**over, **told}.items():
+        graph = graphs.get((worker, key), _UNSEEN)
         members[f"{key}/{worker}"] = _member(key, worker, row)
         for send in row["sends"]:
             sent[key, worker, send["to"]].add(send["message"])
@@ -161,20 +177,30 @@ def autograd_view(world: World) -> View:
             received[key, recv["from"], worker].add(recv["message"])
         for one in row["passes"]:
             passes[f"{key}/{one['pass']}/{worker}"] = _pass(key, worker, one, graph)
-        for place, leaf in enumerate(graph["leaves"] if graph else ()):
+        for place, leaf in enumerate(graph["leaves"]):
             leaves[f"{key}/{worker}/{place}"] = {"context": key, "worker": worker, "place": place, **leaf}
         _count(contexts.setdefault(key, _context(key)), row)
+        _date(contexts[key], graph, _ahead(world, worker))
+    for key in {known for _, known in told}:
+        if (int(key) >> COUNTER_BITS, key) not in over:
+            contexts[key]["ended"] = None  # its maker holds it, or is not here to tell
     pairs = {pair: (sent[pair], received[pair]) for pair in sent.keys() | received.keys()}
-    links = {f"{key}/{a}>{b}": _link(key, a, b, *halves, world) for (key, a, b), halves in pairs.items()}
+    links = {f"{key}/{a}>{b}": _link(contexts[key], a, b, *halves, world) for (key, a, b), halves in pairs.items()}
     for link in links.values():
         contexts[link["context"]]["open"] += link["open"] if link["state"] == "open" else 0
     workers = everybody(world, {end for _, *ends in pairs for end in ends})
-    found = {"workers": workers, "contexts": contexts, "members": members, "links": links, "passes": passes}
-    return {**found, "leaves": leaves}
+    latest = sorted(contexts, key=lambda key: float(contexts[key]["made"] or 0))[-CONTEXTS_DRAWN:]
+    drawn = {pair: row for pair, row in graphs.items() if pair[1] in latest and row["made"] is not None}
+    runs = {pair for pair, row in told.items() if row["passes"] or graphs.get(pair, _UNSEEN)["step"] is not None}
+    parts = {key: row for pair, graph in drawn.items() for key, row in _parts(world, *pair, graph, pair in runs)}
+    messages = _messages(drawn, received, parts)
+    found = {"workers": workers, "contexts": contexts, "members": members, "links": links, "messages": messages}
+    return {**found, "parts": parts, "passes": passes, "leaves": leaves}
 
 
 def _context(key: str) -> Row:
-    return {"context": key, "workers": 0, "sends": 0, "recvs": 0, "open": 0, "gradients": 0, "passes": 0}
+    counts = {"workers": 0, "sends": 0, "recvs": 0, "open": 0, "gradients": 0, "passes": 0}
+    return {"context": key, **counts, "made": None, "ended": None, "step": None}
 
 
 def _count(context: Row, row: Row) -> None:
@@ -186,30 +212,107 @@ def _count(context: Row, row: Row) -> None:
     context["passes"] = max(context["passes"], len(row["passes"]))
 
 
+def _date(context: Row, graph: Row, ahead: float) -> None:
+    """Add when a worker has made a context and released it, in seconds of our clock, and its pipeline's step."""
+    if graph["made"] is not None:
+        context["made"] = min(graph["made"] - ahead, context["made"] or math.inf)
+    if graph["ended"] is not None:
+        context["ended"] = max(graph["ended"] - ahead, context["ended"] or -math.inf)
+    context["step"] = context["step"] if graph["step"] is None else graph["step"]
+
+
+def _ahead(world: World, worker: int) -> float:
+    return float((*world[worker].get("clock", ()), 0.0)[0])
+
+
 def _member(key: str, worker: int, row: Row) -> Row:
     counts = {"sends": len(row["sends"]), "recvs": len(row["recvs"]), "gradients": row["gradients"]}
     return {"context": key, "worker": worker, **counts}
 
 
-def _pass(key: str, worker: int, one: Row, graph: Row | None) -> Row:
+def _pass(key: str, worker: int, one: Row, graph: Row) -> Row:
     counts = {name: one[name] for name in ("state", "needed", "arrived", "waiting")}
     left = max(0, one["needed"] - one["arrived"])
-    known = [cut for cut in (graph["passes"] if graph else ()) if cut["pass"] == one["pass"]]
+    known = [cut for cut in graph["passes"] if cut["pass"] == one["pass"]]
     regions, ran = (known[0]["regions"], known[0]["ran"]) if known else (None, None)
     return {
         "context": key, "pass": one["pass"], "worker": worker, **counts, "left": left, "regions": regions, "ran": ran,
     }  # fmt: skip
 
 
-def _link(key: str, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
+def _link(context: Row, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
     halves = len(sent ^ received)
-    state = "paired" if not halves else "open" if is_up(world, source) and is_up(world, to) else "lost"
+    comes = context["ended"] is None and is_up(world, source) and is_up(world, to)
+    state = "paired" if not halves else "open" if comes else "lost"
     counts = {"sent": len(sent), "received": len(received), "open": halves}
-    return {"context": key, "from": source, "to": to, "state": state, **counts}
+    return {"context": context["context"], "from": source, "to": to, "state": state, **counts}
+
+
+def _parts(world: World, worker: int, key: str, graph: Row, lives: bool) -> Iterator[tuple[str, Row]]:
+    """Yield the parts of one worker's graph; of a pipeline's step one for each stage, with its operations' times."""
+    rows = graph["parts"] if graph["step"] is None else _stages(world[worker], graph)
+    for place, part in enumerate(rows):
+        begin, end = (*part["ran"], None, None)[:2]
+        state = "" if begin is None else "ran" if end is not None else "runs" if lives else "failed"
+        names = {name: [str(message) for message in part[name]] for name in ("sends", "recvs")}
+        yield f"{key}/{worker}/{place}", {
+            "stage": None, "done": 0, "times": 1, "seconds": end - begin if state == "ran" else None, **part, **names,
+            "context": key, "worker": worker, "place": place, "state": state,
+            "ran": [time - _ahead(world, worker) for time in part["ran"]],
+        }  # fmt: skip
+
+
+def _stages(member: dict[str, Any], graph: Row) -> Iterator[Row]:
+    ops = [op for op in _table(member, "ops").values() if op["step"] == graph["step"]]
+    for stage, names in graph["stages"].items():
+        own = [op for op in ops if op["stage"] == int(stage)]
+        back = [op for op in own if op["op"] in ("B", "I", "W")]
+        done, times = (sum(op["end"] is not None for op in own if op["op"] in kinds) for kinds in ("BI", "F"))
+        ran = [min(op["begin"] for op in back)] if back else []
+        ran += [max(op["end"] for op in back)] if 0 < times == done and all(op["end"] for op in back) else []
+        seconds = sum(op["end"] - op["begin"] for op in back) if len(ran) == 2 else None
+        yield {
+            "stage": int(stage), "sends": [], "recvs": [], "ops": names, "count": len(names), "done": done,
+            "times": times, "ran": ran, "seconds": seconds,
+        }  # fmt: skip
+
+
+def _messages(
+    graphs: dict[tuple[int, str], Row], received: dict[tuple[str, int, int], set[int]], parts: Table
+) -> Table:
+    """Return the messages of contexts, with the gradients that came back for them."""
+    fired = {(row["context"], recv) for row in parts.values() if row["state"] == "ran" for recv in row["recvs"]}
+    done = {(row["context"], row["worker"], row["stage"]): row["done"] for row in parts.values()}
+    found: Table = {}
+    for (worker, key), graph in graphs.items():
+        for send in graph["sends"][:MESSAGES_DRAWN]:
+            message, to = str(send["message"]), send["to"]
+            stage = None if graph["step"] is None else _stage_in(send["label"])
+            name = message if stage is None else f"{worker}>{to} stage {stage}"
+            row = found.setdefault(f"{key}/{name}", {
+                "context": key, "message": name, "from": worker, "to": to, "label": send["label"],
+                "shape": send["shape"], "stage": stage, "bytes": 0, "sent": 0,
+                "received": 0, "fired": 0, "back": 0,
+            })  # fmt: skip
+            row["bytes"] += send["bytes"]
+            row["sent"] += 1
+            row["received"] += send["message"] in received[key, worker, to]
+            row["fired"] += send["back"] is not None or (key, message) in fired
+            row["back"] += send["back"] is not None
+            if stage is not None:  # a stage's gradients are those of its operations
+                row["fired"] = row["back"] = min(row["sent"], done.get((key, to, stage), 0))
+    return found
+
+
+def _stage_in(label: str) -> int | None:
+    """Return the stage that a message of a pipeline is for, see `rpcbench.pipeline.exchange.Slot`."""
+    number = label.rpartition(" stage ")[2]
+    return int(number) if number.isdecimal() and len(number) < 9 else None
 
 
 STEPS_DRAWN = 4  # latest steps with operations and lanes
 STEPS_LISTED = 8  # latest steps in the list
+_UNTRAINED_DRAWN = 2  # latest evaluations, which do not displace steps that train
 _UNTOLD = "untold"  # a worker left before it reported the end of the step
 
 
@@ -217,20 +320,22 @@ def pipeline_view(world: World) -> View:
     """Return the place of each micro-batch. Sections: workers, steps, lanes, ops.
 
     `steps`: the latest steps. The `state` is `complete` once all workers have reported so; `failed` where an operation
-    has raised, the step was cancelled or a worker is lost; else `running`. `idle` is the measured share of a complete
-    step, and `ideal` the share that the schedule cannot avoid. `ops`: the operations of the latest few steps, times in
-    monotonic seconds, `end` None while one runs; `held`: bytes of activations that its stage holds after it. `lanes`
+    has raised, the step was cancelled or a worker is lost; else `running`. `trains`: False for evaluation. `bubble` is
+    the measured idle share of a complete step, and `minimum` the share that the schedule cannot avoid. `loss` and
+    `samples` are those of the batch. `ops`: the operations of the latest few steps, times in monotonic seconds, `end`
+    None while one runs; `held`: bytes of activations that its stage holds after it. `lanes`
     (`step/worker`): sums for a worker: its stages, their `replica` if there are several, number of operations `done`
     of those `planned`, the `next` one while it waits for input, share `busy`, bytes `held` now and at `peak`.
     """
     # By time, not by number: a new pipeline counts its steps from 0 again.
     found = sorted(_gathered(world).values(), key=lambda step: step.begin)
     known = [(row, step) for step in found if (row := _step(step, world))["state"] != _UNTOLD]
-    steps = {str(step.number): row for row, step in known[-STEPS_LISTED:]}
-    drawn = known[-STEPS_DRAWN:]
+    drawn = [pair for pair in known if pair[0]["trains"]][-STEPS_DRAWN:]
+    drawn += [pair for pair in known if not pair[0]["trains"]][-_UNTRAINED_DRAWN:]
+    listed = {row["step"]: row for row, _ in (*drawn, *known[-STEPS_LISTED:])}
     return {
         "workers": everybody(world, ()),
-        "steps": steps,
+        "steps": {str(row["step"]): row for row in sorted(listed.values(), key=lambda row: float(row["begin"]))},
         "lanes": {key: lane for row, step in drawn for key, lane in _lanes(row, step)},
         "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
     }
@@ -262,17 +367,22 @@ def _gathered(world: World) -> dict[int, _StepRows]:
 
 
 def _step(step: _StepRows, world: World) -> Row:
-    rows = step.ops.values()
+    rows, parts = step.ops.values(), step.parts.values()
     state = _state(step, world)
     end = max(row["begin"] if row["end"] is None else row["end"] for row in rows)
+    minimum = next((part["ideal"] for part in parts), None)
+    losses = [part["loss"] for part in parts if "loss" in part]  # that of each replica is a part of the sum
     return {
         "step": step.number,
         "state": state,
+        "trains": minimum is not None or any(row["op"] != "F" for row in rows),
         "begin": step.begin,
         "end": end,
         "ops": len(rows),
-        "idle": idle_share(rows) if state == "complete" else None,
-        "ideal": next((part["ideal"] for part in step.parts.values()), None),
+        "bubble": idle_share(rows) if state == "complete" else None,
+        "minimum": minimum,
+        "loss": sum(losses) if state == "complete" and losses and None not in losses else None,
+        "samples": next((part.get("samples") for part in parts), None),
     }
 
 
@@ -332,19 +442,20 @@ PERIOD = 0.5
 """Seconds between two requests of `HealthPoller`."""
 _SILENT = 4
 """A member is silent after this number of requests that other members have answered."""
-_FIGURES = ("pid", "host", "cpu", "memory", "busy", "queued", "cells")
+_FIGURES = ("pid", "host", "cpu", "memory", "ram", "busy", "queued", "cells")
 
 
 def workers_view(world: World) -> View:
     """Return the state of each member. Sections: workers, links, logs, actions.
 
     `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` is `cell`, `busy`, `waits`,
-    `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. `cpu`: share of one core; `memory`: bytes;
-    numbers of `busy` functions, of `waiting` ones (for a future, a reply or the like), of `queued` calls and of `cells`
-    that run or wait; `calls`: calls of other members that wait for it. All are None before its first report. `sent` and
-    `received`: sums of bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last
-    output outside cells and calls. `actions`: those that run or have failed. A member that has left in good order is
-    not listed, unless the whole world has ended.
+    `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. `cpu`: share of one core; `memory`: bytes,
+    of its host's `ram`; numbers of `busy` functions, of `waiting` ones (for a future, a reply or the like), of `queued`
+    calls and of `cells` that run or wait. All are None before its first report. `calls`: calls of other members that
+    wait for it; `awaits`: the members that its own calls wait for, in words. `sent` and `received`: sums of bytes;
+    `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last output outside cells and calls.
+    `actions`: those that run or have failed, and stacks. A member that has left in good order is not listed, unless the
+    whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}
     there = _listed(world) | {
@@ -354,7 +465,8 @@ def workers_view(world: World) -> View:
     calls = Counter(row["to"] for member in there.values() for row in _table(member, "calls").values())
     return {
         "workers": {
-            str(i): _worker(member, launched.get(str(i), {}), asked, calls[i]) for i, member in sorted(there.items())
+            str(i): _worker(member, launched.get(str(i), {}), asked, calls[i], _awaits(member, there))
+            for i, member in sorted(there.items())
         },
         "links": {
             f"{i}/{peer}": {"worker": i, "peer": int(peer), "sent": count[0], "received": count[1]}
@@ -373,12 +485,18 @@ def _listed(world: World) -> World:
 
 def _absent(id_: int, process: Row) -> dict[str, Any]:
     """Return the row of a process that is not a member: it is about to join, or was lost before anyone subscribed."""
-    state = "starts" if process["state"] in ("serves", "stopped") else "lost"
+    state = "starts" if process["state"] in ("ready", "stopped") else "lost"
     own = {"id": id_, "name": process["name"], "incarnation": process["incarnation"]}
     return {**own, "state": state, "tables": {}, "left_out": 0}
 
 
-def _worker(member: dict[str, Any], process: Row, asked: int, calls: int) -> Row:
+def _awaits(member: dict[str, Any], there: World) -> str:
+    """Return the other members at which calls of this one are in flight: their names, or how many of many."""
+    at = sorted({row["to"] for row in _table(member, "calls").values() if row["to"] in there} - {member["id"]})
+    return f"{len(at)} workers" if len(at) > 2 else ", ".join(str(there[id_]["name"]) for id_ in at)
+
+
+def _worker(member: dict[str, Any], process: Row, asked: int, calls: int, awaits: str) -> Row:
     told = _health(member) if member["state"] in ("up", "suspect") else {}
     # Compared with the latest answer of any member, not with the clock: if this process stalls, no member seems silent.
     behind = asked - told.get("question", asked)
@@ -393,14 +511,14 @@ def _worker(member: dict[str, Any], process: Row, asked: int, calls: int) -> Row
     return {
         **own, **figures,
         "state": "stopped" if stopped else member["state"],
-        "doing": _doing(told, waiting or 0, bool(silent)),
-        "waiting": waiting, "calls": calls, "silent": silent,
+        "doing": _doing(told, bool(waiting or awaits), bool(silent)),
+        "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
         "ended": process.get("state", "") if member["state"] == "lost" else "",
         "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
     }  # fmt: skip
 
 
-def _doing(told: Row, waiting: int, silent: bool) -> str:
+def _doing(told: Row, waiting: bool, silent: bool) -> str:
     if not told:
         return ""
     if silent:

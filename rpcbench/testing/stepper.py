@@ -337,6 +337,12 @@ class Stepper:
         desk.begin(stepper)
         return stepper
 
+    @classmethod
+    def present(cls, agent: Agent) -> Stepper | None:
+        """Return the stepper of an agent's world that is on, if that agent made it."""
+        found = agent.part(_StepperReports).stepper
+        return found if found is not None and found.is_on else None
+
     # -- held messages
     @property
     def is_on(self) -> bool:
@@ -510,15 +516,15 @@ class _StepperReports:
     def __init__(self, agent: Agent) -> None:
         self.numbers = itertools.count(1)  # for ids of steppers
         self._agent = agent
-        self._stepper: Stepper | None = None  # the latest; it may be off
+        self.stepper: Stepper | None = None  # the latest; it may be off
         agent.on_notice(HELD, self._heard)
         agent.on_member(self._changed)
         agent.on_end.append(self._ended)
 
     def begin(self, stepper: Stepper) -> None:
-        if self._stepper is not None:
-            self._stepper.go()
-        self._stepper = stepper
+        if self.stepper is not None:
+            self.stepper.go()
+        self.stepper = stepper
         try:
             for info in self._agent.members():
                 stepper.began(info.id)
@@ -527,11 +533,11 @@ class _StepperReports:
             raise
 
     def _heard(self, source: int, report: Report) -> None:
-        if self._stepper is not None:
-            self._stepper.heard(source, report)
+        if self.stepper is not None:
+            self.stepper.heard(source, report)
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        stepper = self._stepper
+        stepper = self.stepper
         if stepper is None or not stepper.is_on:
             return
         if kind in GONE:
@@ -541,5 +547,5 @@ class _StepperReports:
                 stepper.began(who.id)
 
     def _ended(self) -> None:
-        if self._stepper is not None:
-            self._stepper.ended()
+        if self.stepper is not None:
+            self.stepper.ended()

@@ -11,7 +11,7 @@ import torch
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd
-from rpcbench.autograd import graph_events
+from rpcbench.autograd import graph, graph_events
 from rpcbench.base.ids import Made
 from rpcbench.protocol import backward
 from rpcbench.rpc import rpc_sync
@@ -113,6 +113,15 @@ def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any
     return heard
 
 
+def ended(agent: Agent) -> list[dict[str, Any]]:
+    """What it tells of released contexts, oldest first."""
+    return [found for found in agent.tables()["graphs"].values() if found["ended"] is not None]
+
+
+def parts(told: dict[str, Any]) -> list[list[str]]:
+    return [part["ops"] for part in told["parts"]]
+
+
 def test_gradients_are_reported_with_shapes_and_regions_as_they_run(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,16 +129,62 @@ def test_gradients_are_reported_with_shapes_and_regions_as_they_run(
     x = torch.ones(2, 3, requires_grad=True)
     with autograd.context() as context:
         first, second = rpc_sync("worker1", work, (x,)), rpc_sync("worker1", work, (x,))
-        assert [agent.tables()["graphs"] for agent in agents] == [{}, {}]
+        assert all(row(agent)["leaves"] == row(agent)["passes"] == [] for agent in agents)
         autograd.backward(context, [(first + second).sum()])
         assert row(agents[0])["leaves"] == [{"name": "", "shape": "[2, 3]", "bytes": 24}]
-        assert (row(agents[0])["more"], row(agents[0])["context"]) == (0, context)
-    until(lambda: bool(there) and (here[-1][1], there[-1][1]) == (None, None))
+        assert (row(agents[0])["more"], row(agents[0])["gradients"], row(agents[0])["context"]) == (0, 1, context)
+    until(lambda: bool(there) and all(told[-1][0] == "GraphDropped" for told in (here, there)))
     ran = [one["passes"][0]["ran"] for _, one in here if one and one["passes"]]
     assert ran == sorted(ran) and ran[0] == 0 and ran[-1] == here[-3][1]["passes"][0]["regions"]
-    assert [kind for kind, _ in here if kind != "RegionsRan"][-2:] == ["PassEnded", "GraphDropped"]
-    assert here[-1] == ("GraphDropped", None)
-    assert there[-1][1] is None
+    kinds = [kind for kind, _ in here if kind not in ("RegionsRan", "GradientsCame")]
+    assert kinds[-2:] == ["PassEnded", "GraphDropped"]
+    assert here[-1][1]["ended"] >= here[-1][1]["made"] and here[-1][1]["passes"] == []
+
+
+def test_operations_and_messages_are_told_as_they_come_and_stay_with_their_times(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.listen(True)
+    w = torch.ones(3, requires_grad=True)
+    with autograd.context() as context:
+        result = rpc_sync("worker1", work, (w,))
+        (sent,), (received,) = row(agents[0])["sends"], row(agents[1])["recvs"]
+        assert sent == {"message": received["message"], "to": 1, "label": sent["label"], "shape": "[3]", "bytes": 12,
+                        "back": None}  # fmt: skip
+        assert "work" in sent["label"] and received["from"] == 0
+        assert (parts(row(agents[0])), parts(row(agents[1]))) == ([["leaf"]], [["Mul"]])
+        autograd.backward(context, [(result + 1).sum()])
+    until(lambda: all(map(ended, agents)))
+    (here,), (there,) = map(ended, agents)
+    assert parts(here) == [["leaf"], ["Add", "Sum"]] and parts(there) == [["Mul"]]
+    (leaf, loss), (mul,) = here["parts"], there["parts"]
+    (reply,) = there["sends"]
+    assert (loss["sends"], loss["recvs"]) == ([-1], [reply["message"]]) and mul["recvs"] == [sent["message"]]
+    assert loss["ran"][0] <= loss["ran"][1] <= reply["back"] <= mul["ran"][0] <= mul["ran"][1]
+    assert mul["ran"][1] <= here["sends"][0]["back"] <= leaf["ran"][0] <= leaf["ran"][1] <= here["ended"]
+
+
+def test_rows_of_the_last_released_contexts_stay_while_somebody_watches(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.listen(True)
+    for _ in range(graph_events.KEPT + 2):
+        one_step()
+    until(lambda: all(len(ended(agent)) == graph_events.KEPT for agent in agents))
+    until(lambda: all(agent.tables()["contexts"] == {} for agent in agents))
+    for agent in agents:
+        agent.listen(False)
+    one_step()
+    until(lambda: all(agent.tables()["graphs"] == {} for agent in agents))
+
+
+def test_a_part_that_stopped_in_the_middle_has_no_end(agents: list[Agent]) -> None:
+    agents[0].listen(True)
+    x = torch.ones(3, requires_grad=True)
+    with autograd.context() as context, pytest.raises(ZeroDivisionError):
+        loss = rpc_sync("worker1", work, (x,)) * 2
+        loss.register_hook(lambda grad: 1 / 0)
+        autograd.backward(context, [loss.sum()])
+    (told,) = ended(agents[0])
+    assert [len(part["ran"]) for part in told["parts"]] == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -152,4 +207,47 @@ def test_leaves_beyond_the_limit_of_a_row_are_counted(agents: list[Agent], monke
 
 def test_no_row_of_a_graph_is_made_without_a_listener(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_events.GraphEvents, "_row", lambda *_: pytest.fail("a row was made"))
+    monkeypatch.setattr(graph_events, "SeenGraph", lambda: pytest.fail("a graph was looked at"))
     one_step()
+
+
+Linear = torch.nn.Linear
+
+
+def seen(*sent: tuple[int, torch.Tensor], names: Any = None) -> graph_events.SeenGraph:
+    """The graph below these sends."""
+    found = graph_events.SeenGraph()
+    for message, tensor in sent:
+        edges = graph.edges([tensor])
+        kept = graph_events.SentTensors(edges, graph.ends(edges))
+        found.walk(message, kept, names or graph_events.LeafNames(list))
+    return found
+
+
+def test_a_part_is_what_leads_to_the_same_sends() -> None:
+    (x,) = graph.receive([torch.ones(2, 4, requires_grad=True)], 7)
+    hidden = torch.nn.functional.relu(Linear(4, 4)(x))
+    told = seen((8, hidden.sum()), (9, hidden * 2)).parts()
+    assert [(part["sends"], part["recvs"], part["ops"]) for part in told] == [
+        ([8, 9], [7], ["Linear", "Relu"]), ([8], [], ["Sum"]), ([9], [], ["Mul"]),
+    ]  # fmt: skip
+
+
+def test_an_operation_has_the_place_of_its_module_and_reshapes_are_left_out() -> None:
+    net = torch.nn.Sequential(Linear(4, 4), torch.nn.ReLU(), Linear(4, 2, bias=False))
+    names = graph_events.LeafNames(lambda: [net])
+    (part,) = seen((1, net(torch.ones(2, 3, 4))), names=names).parts()
+    assert (part["ops"], part["count"]) == (["Linear 0", "Relu", "Linear 2"], 3)
+    (part,) = seen((1, next(net.parameters())), names=names).parts()
+    assert part["ops"] == ["leaf 0.weight"]
+
+
+def test_of_a_large_graph_only_the_recvs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_events, "MOST_NODES", 3)
+    (x,) = graph.receive([torch.ones(2, requires_grad=True)], 7)
+    (part,) = seen((8, x * 2 * 2 * 2 * 2)).parts()
+    assert (part["recvs"], part["ops"], part["count"]) == ([7], [], None)
+    edges = graph.edges([x * 2 * 2 * 2 * 2])
+    unknown = graph_events.SeenGraph()
+    unknown.walk(8, graph_events.SentTensors(edges, None), graph_events.LeafNames(list))
+    assert unknown.parts() == []

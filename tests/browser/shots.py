@@ -94,9 +94,9 @@ def shoot_messages(folder: Path, dark: bool) -> None:
         for source in TALK:
             notebook.run(source)
             notebook.ended(source)
-        page.locator("[data-message]", has_text="ReleaseContext").first.wait_for()
+        page.locator("[data-message]", has_text="release context").first.wait_for()
         page.locator(".rb-messages .rb-body").evaluate("body => { body.scrollTop = 0; }")
-        page.locator("[data-message]", has_text="Call there_and_on").first.dispatch_event("click")
+        page.locator("[data-message]", has_text="call there_and_on").first.dispatch_event("click")
         page.locator(".rb-chosen").wait_for()
         _take(page, folder, "messages", dark)
 
@@ -112,7 +112,7 @@ def shoot_collectives(folder: Path, dark: bool) -> None:
         for source in TOGETHER:
             notebook.run(source)
             notebook.ended(source)
-        page.locator("select[aria-label='Kinds of messages']").select_option("Collective")
+        page.locator("select[aria-label='Kinds of messages']").select_option("collective")
         page.locator("[data-state='open'] .rb-missing").wait_for()
         page.locator("[data-message]", has_text="all_reduce(SUM) #3").first.dispatch_event("click")
         page.locator(".rb-chosen").wait_for()

@@ -13,7 +13,7 @@ from access import CONTROLS, told
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
 PANELS = ("workers", "rrefs", "autograd", "pipeline", "messages")
-SIDE = ".rb-sidebar"
+SIDE = ".rbx-sidebar"
 MAKE = """import torch
 from rpcbench import rpc
 from rpcbench.pipeline import Pipeline, split
@@ -59,14 +59,14 @@ def notebook(lab):
         opened.run(source)
         opened.ended(source)
     page.locator(".rb-pipeline .rb-slider").wait_for()
-    page.locator(".rb-messages [data-message]", has_text="Result abs").wait_for()
+    page.locator(".rb-messages [data-message]", has_text="result of abs").wait_for()
     opened.run(STEP)
     page.locator(".rb-step .rb-held").wait_for()
     assert opened.errors() == []
     return opened
 
 
-@pytest.mark.parametrize("place", [SIDE, ".rb-picker", *(f".rb-{name}" for name in (*PANELS, "step"))])
+@pytest.mark.parametrize("place", [SIDE, ".rbx-picker", *(f".rb-{name}" for name in (*PANELS, "step"))])
 def test_all_controls_have_names_and_are_reached_by_tab(notebook, place):
     page, at = notebook.page, []
     # A cell that has just become the active one gets its toolbar, and the focus, a moment later.
@@ -123,13 +123,13 @@ def test_keys_in_a_panel_are_its_own_and_not_the_notebooks(notebook):
         assert opener.get_attribute("aria-expanded") == state
     order = page.locator(".rb-rrefs").get_by_label("order")
     order.press("b")  # to a notebook: a new cell below
-    assert order.input_value() == "biggest first"
+    assert order.input_value() == "size"
     slider = page.locator(".rb-pipeline").get_by_label("Step shown")
     slider.press("ArrowLeft")
     until(lambda: slider.get_attribute("aria-valuetext") == "step 1", "the step before")
-    newest = page.locator(".rb-pipeline").get_by_role("button", name="newest")
-    newest.press("Enter")
-    until(lambda: slider.get_attribute("aria-valuetext") == "step 2, live", "the newest step")
+    latest = page.locator(".rb-pipeline").get_by_role("button", name="Latest")
+    latest.press("Enter")
+    until(lambda: slider.get_attribute("aria-valuetext") == "step 2, latest", "the latest step")
     body = page.locator(".rb-messages .rb-body")
     body.press("ArrowDown")
     page.locator(".rb-messages [role=status]").filter(has_text="→").wait_for()

@@ -50,14 +50,14 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     assert notebook.value("len(found)", after=f"found = {panels}\nlive = found[0]") == 1
     notebook.run("steps()\nwhile")
     notebook.ended("steps()\nwhile")
-    called = [["received", words] for words in ("Call abs", "Result abs", "Call int", "Result int")]
+    called = [["received", words] for words in ("call abs", "result of abs", "call int", "result of int")]
     settles(notebook.page, lambda: [row[1:] for row in drawn(live)], called)
 
     notebook.run("%%trace")
     notebook.ended("%%trace")
     traced = notebook.cell("%%trace")
-    traced.locator("[data-message]", has_text="Result abs").wait_for()
-    words = ["Call this cell", "Call abs", "Result abs", "Result this cell"]
+    traced.locator("[data-message]", has_text="result of abs").wait_for()
+    words = ["run this cell", "call abs", "result of abs", "result of this cell"]
     settles(notebook.page, lambda: [row[2] for row in drawn(traced)], words)
 
     notebook.run(".snapshot()")
@@ -81,7 +81,7 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     at_alone = alone.locator("input[type=range]")
     on_to_the_end(notebook.page, alone, lambda: int(at_alone.input_value()), last)
     for each in (player, alone):
-        each.locator("[data-message][data-state='received']", has_text="Result len").wait_for()
+        each.locator("[data-message][data-state='received']", has_text="result of len").wait_for()
     settles(notebook.page, lambda: unlike(alone.locator(".rb-messages").evaluate(SHOWN), drawn(player)), None)
-    assert ["received", "Call len"] in [row[1:] for row in drawn(player)]
+    assert ["received", "call len"] in [row[1:] for row in drawn(player)]
     assert notebook.errors() == []

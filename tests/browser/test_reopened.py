@@ -1,4 +1,4 @@
-"""A record that was played in a saved notebook plays there again, opened later in JupyterLab with no kernel at all."""
+"""A saved notebook, opened later with no kernel at all: records play, and each panel has left its last picture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plays(notebook):
     """Whether the page in the cell's output goes from no RRef to one, and back."""
     alone = notebook.cell(PLAYS).frame_locator("iframe")
     rows, step = alone.locator("[data-rref]"), alone.get_by_role("button", name="Step", exact=True)
-    alone.get_by_text("No RRef yet").wait_for()
+    alone.get_by_text("Nothing is here at this moment of the record.").wait_for()
     while not rows.filter(has_text="complex").count():
         step.click()
     alone.get_by_role("slider").fill("0")
@@ -64,3 +64,41 @@ def test_a_record_plays_in_a_notebook_that_is_reopened_without_a_kernel(lab, sav
     again.page.get_by_role("button", name="Confirm Trusting this notebook").click()
     again.cell(PLAYS).get_by_text("The record, played without a kernel").click()
     plays(again)
+
+
+MAKE = "from rpcbench import rpc\nrref = rpc.remote('worker1', complex, (1, 2))\nrref.to_here()"
+SHOWN = ["%load_ext rpcbench\n%cluster start 1", "%panel rrefs", MAKE, "%%trace\nrpc.rpc_sync('worker1', abs, (-3,))"]
+RESTART = "() => void jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+ERRORS = ("Error displaying widget", "Loading widget")
+
+
+@pytest.mark.parametrize("lab", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)], indirect=True)
+def test_where_a_panel_was_stands_its_last_picture(lab, show):
+    cells = [nbformat.v4.new_code_cell(each) for each in SHOWN]
+    notebook = show(nbformat.v4.new_notebook(cells=cells), "stills.ipynb")
+    for source in SHOWN:
+        notebook.run(source)
+        notebook.ended(source)
+    panel, still = notebook.cell("%panel").locator(".rb-rrefs"), notebook.cell("%panel").locator(".rb-still")
+    panel.locator("[data-rref]", has_text="complex").wait_for()
+    assert not still.is_visible() and panel.locator(".rb-chip").inner_text() == "Live"
+    assert notebook.cell("%%trace").locator(".rb-chip").inner_text() == "Record"
+
+    panel.get_by_role("button", name="Leave a snapshot in the notebook").click()
+    notebook.cell("%panel").locator("img:visible").wait_for()
+    notebook.page.evaluate(RESTART)
+    panel.locator(".rb-chip", has_text="Kernel restarted").wait_for()
+    assert panel.locator("[data-rref]", has_text="complex").is_visible()
+    assert panel.locator(".rb-camera").is_disabled()
+    notebook.page.evaluate(SAVE)
+    notebook.page.close()
+
+    again = lab.reopen(notebook)
+    pictures = again.cell("%panel").locator("img:visible")
+    pictures.nth(1).wait_for()
+    told = pictures.evaluate_all("all => all.map(one => one.alt)")
+    assert ["1 RRef, 1 fork" in words for words in told] == [True, True]
+    assert "call abs" in again.cell("%%trace").locator("img:visible").get_attribute("alt")
+    for words in ERRORS:
+        assert again.page.get_by_text(words).filter(visible=True).count() == 0
+    again.page.close()

@@ -65,7 +65,9 @@ def words(tables):
 def agrees(page, notebook, compared):
     """Wait until, with all quiet, the two views that `compared()` gives are the same. Figures move seldom meanwhile: on
     a busy machine half a second is not enough to ask all and to look."""
-    notebook.value("0", after="import rpcbench.telemetry.collector as pulse\npulse.PERIOD = 2.0")
+    quiet = "STILLS._displayed.clear()"  # a still picture asks all members at the end of each cell, so of each question
+    imports = "import rpcbench.telemetry.collector as pulse\nfrom rpcbench.panels.base import STILLS\n"
+    notebook.value("0", after=f"{imports}{quiet}\npulse.PERIOD = 2.0")
     settles(page, lambda: unlike(*compared()), None)
     notebook.value("0", after="pulse.PERIOD = 0.5")
 
@@ -113,6 +115,10 @@ def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
     notebook.run(LOOPS)
     notebook.output(LOOPS).filter(has_text="it loops").wait_for()
     page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
+    page.locator("tr[data-worker='0'] .rb-now").filter(has_text="waits for worker1").wait_for()
+    button(page, 1, "stack").click()
+    said = page.locator("tr[data-worker='1'] + tr .rb-stacks")
+    said.filter(has_text="MainThread runs\n      Cell worker1[").wait_for()
     button(page, 1, "interrupt").click()
     notebook.ended(LOOPS)
     notebook.output(LOOPS).filter(has_text="KeyboardInterrupt").wait_for()

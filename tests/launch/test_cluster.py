@@ -53,7 +53,7 @@ def test_the_device_maps_of_a_cluster_apply_to_all_members(no_leaks: None) -> No
 def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(cluster: rpcbench.Cluster) -> None:
     future = cluster.rpc_async("worker1", time.sleep, (0.2,))
     first, second = cluster.status()
-    assert (first.name, first.pid, first.state, first.incarnation) == ("worker1", cluster.pid("worker1"), "serves", 0)
+    assert (first.name, first.pid, first.state, first.incarnation) == ("worker1", cluster.pid("worker1"), "ready", 0)
     assert (first.calls, second.calls) == (1, 0)
     assert first.uptime > 0 and first.memory is not None and 1 << 20 < first.memory < 1 << 30
     future.wait()

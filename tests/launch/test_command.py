@@ -85,7 +85,7 @@ def test_status_reports_the_host_and_the_process_id_of_each_worker(cluster: rpcb
     there = cluster.run("all", code)
     rows = cluster.status()
     assert {row.name: (row.pid, row.host) for row in rows} == there
-    assert {row.state for row in rows} == {"serves"} and "?" in repr(rows)
+    assert {row.state for row in rows} == {"ready"} and "?" in repr(rows)
     assert cluster.pid("worker2") == there["worker2"][0]
 
 

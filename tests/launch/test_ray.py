@@ -78,7 +78,7 @@ def test_workers_run_cells_and_call_each_other(pair):
     )
     assert pair.rpc_sync("worker1", ask_other) == 5
     assert {row.name: (row.pid, row.state) for row in pair.status()} == {
-        name: (pair.pid(name), "serves") for name in pair.workers
+        name: (pair.pid(name), "ready") for name in pair.workers
     }
 
 

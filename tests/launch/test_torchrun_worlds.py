@@ -161,7 +161,7 @@ def test_a_notebook_can_use_and_leave_workers_that_only_torchrun_can_restart(ran
     assert isinstance(cluster, AttachedCluster)
     rows = do["status"]([])
     assert [(row.name, row.state, row.pid == cluster.pid(row.name)) for row in rows] == [
-        ("worker1", "serves", True), ("worker2", "serves", True)
+        ("worker1", "ready", True), ("worker2", "ready", True)
     ]  # fmt: skip
     for refused in (["scale", "3"], ["restart", "worker1"], ["logs"]):
         with pytest.raises(RpcError, match="torchrun has started"):
@@ -241,7 +241,7 @@ def test_workers_of_torchrun_serve_on_two_hosts_over_tls(
         assert ranks.url == f"tcp://{here.address}:29501"
         unfound = {**env, "RPCBENCH_BIND": "127.0.0.1"}  # it can connect; no worker of another host can connect to it
         told = there.start(program, ranks.url, env=unfound).communicate(timeout=SECONDS)
-        assert told[0].splitlines() == ["[1.0, -2.0]", "serves serves", "True"], told
+        assert told[0].splitlines() == ["[1.0, -2.0]", "ready ready", "True"], told
         last = there.start(program, ranks.url, "stays", env=env)
         assert last.stdout is not None and last.stdout.readline() == "stays\n"
         running[0].send_signal(signal.SIGINT)

@@ -98,7 +98,7 @@ def commands():
 
 @pytest.fixture
 def ask(no_leaks, commands):
-    sidebar = Sidebar(commands, lambda: "")
+    sidebar = Sidebar(commands, SimpleNamespace(auto=SimpleNamespace(targets=""), at=lambda clusters: []))
     heard = comm.get_comm_manager().targets[TARGET]
 
     def ask(**data):
@@ -136,7 +136,7 @@ def test_pages_see_what_is_being_done_and_how_far_it_is(ask, commands):
     watch = ask(do="watch")
     assert watch.hears(lambda state: True)["doing"] == []
     start = ask(do="start", size=2)
-    watch.hears(lambda state: state["doing"] == ["Starting 2 workers: 1 of 2 serve"])
+    watch.hears(lambda state: state["doing"] == ["Starting 2 workers: 1 of 2 ready"])
     commands.cluster.may_end.release()
     assert start.closed.get(timeout=PATIENCE) == {"text": "few cores\n2 workers."}
     watch.hears(lambda state: state["doing"] == [])

@@ -106,7 +106,7 @@ def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
 def test_clusters_stand_side_by_side_and_one_is_the_current(kernel):
     started = kernel.run("%cluster start 1 --name other")
     lines = [c["data"]["text/plain"] for kind, c in started.outputs if kind in ("display_data", "update_display_data")]
-    assert lines[0].endswith("░ 0 of 1 workers serve") and lines[-1].endswith("█ 1 of 1 workers serve")
+    assert lines[0].endswith("░ 0 of 1 workers ready") and lines[-1].endswith("█ 1 of 1 workers ready")
     assert len({c["transient"]["display_id"] for kind, c in started.outputs if "display" in kind}) == 1
     assert kernel.run("%cluster list").text.splitlines() == [
         "  main: 2 workers: worker1, worker2.", "* other: 1 worker: worker1."

@@ -380,7 +380,7 @@ def test_the_cluster_grows_and_shrinks_and_tells_how_it_is(kernel):
     kernel.run("%cluster group rest [1:]")
     assert sorted(kernel.run("%%remote rest\nprint('in')").text.splitlines()) == ["[worker2] in", "[worker3] in"]
     table = kernel.run("%cluster status").results[0]
-    assert table["text/plain"].count("serves") == 3
+    assert table["text/plain"].count("ready") == 3
     assert "<table>" in table["text/html"]
     assert "2 workers" in kernel.run("%cluster scale 2").text
     assert kernel.run("%%remote rest\nprint('in')").text.splitlines() == ["in"]

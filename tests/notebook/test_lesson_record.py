@@ -25,7 +25,7 @@ def test_a_lesson_is_recorded_and_plays_without_a_cluster(kernel, tmp_path):
         code = f"import rpcbench\np = rpcbench.replay('{file}', 'messages')\np.go(10_000)\nprint(p)\np"
         reply = alone.run(code)
         assert reply.status == "ok", reply.traceback
-        assert "notebook → worker1: Call this cell" in reply.text and reply.text.startswith(members)
+        assert "notebook → worker1: run this cell" in reply.text and reply.text.startswith(members)
         widget, page = reply.results[-2:]
         assert "application/vnd.jupyter.widget-view+json" in widget and "without a kernel" in page["text/html"]
     finally:

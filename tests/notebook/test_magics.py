@@ -65,7 +65,7 @@ class Running:
 
 
 def _serves(name):
-    return WorkerStatus(name, 100, "serves", 1, "here", 75.2, 15 << 20, 0.5, 2)
+    return WorkerStatus(name, 100, "ready", 1, "here", 75.2, 15 << 20, 0.5, 2)
 
 
 @pytest.fixture

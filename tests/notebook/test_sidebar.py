@@ -170,6 +170,39 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
     assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
 
 
+MODES = {  # name: the cell that begins it, its text, and the beginning of the reply to the request that ends it
+    "chaos": ("%chaos drop=30% delay=50ms", "drop 30 %, delay 0\N{EN DASH}50 ms", "Faults are off."),
+    "held": ("%%step --hold Call worker1\n6 * 7", "messages are held", "No messages are held any more."),
+    "record": ("%record {folder}/lesson.json", "recording lesson.json", "{folder}/lesson.json: record of"),
+    "autoremote": ("%autoremote worker1", "cells run on worker1", "Cells run here again, in the notebook."),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_page_shows_what_stays_on_and_ends_it_while_a_cell_runs(kernel, page, tmp_path, name):
+    cell, text, reply = (part.format(folder=tmp_path) for part in MODES[name])
+    watch = page.open(do="watch")
+    assert page.hears(watch)["modes"] == []
+    kernel.run(cell)
+    (mode,) = page.hears(watch, lambda seen: seen["modes"])["modes"]
+    assert (mode["name"], mode["text"]) == (name, text)
+    with busy(kernel, tmp_path):
+        assert page.asks(**mode["end"])["text"].startswith(reply)
+        page.hears(watch, lambda seen: seen["modes"] == [])
+        assert "error" not in page.asks(**mode["end"]), "a second click is no mistake"
+    page.close(watch)
+
+
+def test_the_number_of_held_messages_is_shown_until_they_are_released(kernel, page):
+    kernel.run("import rpcbench.rpc as rpc")
+    kernel.run('%%step --hold Call\nrpc.rpc_sync("worker1", abs, (-1,))')
+    watch = page.open(do="watch")
+    page.hears(watch, lambda seen: [mode["text"] for mode in seen["modes"]] == ["1 message held"])
+    assert kernel.run("_.go()").status == "ok"
+    page.hears(watch, lambda seen: seen["modes"] == [])
+    page.close(watch)
+
+
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
@@ -180,6 +213,8 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
         ({"do": "act", "of": "main", "action": "reload", "target": "os"}, "unknown action 'reload'"),
         ({"do": "act", "of": "gone", "action": "restart", "target": "worker1"}, "no cluster gone runs"),
         ({"do": "restart", "of": "main", "words": ["worker1"]}, "has no 'restart'"),
+        ({"do": "end", "mode": "sleep", "of": "main"}, "there is no mode 'sleep'"),
+        ({"do": "end", "mode": "chaos", "of": "gone"}, "no cluster gone runs"),
         ({"do": "start", "size": "2; import os"}, "has no 'start'"),
         ({}, "has no None"),
     ],

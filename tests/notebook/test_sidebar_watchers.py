@@ -164,9 +164,9 @@ def test_a_page_that_cannot_be_told_is_dropped_and_others_are_told(world, caplog
 @pytest.mark.parametrize(
     ("state", "calls", "serves", "seen"),
     [
-        ("serves", 0, True, ("ready", "")),
-        ("serves", 2, True, ("busy", "")),
-        ("serves", 0, False, ("starting", "")),
+        ("ready", 0, True, ("ready", "")),
+        ("ready", 2, True, ("busy", "")),
+        ("ready", 0, False, ("starting", "")),
         ("stopped", 2, True, ("stopped", "")),
         ("killed by SIGKILL", 0, False, ("lost", "killed by SIGKILL")),
         ("has ended", 0, True, ("lost", "has ended")),

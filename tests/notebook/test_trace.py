@@ -24,7 +24,7 @@ def test_a_cell_here_shows_its_calls_with_both_ends(kernel):
     kernel.run("import operator\nfrom rpcbench import rpc\nrpc.rpc_sync('worker2', int)")
     reply = kernel.run("%%trace\nprint(rpc.rpc_sync('worker1', operator.neg, (3,)))")
     assert (reply.status, reply.text) == ("ok", "-3\n")
-    assert "application/vnd.jupyter.widget-view+json" in reply.results[-1]
+    assert "application/vnd.jupyter.widget-view+json" in reply.results[-2]
     found = rows(kernel)
     assert of("Call", found) == [(0, 1, "Call", "neg", "received")]
     assert of("Result", found) == [(1, 0, "Result", "neg", "received")]

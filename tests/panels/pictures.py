@@ -40,13 +40,13 @@ def use(at: World, holder: int, fork: str, rref: str, owner: int, state: str = "
 def tell(at: World, worker: int, question: int = 9, **figures: Any) -> None:
     """What a member says of itself."""
     row = {
-        "question": question, "pid": 100 + worker, "host": "h", "cpu": 0.25, "memory": 20_000_000, "busy": 0,
-        "waiting": 0, "queued": 0, "cells": 0, "peers": {}, **figures,
+        "question": question, "pid": 100 + worker, "host": "h", "cpu": 0.25, "memory": 20_000_000,
+        "ram": 25_200_000_000, "busy": 0, "waiting": 0, "queued": 0, "cells": 0, "peers": {}, **figures,
     }  # fmt: skip
     at[worker]["tables"]["health"] = {str(worker): row}
 
 
-def launch(at: World, worker: int, name: str = "", state: str = "serves", log: str = "") -> None:
+def launch(at: World, worker: int, name: str = "", state: str = "ready", log: str = "") -> None:
     """What the notebook says of a process that it has started."""
     row = {"name": name or f"worker{worker}", "pid": 100 + worker, "incarnation": 0, "state": state, "log": log}
     at[0]["tables"].setdefault("launched", {})[str(worker)] = row
@@ -59,29 +59,47 @@ def ask(at: World, action: str, target: str, error: str = "") -> None:
 
 
 def record(at: World, context: int, pairs: list[tuple[int, int, int]], gradients: dict[int, int]) -> None:
-    """`pairs` are (message, from, to); both halves are recorded."""
+    """`pairs` are (message, from, to); both halves are recorded. Each worker sends on what it received, in order."""
     for worker, held in gradients.items():
-        at[worker]["tables"]["contexts"][str(context)] = {
-            "context": context,
-            "known": [other for other in gradients if other != worker],
-            "sends": [{"message": message, "to": to} for message, source, to in pairs if source == worker],
-            "recvs": [{"message": message, "from": source} for message, source, to in pairs if to == worker],
-            "passes": [],
-            "gradients": held,
-        }
+        sends = [{"message": message, "to": to} for message, source, to in pairs if source == worker]
+        recvs = [{"message": message, "from": source} for message, source, to in pairs if to == worker]
+        row = {"context": context, "known": [other for other in gradients if other != worker], "sends": sends}
+        row |= {"recvs": recvs, "passes": [], "gradients": held}
+        at[worker]["tables"]["contexts"][str(context)] = row
         leaves = [{"name": f"{i}.weight", "shape": "[64, 64]", "bytes": 16384} for i in range(min(held, 64))]
+        about = {"label": "forward", "shape": "[8, 64]", "bytes": 2048, "back": None}
+        inputs = [[recv["message"]] for recv in recvs] + [[]] * len(sends)
+        parts = [part([send["message"]], recv) for send, recv in zip(sends, inputs, strict=False)]
         at[worker]["tables"]["graphs"][str(context)] = {
-            "context": context, "leaves": leaves, "more": held - len(leaves), "passes": [],
+            "context": context, "leaves": leaves, "more": held - len(leaves), "gradients": held, "passes": [],
+            "made": 5.0, "ended": None, "sends": [{**send, **about} for send in sends], "recvs": recvs, "parts": parts,
         }  # fmt: skip
 
 
+def part(sends: list[int], recvs: list[int], *ops: str, ran: tuple[float, ...] = ()) -> dict[str, Any]:
+    """A part of a worker's graph."""
+    ops = ops or ("Linear 0", "Relu")
+    return {"sends": sends, "recvs": recvs, "ops": list(ops), "count": len(ops), "ran": list(ran)}
+
+
 def run_backward(at: World, context: int, name: str, worker: int, needed: int, arrived: int, state: str = "running"):
-    """A pass with a region for each two gradients needed."""
+    """A pass with a region for each two gradients needed. The first gradients have come, and their parts have run."""
     row = {"pass": name, "state": state, "needed": needed, "arrived": arrived, "waiting": needed - arrived}
     at[worker]["tables"]["contexts"][str(context)]["passes"].append(row)
+    graph = at[worker]["tables"]["graphs"][str(context)]
     if state == "running":
-        cut = {"pass": name, "regions": needed // 2, "ran": arrived // 2}
-        at[worker]["tables"]["graphs"][str(context)]["passes"].append(cut)
+        graph["passes"].append({"pass": name, "regions": needed // 2, "ran": arrived // 2})
+        graph["sends"] = [{**send, "back": 6.0} if i < arrived else send for i, send in enumerate(graph["sends"])]
+        graph["parts"] = [{**one, "ran": [6.0, 6.0015]} if i < arrived else one for i, one in enumerate(graph["parts"])]
+
+
+def release(at: World, context: int, *workers: int) -> None:
+    """A context is released, on these workers or on all that have it."""
+    for worker in workers or [id_ for id_, member in at.items() if str(context) in member["tables"]["contexts"]]:
+        tables = at[worker]["tables"]
+        del tables["contexts"][str(context)]
+        graph = tables["graphs"][str(context)]
+        tables["graphs"][str(context)] = {**graph, "passes": [], "ended": 7.0}
 
 
 def gpipe(at: World, step: int, stages: int, batches: int, start: float, until: float = float("inf")) -> float:

@@ -169,10 +169,10 @@ def test_they_stand_among_messages_in_words() -> None:
     lines = text(messages_view(at)).splitlines()
     assert lines[0] == "4 members, 2 messages, 4 collectives"
     assert [line.split("ms  ")[1] for line in lines[1:]] == [
-        "notebook → worker1: Call train",
+        "notebook → worker1: call train",
         "worker1, worker2, worker3: all_reduce(SUM) of float32[4] in world #1, 600.0 ms, worker2 last, by 500.0 ms",
         "worker1, worker2, worker3: barrier in world #2, 1100.0 ms, worker2 last, by 1000.0 ms",
-        "worker1 → notebook: Result train",
+        "worker1 → notebook: result of train",
         "worker1, worker2, worker3: all_reduce(SUM) of float32[4] in world #3, 400.0 ms, worker1 last, by 200.0 ms",
         "worker1, worker2, worker3: barrier in world #4, open, without worker2, worker3",
     ]

@@ -14,6 +14,6 @@ NODE = shutil.which("node")
 @pytest.mark.skipif(NODE is None, reason="no node on PATH")
 def test_what_the_drawing_code_works_out() -> None:
     assert NODE is not None
-    tests = Path(__file__).with_name("pure.test.mjs")
-    done = subprocess.run([NODE, "--test", str(tests)], capture_output=True, text=True, timeout=120)
+    tests = sorted(map(str, Path(__file__).parent.glob("*.test.mjs")))
+    done = subprocess.run([NODE, "--test", *tests], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import threading
+from unittest.mock import Mock
 
 import comm
 import pytest
@@ -11,8 +14,10 @@ from comm.base_comm import BaseComm
 from pictures import gpipe, own, use, world
 
 import rpcbench.panels as panels
-from rpcbench.panels.base import Panel
+from rpcbench.panels.base import MOST_STILL_BYTES, Panel, StillOutputs, still_output
+from rpcbench.telemetry.collector import Phase
 from rpcbench.telemetry.recording import Still as StillWorld
+from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.trace import chrome
 from rpcbench.telemetry.views import patch, rref_view
 
@@ -202,6 +207,122 @@ def test_each_name_makes_a_panel_with_its_own_code(name, sent):
 def test_an_unknown_name_lists_the_panels():
     with pytest.raises(ValueError, match=r"'rref': there are workers, rrefs, autograd, pipeline"):
         panels.panel("rref", Source())
+
+
+class Handles:
+    """Stands in for IPython's handle of an output; notes what is shown in all of them."""
+
+    shown: list[tuple[str, dict]]
+
+    def display(self, bundle, raw):
+        self.shown.append(("display", bundle))
+
+    def update(self, bundle, raw):
+        self.shown.append(("update", bundle))
+
+
+class Shell:
+    def __init__(self):
+        self.events = self
+        self.callbacks = []
+
+    def register(self, event, callback):
+        self.callbacks.append((event, callback))
+
+    def cell_ends(self):
+        for event, callback in self.callbacks:
+            assert event == "post_run_cell"
+            callback(None)
+
+
+@pytest.fixture
+def stills(monkeypatch, rrefs):
+    """The stills of a shell; `Handles.shown` has what they show."""
+    Handles.shown = []
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handles)
+    made, shell = StillOutputs(), Shell()
+    monkeypatch.setattr("rpcbench.panels.base.STILLS", made)
+    made.add(rrefs, shell)
+    return shell
+
+
+def drawn(bundle):
+    return base64.b64decode(re.search(r'base64,([^"]+)"', bundle["text/html"])[1]).decode()
+
+
+def test_the_still_below_a_panel_follows_at_the_end_of_each_cell(stills, rrefs):
+    ((how, first),) = Handles.shown
+    assert how == "display" and 'class="rb-still ' in first["text/html"]
+    stills.cell_ends()
+    assert len(Handles.shown) == 1, "nothing has changed"
+    own(rrefs._source.at, 1, "0.7")
+    stills.cell_ends()
+    stills.cell_ends()
+    _, (how, second) = Handles.shown
+    assert how == "update" and "0.7" in drawn(second) and "0.7" not in drawn(first)
+    assert second["text/plain"] == first["text/plain"], "stored outputs are compared by it"
+    rrefs.close()
+    own(rrefs._source.at, 1, "0.9")
+    stills.cell_ends()
+    assert len(Handles.shown) == 2, "a closed panel keeps its still"
+
+
+def test_a_still_stays_where_its_source_has_forgotten_everything(stills, rrefs):
+    own(rrefs._source.at, 1, "0.7")
+    rrefs.show(rrefs._source.at)
+    stills.cell_ends()
+    rrefs._source.at = {}  # as a collector without a subscriber
+    stills.cell_ends()
+    assert len(Handles.shown) == 2
+
+
+def test_a_still_that_cannot_be_drawn_disturbs_one_cell_only(stills, rrefs, monkeypatch, caplog):
+    monkeypatch.setattr(rrefs._source, "world", Mock(side_effect=ValueError("no world")))
+    stills.cell_ends()
+    stills.cell_ends()
+    assert caplog.text.count("ValueError: no world") == 1
+
+
+def test_a_large_still_is_its_text():
+    at = world(2)
+    for n in range(20):
+        own(at, 1, f"0.{n}", kind="Tensor" * 40)
+    made = Snapshot(rref_view(at))
+    small = still_output(made)["text/html"]
+    assert "base64," in small and len(small) < MOST_STILL_BYTES
+    made.html += "x" * MOST_STILL_BYTES
+    large = still_output(made)["text/html"]
+    assert "base64," not in large and "20 RRefs" in large and len(large) < 10_000
+
+
+def test_a_panel_keeps_the_last_picture_of_a_cluster_that_has_stopped(rrefs, sent):
+    own(rrefs._source.at, 1, "0.7")
+    assert rrefs.phase == {"name": "live", "at": 0.0}
+    rrefs.show(rrefs._source.at)
+    rrefs._source.phase = Phase("stopped", 1.0e9)
+    assert not rrefs.show({}), "nobody looked at the end"
+    assert "0.7" in rrefs.view["rrefs"]
+    assert updates(sent)[-1] == {"phase": {"name": "stopped", "at": 1.0e9}}
+    first, second, *_ = str(rrefs).splitlines()
+    assert first.startswith("Stopped at ") and second == "3 members, 1 RRef, 0 forks"
+
+
+def test_a_snapshot_goes_to_the_page_that_asks_or_to_the_cell(rrefs, sent):
+    own(rrefs._source.at, 1, "0.7")
+    rrefs.show(rrefs._source.at)
+
+    def ask(page):
+        content = {"kind": "snapshot", "eye": "a", "page": page}
+        rrefs.comm.handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+
+    ask(page=True)
+    answer = deltas(sent)[-1]
+    assert (answer["kind"], answer["eye"], answer["model"]) == ("snapshot", "a", rrefs.model_id)
+    assert "0.7" in drawn(answer["data"]) and "1 RRef" in answer["data"]["text/plain"]
+    rrefs._cell = Mock()
+    ask(page=False)
+    assert rrefs._cell.display.call_args.args[0]["data"] == answer["data"]
+    assert deltas(sent)[-1] is answer
 
 
 def test_nothing_is_loaded_from_elsewhere():

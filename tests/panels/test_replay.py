@@ -101,6 +101,10 @@ def test_a_panel_that_is_not_there_is_told_of(file):
         rpcbench.replay(file, "rref")
 
 
+def test_its_panel_says_that_it_plays_a_record(player):
+    assert player.panel.phase["name"] == "record"
+
+
 def test_what_a_saved_notebook_shows_is_a_sentence(player):
     assert player._repr_mimebundle_()["text/plain"].endswith("Run the cell to see it.")
 
@@ -111,7 +115,7 @@ def test_beside_the_widget_stands_a_page_of_its_own(player, monkeypatch):
     player._ipython_display_()
     widget, alone = shown
     assert widget["application/vnd.jupyter.widget-view+json"]["model_id"] == player.model_id
-    assert alone["text/html"].startswith("<details>") and "srcdoc=" in alone["text/html"]
+    assert alone["text/html"].startswith("<details ") and "srcdoc=" in alone["text/html"]
 
 
 def test_a_record_of_nothing_is_shown_as_that(tmp_path):

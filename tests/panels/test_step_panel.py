@@ -5,7 +5,7 @@ from __future__ import annotations
 import comm
 import pytest
 from comm.base_comm import BaseComm
-from test_draw import NASTY, page, show  # noqa: F401  (fixtures)
+from shown import NASTY
 
 import rpcbench.panels as panels
 from rpcbench.base.errors import RpcError
@@ -84,7 +84,14 @@ def click(panel, **content):
 def test_the_view_has_each_message_and_their_order(panel):
     view = step_view(panel._source.world())
     assert view["stepper"]["0"] == {"on": True, "delivered": 0, "dropped": 0, "order": [3]}
-    row = {"n": 3, "sender": "worker1", "to": "worker2", "kind": "Call", "label": "divmod", "about": "call 7"}
+    row = {
+        "n": 3,
+        "sender": "worker1",
+        "to": "worker2",
+        "kind": "Call",
+        "words": "call divmod",
+        "about": "Call · call 7",
+    }
     assert view["held"] == {"3": row}
     assert step_view({})["stepper"]["0"]["order"] == []
 
@@ -113,7 +120,7 @@ def test_a_click_on_what_has_gone_does_no_harm(panel, caplog):
 
 # -- drawn
 @pytest.fixture
-def shown(show, monkeypatch):  # noqa: F811
+def shown(show, monkeypatch):
     monkeypatch.setitem(panels.PANELS, "step", StepPanel)
     return lambda *held, on=True: show("step", world(*held, on=on))
 
@@ -123,7 +130,7 @@ def world(*held, on=True, delivered=0):
     return {0: state, **{row.n: row._asdict() for row in held}}
 
 
-def asked(page):  # noqa: F811
+def asked(page):
     return [one for one in page.evaluate("sent") if one["kind"] not in ("opened", "closed")]
 
 
@@ -132,11 +139,13 @@ def test_what_is_held_stands_there_in_order(shown):
     rows = [
         message(3),
         message(4, kind="Result", sender="worker2", to="worker1"),
-        message(5, kind="ForkRequest", label=""),
+        message(5, kind="ForkRequest", label="", rref="0.4"),
+        message(6, kind="Fetch", label="to_here", rref="0.4"),
     ]
     drawn = shown(*rows)
-    assert drawn.texts(".rb-held .rb-n") == ["3", "4", "5"]
-    assert drawn.texts(".rb-held .rb-what") == ["Call", "Result", "ForkRequest"]
+    assert drawn.texts(".rb-held .rb-n") == ["3", "4", "5", "6"]
+    words = ["call divmod", "result of divmod", "new user of RRef 0.4", "fetch RRef 0.4"]
+    assert drawn.texts(".rb-held .rb-what") == words
     assert drawn.texts(".rb-held .rb-who")[1] == "worker2 → worker1"
     drawn.move(world(rows[2], rows[0], delivered=1))
     assert drawn.texts(".rb-held .rb-n") == ["5", "3"]
@@ -147,7 +156,7 @@ def test_what_is_held_stands_there_in_order(shown):
 
 
 @pytest.mark.browser
-def test_buttons_and_keys_ask(shown, page):  # noqa: F811
+def test_buttons_and_keys_ask(shown, page):
     drawn = shown(message(3), message(4), message(5))
     page.evaluate("sent.length = 0")
     page.get_by_role("button", name="Deliver next").click()
@@ -167,11 +176,11 @@ def test_buttons_and_keys_ask(shown, page):  # noqa: F811
         {"kind": "time", "seconds": 1}, {"kind": "go"},
         {"kind": "deliver", "n": 4}, {"kind": "drop", "n": 5}, {"kind": "delay", "n": 4},
     ]  # fmt: skip
-    assert drawn.texts("[role=status]") == ["Delayed 4: Call divmod from worker1 to worker2."]
+    assert drawn.texts(".rb-said") == ["Delayed 4: call divmod from worker1 to worker2."]
 
 
 @pytest.mark.browser
-def test_the_focus_stays_with_the_list_when_its_message_goes(shown, page):  # noqa: F811
+def test_the_focus_stays_with_the_list_when_its_message_goes(shown, page):
     drawn = shown(message(3), message(4), message(5))
     focused = "document.activeElement.dataset.n"
     page.locator(".rb-held[data-n='4']").focus()
@@ -185,7 +194,7 @@ def test_the_focus_stays_with_the_list_when_its_message_goes(shown, page):  # no
 
 
 @pytest.mark.browser
-def test_names_are_never_markup(shown, page):  # noqa: F811
+def test_names_are_never_markup(shown, page):
     drawn = shown(message(1, sender=NASTY[1], to=NASTY[2], label=NASTY[3], kind="Call", call=NASTY[1]))
     assert drawn.texts(".rb-held .rb-who") == [f"{NASTY[1]} → {NASTY[2]}"]
     assert page.evaluate("window.hurt") is None

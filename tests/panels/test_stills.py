@@ -82,6 +82,20 @@ def test_a_block_for_each_operation_in_its_lane():
     assert {"F0", "B3", "worker3"} <= {*words(made.svg)}
 
 
+def test_the_still_of_a_pipeline_is_of_the_last_finished_step():
+    at = world(2)
+    end = gpipe(at, 1, 2, 4, 10.0)
+    gpipe(at, 2, 2, 4, end + 0.01, until=end + 0.02)
+    assert any(word.startswith("step 1 (complete)") and "bubble" in word for word in words(still("pipeline", at).svg))
+    assert any(word.startswith("step 2 (running)") for word in words(still("pipeline", running_alone()).svg))
+
+
+def running_alone():
+    at = world(2)
+    gpipe(at, 2, 2, 4, 10.0, until=10.02)
+    return at
+
+
 def test_a_row_for_each_worker_in_words_and_bars():
     at = world(3)
     tell(at, 0)
@@ -105,6 +119,7 @@ def test_a_row_for_each_worker_in_words_and_bars():
 def test_links_and_counts_of_a_context():
     made = still("autograd", busy())
     assert words(made.svg).count("1 sent, 1 received") == 2 and words(made.svg).count("4 gradients") == 2
+    assert words(made.svg).count("Linear, Relu") == 2 and words(made.svg).count("1 gradient back") == 1
     assert str(1 << 48) in words(made.svg)
 
 
@@ -113,7 +128,7 @@ def test_messages_in_their_order_slope_where_something_came_between():
     lines = [shape for shape in shapes(made.svg, "line") if "line" in shape.get("class").split()]
     level = [shape.get("y1") == shape.get("y2") for shape in lines]
     assert level == [False, True, True] and "dashed" in lines[2].get("class")
-    assert "Result train" in words(made.svg) and "under way" in words(made.svg) and "Notice" not in words(made.svg)
+    assert "result of train" in words(made.svg) and "in flight" in words(made.svg) and "Notice" not in words(made.svg)
 
 
 def test_of_many_the_first_are_drawn_and_the_others_counted():
@@ -145,6 +160,24 @@ def test_colours_are_those_of_the_live_panels():
     for colours, rules in ((charts.LIGHT, light), (charts.DARK, light + dark)):
         live = dict(re.findall(r"--rb-([a-z-]+): (?:var\([^,]+, )?(#[0-9a-f]{6})", rules))
         assert {name: live[name] for name in colours} == colours
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", ["c.shutdown()", "pass"])
+def test_below_a_panel_stands_its_last_picture_in_a_notebook_that_ran_without_a_browser(end):
+    cells = [
+        "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1)\nrpcbench.panel('rrefs')",
+        "r = rpc.remote('worker1', int)\nr.to_here()",
+        end,
+        "c.shutdown()",
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    NotebookClient(book, timeout=120).execute()
+    live, still = book.cells[0].outputs
+    assert "application/vnd.jupyter.widget-view+json" in live["data"] and "text/html" not in live["data"]
+    image = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', still["data"]["text/html"])
+    assert "1 RRef, 1 fork" in base64.b64decode(image[1]).decode(), "as it was when the cluster was stopped"
+    assert [len(cell.outputs) for cell in book.cells[1:]] == [1, 0, 0]
 
 
 @pytest.mark.process

@@ -49,7 +49,7 @@ def picture(written: str) -> str:
 
 def test_a_step_matches_its_drawing() -> None:
     assert Timeline.of(rows(one_f_one_b(2, 3))).text(width=60) == picture("""
-        step 3: 12.0 ms, idle 25.0% (ideal 25.0%)
+        step 3: 12.0 ms, bubble 25.0% (minimum 25.0%)
         worker1 │F0░░F1░░        B0▓▓▓▓▓▓F2░░B1▓▓▓▓▓▓    B2▓▓▓▓▓▓
         worker2 │    F0░░B0▓▓▓▓▓▓F1░░B1▓▓▓▓▓▓F2░░B2▓▓▓▓▓▓
                  0───────────────────5───────────────────10────── ms
@@ -61,7 +61,7 @@ def test_running_operations_are_drawn_up_to_now() -> None:
     running = [row(1, "0F0", 0, 4), row(1, "0F1", 4, None), row(2, "1F0", 6, None)]
     drawn = Timeline.of(running, now=START + 10 * MS, names={1: "alice"})
     assert drawn.text(width=52) == picture("""
-        step 3: 10.0 ms, idle 30.0% (ideal 25.0%)
+        step 3: 10.0 ms, bubble 30.0% (minimum 25.0%)
           alice │F0░░░░░░░░░░░░░░F1░░░░░░░░░░░░░░░░░░░░░…
         worker2 │                        F0░░░░░░░░░░░░░…
                  0───────────────────5─────────────────── ms
@@ -77,7 +77,7 @@ def test_now_defaults_to_the_latest_time_in_the_rows() -> None:
 
 def test_an_operation_that_has_just_begun_is_drawn() -> None:
     lines = Timeline.of([row(1, "0F0", 0, None)]).text(60).splitlines()
-    assert lines[0] == "step 3: 0.0 ms, idle 0.0% (ideal 0.0%)"
+    assert lines[0] == "step 3: 0.0 ms, bubble 0.0% (minimum 0.0%)"
     assert lines[1] == "worker1 │…"
 
 
@@ -135,7 +135,7 @@ def test_the_idle_share_is_measured_and_the_ideal_is_computed() -> None:
 def test_the_ideal_idle_share_is_none_while_rows_are_missing() -> None:
     early = [row(2, "1F0", 1, 2), row(2, "1B0", 2, 4)]
     assert Timeline.of(early).idle_ideal is None
-    assert str(Timeline.of(early)).splitlines()[0] == "step 3: 3.0 ms, idle 0.0%"
+    assert str(Timeline.of(early)).splitlines()[0] == "step 3: 3.0 ms, bubble 0.0%"
 
 
 def test_idle_share_ignores_running_operations() -> None:

@@ -18,6 +18,7 @@ from worlds import until
 from rpcbench.base.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.microbatch import cut
+from rpcbench.pipeline.step_log import KEPT_STEPS
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.views import autograd_view, pipeline_view, rref_view
@@ -229,6 +230,13 @@ def test_the_tables_show_the_plan_and_the_held_activations(agents: list[Agent]) 
     assert held == [one, 2 * one, 3 * one, 2 * one, one, 0]
     pipe.predict(data(24)[0])
     assert [row["ideal"] for row in parts(agents)] == [None, None]
+    assert [row["samples"] for row in (first, second, *parts(agents))] == [24] * 4
+    assert "loss" not in first and second["loss"] == pytest.approx(batch.loss)
+    assert not any("loss" in row for row in parts(agents))
+    for _ in range(KEPT_STEPS):
+        pipe.predict(data(24)[0])
+    kept = agents[1].tables()["steps"].values()
+    assert first in kept and len(kept) == 1 + KEPT_STEPS, "evaluation drops no step that trains"
     last = parts(agents)[0]["step"]
     ops = [row for agent in agents[1:] for row in agent.tables()["ops"].values() if row["step"] == last]
     assert len(ops) == 6 and not any(row["held"] for row in ops)

@@ -151,14 +151,22 @@ def test_the_end_of_the_world_ends_the_looking(collector: Collector, agents: lis
     assert collector.world() == {}
 
 
-def test_when_the_world_is_over_nobody_is_up(collector: Collector, agents: list[Agent]) -> None:
+@pytest.mark.parametrize("end", ["shutdown", "stop"])
+def test_when_the_world_is_over_its_last_moment_stays(collector: Collector, agents: list[Agent], end: str) -> None:
     changed = threading.Event()
     collector.subscribe(changed.set)
     until(lambda: equal(collector, agents))
+    assert collector.phase.name == "live"
     changed.clear()
-    agents[0].stop()
-    assert changed.wait(10), "who looks is told"
-    assert {member["state"] for member in collector.world().values()} == {"left"}
+    before = time.time()
+    agents[0].shutdown(graceful=False) if end == "shutdown" else agents[0].stop()
+    assert changed.wait(10), "subscribers are told"
+    assert collector.phase.name == "stopped" and before <= collector.phase.at <= time.time()
+    last = collector.world()
+    assert {member["state"] for member in last.values()} == {"up"}, "members that leave with it are not shown as gone"
+    for agent in agents[1:]:
+        agent.stop()
+    assert collector.world() is last
 
 
 def test_who_goes_just_before_it_is_asked_is_not_waited_for(

@@ -29,9 +29,10 @@ def op(worker, word, begin, end, step=1, held=0):
     }  # fmt: skip
 
 
-def part(worker, state="running", plan="0F0 0B0", workers=(1, 2), step=1, ideal=0.2):
+def part(worker, state="running", plan="0F0 0B0", workers=(1, 2), step=1, ideal=0.2, **more):
     return {
         "step": step, "worker": worker, "workers": list(workers), "plan": plan.split(), "ideal": ideal, "state": state,
+        **more,
     }  # fmt: skip
 
 
@@ -43,10 +44,11 @@ def step(*args, **more):
     return pipeline_view(world(*args, **more))["steps"]["1"]
 
 
-def test_idle_is_the_share_of_time_in_no_op():
+def test_the_bubble_is_the_share_of_time_in_no_op():
     view = pipeline_view(world(OPS, DONE))
     assert view["steps"]["1"] == {
-        "step": 1, "state": "complete", "begin": 10.0, "end": 14.0, "ops": 4, "idle": pytest.approx(0.5), "ideal": 0.2,
+        "step": 1, "state": "complete", "trains": True, "begin": 10.0, "end": 14.0, "ops": 4,
+        "bubble": pytest.approx(0.5), "minimum": 0.2, "loss": None, "samples": None,
     }  # fmt: skip
     assert {key: lane["busy"] for key, lane in view["lanes"].items()} == {"1/1": 0.5, "1/2": 0.5}
     assert view["lanes"]["1/2"]["stages"] == [1]
@@ -68,7 +70,7 @@ def test_idle_is_the_share_of_time_in_no_op():
 def test_a_step_is_complete_once_all_who_take_part_have_said_so(ops, parts, state):
     found = step(ops, parts)
     assert found["state"] == state
-    assert (found["idle"] is not None) == (state == "complete")
+    assert (found["bubble"] is not None) == (state == "complete")
 
 
 def test_who_is_gone_ends_a_step_that_was_not_complete():
@@ -111,12 +113,32 @@ def test_a_worker_holds_what_its_stages_hold_after_their_last_operation():
 
 def test_nothing_is_measured_before_an_op_ended():
     view = pipeline_view(world([op(1, "0F0", 3.0, None)], [part(1)]))
-    assert view["steps"]["1"]["idle"] is None
+    assert view["steps"]["1"]["bubble"] is None
     assert view["lanes"]["1/1"]["busy"] is None
 
 
 def test_the_latest_steps_count_by_time_not_by_number():
     numbers = [7, 8, 9, 10, 11, 12, 13, 0, 1]
-    view = pipeline_view(world([op(1, "0F0", float(at), at + 0.5, step=n) for at, n in enumerate(numbers)]))
+    view = pipeline_view(world([op(1, "0B0", float(at), at + 0.5, step=n) for at, n in enumerate(numbers)]))
     assert list(view["steps"]) == [str(n) for n in numbers[-STEPS_LISTED:]]
     assert [row["step"] for row in view["ops"].values()] == numbers[-STEPS_DRAWN:]
+
+
+def test_evaluation_does_not_displace_steps_that_train():
+    trained = [op(1, "0B0", float(n), n + 0.5, step=n) for n in range(6)]
+    view = pipeline_view(world([*trained, *(op(1, "0F0", float(n), n + 0.5, step=n) for n in range(10, 40))]))
+    assert [row["step"] for row in view["ops"].values()] == [2, 3, 4, 5, 38, 39]
+    assert [row["step"] for row in view["steps"].values()] == [2, 3, 4, 5, *range(32, 40)]
+    assert [row["trains"] for row in view["steps"].values()] == [True] * 4 + [False] * 8
+
+
+def test_the_loss_is_the_sum_over_the_replicas_and_unknown_where_one_has_none():
+    def losses(*each):
+        parts = [part(n + 1, "done", samples=64, **loss) for n, loss in enumerate(each)]
+        found = step(OPS, parts)
+        return found["loss"], found["samples"]
+
+    assert losses({}, {"loss": 0.5}) == (0.5, 64)
+    assert losses({"loss": 0.25}, {"loss": 0.5}) == (0.75, 64)
+    assert losses({"loss": 0.25}, {"loss": None}) == losses({}, {}) == (None, 64)
+    assert step(OPS, [part(1), part(2, "done", loss=0.5)])["loss"] is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from worlds import config, until, world
 
-from rpcbench.base.ids import MESSAGES
+from rpcbench.base.ids import MESSAGES, OWN
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
@@ -19,9 +19,11 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry import message_views
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.message_views import SHARED, ClockOffset, better, estimate, gather, messages_view
+from rpcbench.telemetry.message_views import SHARED, ClockOffset, better, estimate, gather, messages_view, plain_words
+from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.trace import _since, trace
 from rpcbench.testing import Faults, install
+from rpcbench.wire.messages import KINDS
 
 Rows = list[dict[str, Any]]
 
@@ -154,9 +156,11 @@ def picture(*halves: tuple[int, tuple[Any, ...]], clocks: dict[int, ClockOffset]
     for member in range(3):
         clock = (clocks or {}).get(member, SHARED)
         made[member] = {"name": f"m{member}", "id": member, "state": "up", "incarnation": 0, "clock": clock}
-        made[member] |= {"left_out": 0, "missed": 0, "trimmed": 0, "tables": {"messages": {}}}
+        made[member] |= {"left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "tables": {"messages": {}}}
     for member, one in halves:
-        made[member]["trimmed"] += gather(made[member]["tables"]["messages"], member, [one])
+        trimmed, sent = gather(made[member]["tables"]["messages"], member, [one])
+        made[member]["trimmed"] += trimmed
+        made[member]["sent"] += sent
     return made
 
 
@@ -164,7 +168,9 @@ def test_of_one_member_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(message_views, "KEPT", 10)
     made = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
     assert [row["sent"] for row in made[0]["tables"]["messages"].values()] == [float(n) for n in range(15, 25)]
-    assert messages_view(made)["workers"]["0"]["left_out"] == 15
+    view = messages_view(made)
+    assert view["counts"] == {"messages": {"all": 25}} and view["workers"]["0"]["left_out"] == 0
+    assert text(view).startswith("3 members, 10 messages, 10 in flight, last 10 of 25 shown\n")
 
 
 def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +178,14 @@ def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch:
     made = picture(*[(n % 2, half("sent", 2, n, float(n))) for n in range(20)])
     view = messages_view(made)
     assert sorted(row["sent"] for row in view["messages"].values()) == [float(n) for n in range(10, 20)]
-    assert [view["workers"][member]["left_out"] for member in ("0", "1")] == [5, 5]
+    assert view["counts"] == {"messages": {"all": 20}}
+
+
+def test_a_message_counts_once_though_both_its_ends_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "KEPT", 10)
+    ends = [(end, n) for n in range(25) for end in ((0, "sent", 1), (1, "received", 0))]
+    made = picture(*[(member, half(what, peer, n, float(n))) for (member, what, peer), n in ends])
+    assert messages_view(made)["counts"] == {"messages": {"all": 25}}
 
 
 def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +193,8 @@ def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyP
     before = picture(*[(0, half("sent", 1, n, float(n))) for n in range(10)])
     few = picture(*[(0, half("sent", 1, n, float(n))) for n in range(15)])
     many = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
-    assert messages_view(_since(few, before, 10.0))["workers"]["0"]["left_out"] == 0
-    assert messages_view(_since(many, before, 10.0))["workers"]["0"]["left_out"] > 0
+    assert messages_view(_since(few, before, 10.0))["counts"] == {}
+    assert messages_view(_since(many, before, 10.0))["counts"] == {"messages": {"all": 15}}
 
 
 def test_halves_are_joined_whichever_comes_first() -> None:
@@ -207,6 +220,7 @@ def test_times_of_another_host_are_put_on_our_clock() -> None:
         ({}, "under way"),
         ({"state": "lost"}, "lost"),
         ({"state": "suspect"}, "under way"),
+        ({"state": "left"}, "untold"),
         ({"missed": 2}, "untold"),
         ({"trimmed": 2}, "untold"),
     ],
@@ -215,6 +229,67 @@ def test_what_has_not_come_is_under_way_or_lost_with_its_end(change: dict[str, A
     made = picture((0, half("sent", 1, 5, 1.0)))
     made[1] |= change
     assert [row["state"] for row in messages_view(made)["messages"].values()] == [state]
+
+
+@pytest.mark.parametrize(("kind", "state"), [("Call", "lost"), ("UserDelete", "untold"), ("Notice", "untold")])
+def test_only_what_somebody_waits_for_is_lost_with_a_member_that_leaves_in_good_order(kind: str, state: str) -> None:
+    made = picture((0, half("sent", 1, 5, 1.0, kind)), (0, half("lost", 1, 5, 2.0, kind)))
+    made[1]["state"] = "left"
+    assert [row["state"] for row in messages_view(made)["messages"].values()] == [state]
+
+
+@pytest.mark.parametrize(
+    ("kind", "about"),
+    [("View", {}), ("Ready", {}), ("Notice", {"label": "look"}), ("Notice", {"label": "leave"})],
+)
+def test_messages_by_which_the_world_holds_together_are_no_programs(kind: str, about: dict[str, Any]) -> None:
+    assert messages_view(picture((0, half("sent", 1, 5, 1.0, kind, **about))))["messages"] == {}
+
+
+def test_calls_of_this_package_are_hidden_but_for_cells() -> None:
+    own = {"label": "meet", "call": OWN | 5}, {"label": "this cell", "call": OWN | 6}, {"label": "meet", "call": 5}
+    halves = [(0, half("sent", 1, n, float(n), **{"call": 0, **about})) for n, about in enumerate(own)]
+    answers = [(1, half("sent", 0, n, 5.0 + n, "Result", call=OWN | n, label="")) for n in (5, 6)]
+    rows = messages_view(picture(*halves, *answers))["messages"].values()
+    assert [(row["call"], row["words"]) for row in rows] == [
+        ("0.cell6", "run this cell"), ("0.5", "call meet"), ("0.cell6", "result of this cell"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "words"),
+    [
+        ("Call", "train", "call train"),
+        ("Create", "Linear", "remote Linear"),
+        ("Result", "", "result"),
+        ("ForkAccept", "RRef 0.4", "confirmed user of RRef 0.4"),
+        ("Parcel", "B2 for stage 0", "gradient of micro-batch 2 → stage 0"),
+        ("Parcel", "F11 for stage 1", "activations of micro-batch 11 → stage 1"),
+        ("Parcel", "A for replica 2 of stage 1", "ready → replica 2 of stage 1"),
+        ("Parcel", "a channel of somebody", "a channel of somebody"),
+        ("Notice", "cell", "output of a cell"),
+        ("Notice", "other", "other"),
+        ("Call", "pipeline run", "call pipeline step"),
+        ("Unheard", "of", "Unheard"),
+    ],
+)
+def test_a_message_in_plain_words(kind: str, about: str, words: str) -> None:
+    assert plain_words(kind, about) == words
+
+
+def test_each_kind_of_message_has_words_or_is_not_shown() -> None:
+    known = {*message_views._WORDS, *message_views._BENCH_KINDS, "Notice", "Parcel"}
+    assert known == {kind.__name__ for kind in KINDS}
+
+
+def test_what_a_fetch_is_about_is_its_rref() -> None:
+    made = picture(
+        (0, half("sent", 1, 5, 1.0, "Fetch", label="", rrefs=["0.4"])), (1, half("sent", 0, 6, 2.0, "Result", label=""))
+    )  # fmt: skip
+    assert [row["words"] for row in messages_view(made)["messages"].values()] == [
+        "fetch RRef 0.4",
+        "result of RRef 0.4",
+    ]
 
 
 def test_an_answer_has_the_label_of_its_call() -> None:

@@ -140,7 +140,7 @@ def test_sends_and_recvs_are_paired_by_message():
     assert view["links"] == {"5/0>1": link}
     assert view["members"]["5/0"] == {"context": "5", "worker": 0, "sends": 2, "recvs": 0, "gradients": 0}
     totals = {"workers": 2, "sends": 2, "recvs": 1, "open": 1, "gradients": 3, "passes": 0}
-    assert view["contexts"]["5"] == {"context": "5", **totals}
+    assert view["contexts"]["5"] == {"context": "5", "made": None, "ended": None, "step": None, **totals}
 
 
 def test_equal_counts_of_different_messages_are_no_pair():
@@ -178,6 +178,88 @@ def test_a_leaf_is_listed_with_the_worker_that_holds_its_gradient():
         "5/1/0": {"context": "5", "worker": 1, "place": 0, "name": "w", "shape": "[3, 4]", "bytes": 48},
         "5/1/1": {"context": "5", "worker": 1, "place": 1, "name": "", "shape": "[]", "bytes": 4},
     }
+
+
+def graph(sends=(), recvs=(), parts=(), ended=None, **more):
+    """What a worker tells of a context while somebody watches."""
+    about = {"label": "f", "shape": "[3]", "bytes": 12, "back": None}
+    row = {"context": 5, "leaves": [], "more": 0, "gradients": 1, "passes": [], "made": 1.0, "ended": ended}
+    parts = [{"ops": ["Mul"], "count": 1, "ran": [], "recvs": [], **one} for one in parts]
+    return {**row, "sends": [{**about, **send} for send in sends], "recvs": list(recvs), "parts": parts, **more}
+
+
+def halves(back=None, ran=(), ended=None):
+    """Worker 0 sends message 1 to worker 1, which has sent 2 for it."""
+    here = graph([{"message": 1, "to": 1, "back": back}], parts=[{"sends": [1]}], ended=ended)
+    part = {"sends": [2], "recvs": [1], "ran": list(ran)}
+    there = graph(recvs=[{"message": 1, "from": 0}], parts=[part], ended=ended)
+    return {"graphs": {"5": here}}, {"graphs": {"5": there}}
+
+
+def test_a_released_context_keeps_its_last_numbers_and_nothing_is_in_flight():
+    view = autograd_view(world(*halves(ended=9.0)))
+    assert view["members"]["5/1"] == {"context": "5", "worker": 1, "sends": 0, "recvs": 1, "gradients": 1}
+    assert view["links"]["5/0>1"]["state"] == "paired" and view["contexts"]["5"]["ended"] == 9.0
+    here, there = halves(ended=9.0)
+    there["graphs"]["5"]["recvs"] = []
+    view = autograd_view(world(here, there))
+    assert (view["links"]["5/0>1"]["state"], view["contexts"]["5"]["open"]) == ("lost", 0)
+    assert "released" in text(view)
+
+
+def test_a_context_is_open_until_its_maker_has_released_it():
+    here, there = halves(ended=9.0)
+    both = {"contexts": {"5": context(sends=[{"message": 1, "to": 1}])}, **here}
+    both["graphs"]["5"]["ended"] = None
+    assert autograd_view(world(both, there))["contexts"]["5"]["ended"] is None
+    late = {"contexts": {"5": context(recvs=[{"message": 1, "from": 0}])}, **there}
+    here["graphs"]["5"]["ended"] = 9.0
+    assert autograd_view(world(here, late))["contexts"]["5"]["ended"] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("back", "ran", "passes", "gradient", "state"),
+    [
+        (None, (), 1, (0, 0), ""),
+        (None, (2.0,), 1, (0, 0), "runs"),
+        (None, (2.0,), 0, (0, 0), "failed"),
+        (None, (2.0, 2.5), 1, (1, 0), "ran"),
+        (3.0, (2.0, 2.5), 0, (1, 1), "ran"),
+    ],
+)
+def test_the_gradient_of_a_message_is_sent_back_once_the_part_that_received_it_has_run(
+    back, ran, passes, gradient, state
+):
+    here, there = halves(back, ran)
+    one = {"pass": "0.1", "state": "running", "needed": 1, "arrived": 1, "waiting": 0}
+    here["contexts"] = {"5": context(sends=[{"message": 1, "to": 1}])}
+    there["contexts"] = {"5": context(recvs=[{"message": 1, "from": 0}], passes=[one] * passes)}
+    view = autograd_view(world(here, there))
+    message, part = view["messages"]["5/1"], view["parts"]["5/1/0"]
+    assert (message["fired"], message["back"]) == gradient
+    assert (message["shape"], message["bytes"], message["received"]) == ("[3]", 12, 1)
+    assert (part["state"], part["seconds"]) == (state, 0.5 if state == "ran" else None)
+
+
+def test_messages_of_a_pipeline_are_one_for_each_stage_with_the_gradients_of_its_operations():
+    label = "F{} for stage 1"
+    here = graph([{"message": m, "to": 1, "label": label.format(m)} for m in (1, 2)], step=3, stages={"0": ["Linear"]})
+    there = graph(recvs=[{"message": m, "from": 0} for m in (1, 2)], step=3, stages={"1": ["Relu", "Linear"]})
+    op = {"step": 3, "worker": 1, "stage": 1, "bytes": 0, "held": 0, "failed": False}
+    ops = [{**op, "op": "F", "microbatch": m, "begin": m, "end": m + 0.5} for m in (0, 1)]
+    ops += [{**op, "op": "B", "microbatch": 0, "begin": 2.0, "end": 3.0}]
+    tables = {"graphs": {"5": there}, "contexts": {"5": context()}, "ops": {str(n): one for n, one in enumerate(ops)}}
+    view = autograd_view(world({"graphs": {"5": here}, "contexts": {"5": context()}}, tables))
+    (message,) = view["messages"].values()
+    assert (message["stage"], message["sent"], message["bytes"], message["back"]) == (1, 2, 24, 1)
+    part = view["parts"]["5/1/0"]
+    assert (part["stage"], part["ops"], part["state"]) == (1, ["Relu", "Linear"], "runs")
+    assert (part["done"], part["times"]) == (1, 2)
+    ops.append({**op, "op": "B", "microbatch": 1, "begin": 4.0, "end": 4.5})
+    tables["ops"]["3"] = ops[-1]
+    part = autograd_view(world({"graphs": {"5": here}}, tables))["parts"]["5/1/0"]
+    assert (part["state"], part["seconds"]) == ("ran", 1.5)
+    assert autograd_view(world({}, tables))["contexts"]["5"]["step"] == 3
 
 
 def test_context_ids_survive_javascript():
@@ -232,7 +314,7 @@ def test_text_of_contexts_and_steps():
     part = {"step": 1, "worker": 1, "workers": [1], "plan": ["0F0", "0B0"], "ideal": 0.25, "state": "done"}
     at[1]["tables"]["steps"] = {"a": part}
     assert text(pipeline_view(at)).splitlines()[1] == (
-        "  step 1 (complete): 2 ops in 1000.0 ms, idle 50.0% (ideal 25.0%)"
+        "  step 1 (complete): 2 ops in 1000.0 ms, bubble 50.0% (minimum 25.0%)"
     )
 
 

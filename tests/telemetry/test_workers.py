@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def health(id_: int, question: int = 9, **changes: Any) -> dict[str, Any]:
     return {str(id_): {**row, **changes}}
 
 
-def process(id_: int, state: str = "serves", log: str = "") -> dict[str, Any]:
+def process(id_: int, state: str = "ready", log: str = "") -> dict[str, Any]:
     return {str(id_): {"name": f"w{id_}", "pid": 100 + id_, "incarnation": 2, "state": state, "log": log}}
 
 
@@ -112,6 +113,18 @@ def test_calls_that_wait_for_a_worker_are_counted_wherever_they_come_from():
     assert [row["calls"] for row in rows(at).values()] == [0, 0, 3]
 
 
+def test_a_member_says_for_which_others_it_waits():
+    calls = [
+        {str(n): {"to": to, "label": "f"} for n, to in enumerate(ends)} for ends in ([3], [1, 3, 2, 0, 3], [], [0, 1])
+    ]
+    at = {i: member(i, health=health(i, cells=int(i == 3)), calls=calls[i]) for i in range(4)}
+    found = rows(at)
+    assert [(row["doing"], row["awaits"]) for row in found.values()] == [
+        ("waits", "w3"), ("waits", "3 workers"), ("idle", ""), ("cell", "w0, w1"),
+    ]  # fmt: skip
+    assert text(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, cpu")
+
+
 def test_logs_and_actions_are_those_of_who_started_the_workers():
     act = {"restart w1": {"action": "restart", "target": "w1", "state": "runs", "error": ""}}
     view = workers_view({0: member(0, launched=process(1, log="x\ny"), actions=act), 1: member(1)})
@@ -128,13 +141,13 @@ def test_the_view_in_words():
         "restart w2": {"action": "restart", "target": "w2", "state": "failed", "error": "E: x"}
     }
     assert text(workers_view(at)).splitlines() == [
-        "3 members, 2 up (4 events left out)",
+        "3 members, 2 ready (4 events left out)",
         "  w0: idle, cpu 50%, 0 MB, 0 busy, 0 waiting, 0 queued",
-        "  w1 (start 2): busy, cpu 50%, 0 MB, 2 busy, 1 waiting, 3 queued",
-        "  w2 (start 3): exit code 3",
+        "  w1 (start 2): runs a call, cpu 50%, 0 MB, 2 busy, 1 waiting, 3 queued",
+        "  w2 (start 3): lost: exit code 3",
         "  restart w2 failed: E: x",
     ]
-    assert text(workers_view({})) == "0 members, 0 up"
+    assert text(workers_view({})) == "0 members, 0 ready"
 
 
 # ---- who asks
@@ -172,7 +185,7 @@ def test_a_picture_taken_at_once_knows_how_all_members_are(agents: list[Agent]) 
         panel = rpcbench.panel("workers")
         lines = panel.snapshot().text.splitlines()
         panel.close()
-        assert lines[0] == "3 members, 3 up" and all("idle" in line and "cpu" in line for line in lines[1:])
+        assert lines[0] == "3 members, 3 ready" and all("idle" in line and "cpu" in line for line in lines[1:])
 
 
 def test_who_settles_does_not_wait_for_ever(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +270,31 @@ def test_a_member_that_does_not_answer_is_not_asked_again(agents: list[Agent], m
 
 
 # ---- processes
+
+
+def spin(gate: str) -> None:
+    while not GATES[gate].is_set():
+        pass
+
+
+def test_stacks_are_those_of_all_threads_that_run_the_users_program(agents: list[Agent]) -> None:
+    """The agents of this test share a process, and so its threads."""
+    GATES["spin"] = threading.Event()
+    actions, future = agents[0].part(Actions), rpc_async("worker1", spin, ("spin",))
+
+    def said() -> str:
+        actions.begin("stacks", "worker1").result(20)
+        return str(actions.table()["stacks worker1"]["text"])
+
+    until(lambda: "in spin: while not GATES" in said())
+    lines = said().splitlines()
+    assert re.fullmatch(r"At \S+( \w+)?, worker1:", lines[0])
+    assert any("spin, a call of notebook, which has run" in line for line in lines)
+    assert any(line.startswith("  MainThread runs") for line in lines) and "in said: actions.begin" in "".join(lines)
+    GATES["spin"].set()
+    future.wait()
+    actions.begin("stacks", "worker9")
+    until(lambda: "worker9" in actions.table()["stacks worker9"]["error"])
 
 
 @pytest.mark.process

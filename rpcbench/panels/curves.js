@@ -1,0 +1,128 @@
+// Curves over the steps of a pipeline that the panel has seen, and the files that it saves.
+
+const [CURVE_HEIGHT, CURVE_TOP, CURVE_EDGE] = [58, 24, 8]; // pixels: a curve, the top of its line, the room beside the line
+
+const rateOf = (step) => step.samples && step.samples / durationOf(step);
+// All begin at 0 but the loss.
+const CURVES = [
+  { key: "loss", value: (step) => step.loss, text: (value) => String(+value.toPrecision(4)) },
+  { key: "time", value: durationOf, text: (value) => formatDuration(value), least: 0, most: 3 },
+  { key: "bubble", value: (step) => step.bubble, text: percent, least: 0, floor: (step) => step.minimum },
+  { key: "rate", value: rateOf, text: (value) => Math.round(value).toLocaleString("en"), least: 0 },
+];
+
+// Returns the steps that curves have a point for.
+const curveSteps = (steps) => steps.filter((step) => step.state === "complete" && step.trains);
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const curveX = (i, count, width) => CURVE_EDGE + ((width - 2 * CURVE_EDGE) * (count > 1 ? i / (count - 1) : 1));
+
+// Returns the least and the largest value of a curve. With `most` no value counts for more than so many times the median: the
+// first step of a training is far slower than the others, which would be a flat line.
+function curveRange(values, most = Number.POSITIVE_INFINITY) {
+  const known = values.filter(isNumber).sort((a, b) => a - b);
+  return [known[0], Math.min(known.at(-1), most * known[known.length >> 1])];
+}
+
+// Returns a line through values, null where there is none, as the data of an SVG path; `low` is its floor, `high` its top.
+function curvePath(values, [low, high], width) {
+  const tall = CURVE_HEIGHT - CURVE_TOP - 5;
+  const y = (value) => CURVE_TOP + (high > low ? (tall * (high - Math.min(high, value))) / (high - low) : tall / 2);
+  let [path, pen] = ["", "M"];
+  values.forEach((value, i) => {
+    if (isNumber(value)) path += `${pen}${curveX(i, values.length, width).toFixed(1)} ${y(value).toFixed(1)}`;
+    pen = isNumber(value) ? "L" : "M";
+  });
+  return path;
+}
+
+// Draws one curve, with its name, its value in the step shown, and a mark there.
+function drawCurve({ key, value, text, floor, least, most }, steps, shown, width) {
+  const [values, floors] = [steps.map(value), floor ? steps.map(floor) : []];
+  const range = curveRange([...values, ...floors], most);
+  range[0] = least ?? range[0];
+  const [low, high] = curveRange(values).map(text);
+  const at = steps.indexOf(shown);
+  const now = values[at];
+  const told = `${WORDS.curves[key]} ${isNumber(now) ? text(now) : "–"}`;
+  const all = `${told} in step ${shown.step}; ${low} to ${high} in ${plural(steps.length, "step")}`;
+  const [name, figure] = [svg("tspan", { class: "rb-name" }, `${WORDS.curves[key]} `), svg("tspan", { class: "rb-figure" })];
+  figure.append(told.slice(WORDS.curves[key].length + 1));
+  const dot = isNumber(now) ? curvePath(values.map((each, i) => (i === at ? each : null)), range, width) : "";
+  const x = curveX(at, steps.length, width);
+  const [wide, tall] = [width - 2 * CURVE_EDGE + 8, CURVE_HEIGHT - CURVE_TOP + 2];
+  return svg(
+    "svg",
+    { class: "rb-line", width, height: CURVE_HEIGHT, role: "img", "aria-label": all },
+    tip(all),
+    svg("rect", { class: "rb-track", x: CURVE_EDGE - 4, y: CURVE_TOP - 4, width: wide, height: tall, rx: 3 }),
+    svg("text", { x: CURVE_EDGE - 2, y: 14 }, name, figure),
+    dot ? svg("line", { class: "rb-here", x1: x, x2: x, y1: CURVE_TOP - 4, y2: CURVE_HEIGHT - 2 }) : "",
+    floors.length ? svg("path", { class: "rb-floor", d: curvePath(floors, range, width) }) : "",
+    svg("path", { class: "rb-run", d: curvePath(values, range, width) }),
+    dot ? svg("path", { class: "rb-dot", d: `${dot} h0` }) : "",
+  );
+}
+
+// Adds the curves above the picture. A click on one calls `choose` with the nearest step. Returns a function that draws them.
+function curvesAbove(frame, choose) {
+  const box = html("div", { class: "rb-curves", hidden: "" });
+  frame.body.before(box);
+  let steps = [];
+  box.addEventListener("click", (event) => {
+    const curve = event.target.closest(".rb-line");
+    if (!curve) return;
+    const { left, width } = curve.getBoundingClientRect();
+    const share = (event.clientX - left - CURVE_EDGE) / (width - 2 * CURVE_EDGE);
+    choose(steps[Math.round(Math.min(1, Math.max(0, share)) * (steps.length - 1))]);
+  });
+  return (seen, shown, width) => {
+    steps = curveSteps(seen);
+    const curves = CURVES.filter(({ value }) => steps.some((step) => isNumber(value(step))));
+    box.hidden = !curves.length;
+    const wide = Math.floor(width / Math.max(1, curves.length));
+    const parts = [wide, shown, steps.length, steps[0], steps.at(-1)];
+    const items = curves.map((curve) => ({ key: curve.key, parts, curve }));
+    join(box, items, (_, { curve }) => drawCurve(curve, steps, shown, wide));
+  };
+}
+
+// ---- files
+
+// Lets the browser save a file that is made here.
+function saveFile(name, type, text) {
+  const link = html("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "overflow"];
+const TYPE = ["font-family", "font-size", "font-weight", "text-anchor"];
+
+// Returns a copy of a shape, and of all in it, with its styles inside, so that it looks the same in a file of its own.
+function withStyles(node) {
+  if (node.nodeType !== Node.ELEMENT_NODE) return node.cloneNode();
+  const copy = node.cloneNode();
+  const styles = getComputedStyle(node);
+  for (const name of ["class", "style", ...Object.keys(node.dataset).map((key) => `data-${key}`)]) copy.removeAttribute(name);
+  const names = isText(node) ? [] : [...PAINT, ...(/^t(ext|span)/.test(node.localName) ? TYPE : [])];
+  for (const name of names) copy.style.setProperty(name, styles.getPropertyValue(name));
+  copy.append(...[...node.childNodes].filter((child) => !(child instanceof Element) || shows(child)).map(withStyles));
+  return copy;
+}
+const isText = (node) => ["title", "desc"].includes(node.localName);
+const shows = (node) => isText(node) || getComputedStyle(node).display !== "none";
+
+// Returns the picture of a frame as the text of an SVG file, with a line of text above it.
+function pictureFile(frame, title) {
+  const size = (node) => ["width", "height"].map((name) => Number(node.getAttribute(name)));
+  const [[width, height], [, head]] = [size(frame.picture), size(frame.top)];
+  const styles = getComputedStyle(frame.root);
+  const [paper, ink, font] = ["background-color", "color", "font-family"].map((name) => styles.getPropertyValue(name));
+  const [axis, rows] = [frame.top, frame.picture].map(withStyles);
+  set(axis, { y: 28 });
+  set(rows, { y: 28 + head });
+  const words = svg("text", { x: 12, y: 19, style: `fill: ${ink}; font: 600 14px ${font}` }, title);
+  const [back, all] = [svg("rect", { width, height: height + head + 34, fill: paper }), { width, height: height + head + 34 }];
+  const file = svg("svg", all, back, words, axis, rows);
+  return new XMLSerializer().serializeToString(file);
+}

@@ -1,0 +1,339 @@
+// The words of the panels, in one place: what a user reads is here, and the drawing code only places it.
+// Rules: short whole sentences in plain English, and the words of the glossary: ready, busy, stopped, hidden, in flight,
+// errors, cancelled, waiting, step time, bubble. `help` is the paragraph behind a panel's "?" button.
+
+const STRINGS = {
+  common: {
+    // By kind of state: the text of the chip in a panel's head, and its tooltip.
+    states: {
+      live: ["Live", "It follows the cluster. Click to pause the picture."],
+      paused: ["Paused", "The picture stands still. Click to follow the cluster again."],
+      stopped: ["Stopped", "It has ended. This is the last picture before that."],
+      record: ["Record", "This plays a record, or shows one that has ended."],
+      restarted: ["Kernel restarted", "This is the last picture of the former kernel. Run the cell again for a live one."],
+      gone: ["No kernel", "This is the last picture of a kernel that has ended. Run the cell again for a live one."],
+      cut: ["No connection", "The page does not reach the kernel now. This is the last picture that came."],
+      failed: ["Stopped", "An error has ended the updates. This is the last picture before that."],
+    },
+    // Instead of advice, where a panel that is not live has nothing to draw.
+    nothing: { stopped: "Nothing was here at the end.", record: "Nothing is here at this moment of the record." },
+    // States of members, where they differ from those of the view.
+    members: { left: "stopped", suspect: "no answer", stopped: "suspended" },
+    help: "What does this panel show?",
+    camera: "Leave a snapshot in the notebook",
+    kept: "A snapshot stands below the output of the cell.",
+  },
+  workers: {
+    help:
+      "A row for each process: the notebook and its workers. “now” is what it does: runs a cell or a call, waits for " +
+      "another worker, or idle. The curves are its CPU and memory in the last minute; 100 % is one core, and the " +
+      "second figure of the memory is that of the machine. Full squares are threads that run a function, hollow ones " +
+      "wait. “queue” counts calls that have arrived and not begun. A click on a name opens the row: all figures, the " +
+      "bytes for each peer, and the end of its output. “stack” asks where the worker is, and shows the lines of Python " +
+      "that its threads run now, also while a cell runs. “interrupt” stops the cell that runs there, “restart” ends " +
+      "the process and starts it again.",
+    hint: ["No cluster runs. Start one: ", "%cluster start 2"],
+    heads: {
+      name: "worker", now: "now", cpu: "CPU", memory: "memory", threads: "threads", queue: "queue", bytes: "bytes",
+      log: "last output", acts: "buttons",
+    },
+    doing: {
+      cell: "runs a cell", busy: "runs a call", waits: "waits", idle: "idle", none: "no report yet", lost: "lost",
+      starts: "starts …",
+    },
+    cells: (more) => `runs a cell, ${more} more ${more === 1 ? "waits" : "wait"}`,
+    waits: (names) => `waits for ${names}`,
+    alsoWaits: (doing, names) => `${doing}, waits for ${names}`,
+    silent: (seconds) => `no answer for ${seconds} s`,
+    lost: (how) => `lost: ${how}`,
+    acting: { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" },
+    process: (pid, start) => [
+      pid === null ? "" : `process ${pid}`,
+      start ? `restarted ${start === 1 ? "once" : `${start} times`}` : "",
+    ],
+    threads: (busy, waiting) => `${busy} busy, ${waiting} waiting`,
+    unknown: "not known",
+    bytes: (sent, received) => `↑ ${sent} ↓ ${received}`,
+    bytesTip: (sent, received) => `${sent} bytes sent, ${received} received`,
+    link: (name, sent, received) => `${name}: ${sent} sent, ${received} received`,
+    minute: (most) => `in the last minute at most ${most}`,
+    details: { threads: "threads", queue: "calls in the queue", bytes: "bytes sent and received", memory: "memory" },
+    noLog: "It wrote nothing outside cells and calls.",
+    log: "End of its output",
+    stacks: "Where it is",
+    folded: (names) => `No room for ${names}: a click on a worker's name shows all.`,
+    and: "and",
+    loss: "everything it holds is lost",
+    sure: "sure?",
+    again: (name, warning) => `${name}: ${warning}. Press again to do it.`,
+    buttons: {
+      stack: ["stack", "Where is it? Show the lines that its threads run now"],
+      interrupt: ["interrupt", "Stop the cell that runs there"],
+      restart: ["restart", "End it and start it again: everything it holds is lost"],
+      fewer: ["− worker", "End the last worker"],
+      more: ["+ worker", "Start one more"],
+    },
+    stats: { ready: "ready", lost: "lost", suspended: "suspended", queued: "queued", cell: "cell", memory: "memory" },
+    summary: (ready, all) => `${ready} of ${all} workers ready`,
+  },
+  rrefs: {
+    help:
+      "An RRef is a reference to a value that lives on one worker, its owner. Each row is an RRef: the square stands " +
+      "in the column of its owner, and a circle in that of each user, a member that holds the reference. A line joins " +
+      "the users that the owner knows of; a dashed circle waits for the owner's answer, and a dashed arrow is a " +
+      "message on its way. When the last user lets go, the owner frees the value. The colour is that of the type. " +
+      "Below the name stand the bytes of its tensors when it was made, its age, and the cell that made it. With more " +
+      "than 8 workers or 50 RRefs, those of one type share a row, which a click unfolds; its marks count the RRefs " +
+      "that each member owns and uses. To find a leak, look for what is old or big.",
+    hint: ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))'],
+    unknown: "type unknown",
+    user: "user",
+    noCell: "made outside cells",
+    owns: "owns",
+    uses: "uses",
+    inTensors: "in tensors",
+    head: { short: (owned, used) => `■ ${owned}  ● ${used}`, long: (owned, used) => `owns ${owned} RRefs, uses ${used}` },
+    legend: { owner: "owner", user: "user", pending: "waits for the owner", deleting: "lets go" },
+    states: { ready: "ready", computing: "computing", failed: "failed", unlisted: "on its way", lost: "lost" },
+    forks: {
+      confirmed: "confirmed by the owner",
+      pending: "waits for the owner's confirmation",
+      deleting: "being deleted",
+      listed: "known to the owner only",
+      short: { pending: "waiting", deleting: "letting go" },
+    },
+    shown: (count, all) => `${count} of ${all} shown`,
+    gone: (number) => `Cell [${number}] is no longer there, or has run again since.`,
+    describe: (rrefs, members, pending) => `${rrefs} on ${members}, ${pending} users waiting for the owner.`,
+    controls: {
+      worker: "worker", type: "type", state: "state", any: "any",
+      order: "order", orders: { creation: "by creation", newest: "newest first", size: "biggest first" },
+      group: "group", groups: { auto: "if many", type: "by type", cell: "by cell", off: "off" },
+      find: "find", findTip: "Find an RRef by its text",
+    },
+  },
+  autograd: {
+    title: "Autograd contexts",
+    help:
+      "A context records the messages that a forward pass sends between workers, so that backward can follow them back. Each " +
+      "row is a worker. A block holds the operations of its part of the graph that lead to the same messages, in the order of " +
+      "the forward; they run together in backward, as one region. A blue arrow is a message, from its sender to its receiver: a " +
+      "block stands to the right of all that it needs. In backward an orange arrow beside it is its gradient, which goes back to " +
+      "the sender, and a block that has run is filled, with its time. On the right stand the gradients that each worker holds: " +
+      "in the context, not in .grad. The operations of the loss are known when backward begins. Operations that only reshape " +
+      "are left out. Large graphs fold. While contexts come and go, as in training, the last one that has ended is shown.",
+    hint: ["No autograd context yet. Open one: ", "with dist_autograd.context() as context_id:"],
+    shown: "Context shown",
+    latest: "latest",
+    named: (key, step, isEnded) => `${step === null ? `context ${key}` : `step ${step}`}${isEnded ? ", released" : ""}`,
+    context: "context",
+    step: (number) => `step ${number}`,
+    state: (isEnded) => (isEnded ? "released" : "open"),
+    stats: {
+      received: "received", flight: "in flight", back: "gradients back", held: "held", heldLast: "held until the release",
+      time: "backward", others: "contexts open",
+    },
+    axis: (isBackward, isHeld) => [
+      ["forward", "forward →", "rb-axis-forward"],
+      ...(isBackward ? [["back", "← gradients", "rb-axis-back"]] : []),
+      ...(isHeld ? [["held", "gradients held", "rb-note"]] : []),
+    ],
+    left: (count) => `${count} to come`,
+    discovering: "asks for its sends",
+    held: (count) => plural(count, "gradient"),
+    more: (count) => `… and ${count} more`,
+    stage: (number) => `stage ${number}`,
+    operations: (count) => (count === null ? "over 1000 ops" : `${count} ${count === 1 ? "op" : "ops"}`),
+    passedOn: "=",
+    runs: "runs",
+    failed: "failed",
+    backwards: (done, times, time) => `${done} of ${times} back${time && `, ${time}`}`,
+    legend: {
+      block: "operations of a worker, in order",
+      count: "a worker's operations, their number",
+      passedOn: "sent on as it was received",
+      leaf: "a leaf that is sent",
+      end: "received, not used yet",
+      runs: "runs now",
+      ran: "has run backward, with its time",
+      failed: "failed",
+      forward: "message (send → recv)",
+      flight: "message in flight",
+      lost: "never received",
+      back: "its gradient came back",
+      backFlight: "gradient in flight",
+      held: "gradient held in the context",
+    },
+    end: (name) => `${name}: an end of a message with no operations known. Those of the loss appear when backward begins.`,
+    lane: ({ name, id }, member, passes) =>
+      [
+        `${name} (id ${id}): ${plural(member?.sends ?? 0, "send")}, ${plural(member?.recvs ?? 0, "recv")}`,
+        ...passes.map((part) =>
+          `backward ${part.pass}, ${part.state}: ${part.arrived} of ${part.needed} gradients arrived` +
+          (part.regions === null ? "" : `, ${part.ran} of ${plural(part.regions, "region")} run`)),
+      ].join("\n"),
+    // A block: its operations with their modules, or those of a stage, and how far backward is.
+    block: ({ worker, parts }, { state, text }, names) => {
+      const [{ ops, count, stage }] = parts;
+      const lists = [...new Set(parts.map((part) => part.ops.slice(0, 3).map((op) => op.split(" ")[0]).join(", ")))].filter(Boolean);
+      const named = ops.map((op) => (op.startsWith("leaf") ? op : op.replace(/ (.+)$/, " ($1)")));
+      const more = count > ops.length ? [`${count - ops.length} more`] : [];
+      const special = { 0: "passes on what it received", null: "over 1000 operations" };
+      const what = special[count] ?? [...named, ...more].join(", ");
+      const where = stage === null ? names(worker) : `${names(worker)}, stage ${stage}`;
+      const done = { ran: "has run", partly: "has run in part", runs: "runs now", failed: "failed here" }[state];
+      const all = parts.length > 1 ? `${parts.length} parts, ${lists.slice(0, 3).join(" and ")}` : what;
+      return `${where}: ${all}.${done ? ` Backward ${done}: ${text}.` : ""}`;
+    },
+    message: ({ from, to, messages }, { sent, received, fired, back }, isEnded, names) => {
+      const [{ label = "", shape = "" }] = messages;
+      const bytes = messages.reduce((total, one) => total + (one.bytes ?? 0), 0);
+      const what = sent === 1 && label ? label : `${plural(sent, "message")}${label && `, the first of ${label}`}`;
+      const about = [what, shape, bytes ? formatBytes(bytes) : ""].filter(Boolean).join(", ");
+      const all = (count, done, rest) => (count === sent ? done : `${count} of ${sent} ${done}${rest}`);
+      const gradients = sent === 1 ? "gradient came back" : "gradients came back";
+      const came = all(received, "received", isEnded ? "" : ", the others in flight");
+      const none = isEnded ? "no gradient" : "no gradient yet";
+      const gradient = fired ? all(back, gradients, back < fired ? ", the others in flight" : "") : none;
+      const ends = `${names(from.worker)} → ${names(to.worker)}`;
+      return `${ends}: ${about}; ${came}; ${sent === 1 && back < fired ? "gradient in flight" : gradient}.`;
+    },
+    describe: (all, { context, sends, recvs, gradients, step }, isEnded, back, { members }) =>
+      `${all}. ${step === null ? "" : `Step ${step}, `}context ${context}, ${isEnded ? "released" : "open"}, on ` +
+      `${plural(members.length, "worker")}: ${recvs} of ${sends} messages received, ${back} gradients back, ${gradients} held.`,
+    rest: (isEnded, isBackward, isKnown, step) =>
+      !isKnown ? "Operations are known of contexts that begin while a panel is open."
+      : isBackward || isEnded || step !== null ? "Point at a block or an arrow, or use the arrow keys, for details."
+      : "Point at a block or an arrow for details. The operations of the loss appear when backward begins.",
+  },
+  pipeline: {
+    help:
+      "The panel shows the last finished training step: a row for each worker, a block for each operation of a stage on a " +
+      "micro-batch, with forwards at the top of a row and backwards at its bottom. A dashed line is time in which the worker " +
+      "waits; the bubble is the share of all workers' time that is spent so. Its minimum is the share that the schedule cannot " +
+      "avoid, and the rest is divided by its causes. The pale strip below a row is the ideal: the same order with equally " +
+      "fast stages and transfers that take no time. A click on a block lights its micro-batch in all stages. Ctrl and the " +
+      "wheel, or + and −, zoom; arrow keys and dragging move; 0 fits. A click on a curve opens that step.",
+    hint: ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
+    kinds: {
+      F: "forward",
+      B: "backward",
+      I: "input gradient",
+      W: "weight gradient",
+      R: "recompute",
+      U: "update",
+      A: "all-reduce",
+      other: "other",
+    },
+    waits: "waits",
+    memory: "activations held",
+    ideal: "ideal: equal stages, free transfers",
+    lit: "to the operation that uses its result",
+    eachColour: "a colour for each micro-batch",
+    heads: { busy: "busy", waits: "waits for" },
+    controls: {
+      bar: "Pipeline controls",
+      slider: "Step shown",
+      latest: "Latest",
+      latestTip: "Show the last finished training step",
+      live: "Live cursor",
+      liveTip: "Follow the step that runs",
+      colour: "Colour",
+      colours: { kind: "by kind", microbatch: "by micro-batch" },
+      microbatch: "Micro-batch",
+      none: "all",
+      ideal: "Ideal",
+      idealTip: "Show the ideal schedule below each row",
+      out: "Zoom out (−)",
+      in: "Zoom in (+)",
+      fit: "Fit",
+      fitTip: "Show the whole step (0)",
+      trace: "Perfetto",
+      traceTip: "Save the steps that this panel has as a trace for ui.perfetto.dev",
+      svg: "SVG",
+      svgTip: "Save the picture as SVG",
+    },
+    curves: { loss: "loss", time: "step time", bubble: "bubble", rate: "samples/s" },
+    idealTime: (time) => ` (ideal ${time})`,
+    state: { complete: "step time", running: "so far", failed: "until it failed" },
+    evaluation: "evaluation",
+    finished: "finished",
+    peak: (name) => `activations at most, on ${name}`,
+    runs: (step) => `step ${step} runs`,
+    causes: {
+      transfer: (points) => `${points} transfer`,
+      overhead: (points) => `${points} overhead between operations`,
+      other: (points) => `${points} other`,
+      worker: (points, name) => `${points} waiting for ${name}`,
+    },
+    unmeasured: {
+      running: "The step runs. Its bubble is known when it has ended.",
+      failed: "The step has failed: it has no bubble.",
+    },
+    bubble: (all, minimum) => `Bubble ${all} %${minimum === null ? "" : `, minimum ${minimum} %`}`,
+    points: (count) => (count === 1 ? "point" : "points"),
+    least: "as small as the schedule allows",
+    microbatch: (number, ops, time, waited) =>
+      `Micro-batch ${number}: ${ops} in ${time}, of which it waited ${waited} between operations.`,
+  },
+  messages: {
+    help:
+      "A line for each member, from top to bottom in the order of time, and an arrow for each message: level if it " +
+      "arrived before anything else happened, else it slopes down to the row of its arrival. A dashed arrow is in " +
+      "flight. A collective is a row of dots, one for each member that has come; the red one with an edge came last. " +
+      "Messages by which members hold together or panels are fed are left out. A click, or the arrow keys, choose a " +
+      "message and show its details; the buttons below then show only its call, its RRefs, or its context. All words " +
+      "in the search field must match a message: a part of its text or of a member's name, or call:0.17, rref:0.4, " +
+      "from:worker1, to:worker1, at:worker1. Members report messages only while this panel is open.",
+    hint: ["Messages appear here from now on. Send some: ", 'rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))'],
+    allHidden: (count) =>
+      `${count === 1 ? "The only message is" : `All ${count} messages are`} hidden: clear the search, or choose “all kinds”.`,
+    pictureTip: "Messages, picture: arrow keys choose a message",
+    find: "call train  at:worker1  rref:0.4",
+    findTip: "Show only messages that match all words: a part of the text, at:worker1, from:, to:, call:0.17, rref:0.4, context:",
+    groupTip: "Kinds of messages",
+    only: "Show only messages that match this, or all again",
+    groups: {
+      usual: "all but notices",
+      all: "all kinds",
+      call: "calls",
+      answer: "results",
+      failure: "errors, cancelled calls",
+      rref: "RRefs",
+      autograd: "autograd",
+      pipeline: "values between stages",
+      gradient: "gradients between stages",
+      collective: "collectives",
+      notice: "notices",
+    },
+    cameLast: "came last",
+    states: { "under way": "in flight", lost: "lost", untold: "no report", open: "open", failed: "failed", done: "", received: "" },
+    outcomes: {
+      received: "received",
+      "under way": "in flight",
+      lost: "lost",
+      untold: "its receiver did not report whether it arrived",
+    },
+    tries: (count) => `${count} tries`,
+    kind: (name) => `kind ${name}`,
+    sentTimes: (count) => `sent ${count} times`,
+    bytes: (size) => `${size} of data`,
+    at: (time) => `at ${time}`,
+    later: (time) => `received ${time} later`,
+    last: (kept, all) => `last ${kept} of ${all}`,
+    stats: {
+      message: "message", collective: "collective", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
+      kept: "shown", skew: "between hosts",
+    },
+    describe: (messages, underWay, lost, collectives) =>
+      `${messages}, ${underWay} in flight, ${lost} lost${collectives ? `, ${collectives}` : ""}.`,
+  },
+  step: {
+    help:
+      "Each row is a message that has arrived at its receiver and waits for your click; the first row would be delivered next. " +
+      "Deliver hands it over, Drop loses it as a bad network would, Later moves it behind all others: so you choose the order in " +
+      "which the members act. Until then the clocks of all members stand still, so that no deadline passes and nothing is " +
+      "sent again; Advance 1 s moves them all on. Release all delivers everything and ends the stepping. On a row the keys are " +
+      "Enter, Delete and l, and the arrow keys choose another row.",
+  },
+};

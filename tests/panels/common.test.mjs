@@ -1,0 +1,87 @@
+// What the frame of all panels works out, without a browser.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { load, plain } from "./load.mjs";
+
+const names = ["isSaved", "kernelState", "panelState", "clockTime", "leave", "outputsOf", "STRINGS"];
+const { isSaved, kernelState, panelState, clockTime, leave, outputsOf, STRINGS } = load("rrefs", ...names);
+
+const manager = (kernel) => ({ kernel });
+const KERNEL = { id: "a", status: "idle", connectionStatus: "connected" };
+const LIVE = { name: "live", at: 0 };
+
+test("a panel knows its kernel by what the front end says", () => {
+  assert.equal(kernelState(manager(KERNEL), "a", false), "there");
+  assert.equal(kernelState(manager({ ...KERNEL, status: "busy" }), "a", false), "there");
+  assert.equal(kernelState(manager(KERNEL), "a", true), "restarted");
+  assert.equal(kernelState(manager({ ...KERNEL, id: "b" }), "a", false), "restarted");
+  assert.equal(kernelState(manager({ ...KERNEL, connectionStatus: "connecting" }), "a", false), "cut");
+  assert.equal(kernelState(manager(null), "a", true), "gone");
+  assert.equal(kernelState(manager({ ...KERNEL, status: "dead" }), "a", false), "gone");
+});
+
+test("where the front end says nothing of its kernel a panel is live until its comm is cut", () => {
+  assert.equal(kernelState(undefined, undefined, false), "there");
+  assert.equal(kernelState({}, undefined, false), "there");
+  assert.equal(kernelState({}, undefined, true), "gone");
+});
+
+test("a panel that was read from a saved notebook never had this kernel", () => {
+  const state = {};
+  const model = (comm_live) => ({ get: (name) => (name === "state" ? state : null), comm_live });
+  const kept = (...models) => ({ ...manager(KERNEL), _modelsSync: new Map(models.entries()) });
+  assert.ok(isSaved(kept({ get: () => undefined, comm_live: true }, model(false)), state));
+  assert.ok(!isSaved(kept(model(true)), state));
+  assert.ok(!isSaved(undefined, state) && !isSaved({}, state));
+});
+
+test("the chip says the first thing that is so", () => {
+  const at = new Date(2026, 10, 27, 16, 5).getTime() / 1000;
+  const kind = (...all) => plain(panelState(...all)).kind;
+  assert.deepEqual(plain(panelState(LIVE, "there", "", false)).text, "Live");
+  assert.equal(kind(LIVE, "there", "", true), "paused");
+  assert.equal(kind(LIVE, "restarted", "", true), "restarted");
+  assert.equal(kind(LIVE, "there", "ValueError", true), "failed");
+  assert.equal(panelState({ name: "stopped", at }, "there", "ValueError", true).text, "Stopped 16:05");
+  assert.equal(kind({ name: "stopped", at }, "restarted", "", false), "restarted");
+  assert.equal(kind({ name: "record", at: 0 }, "gone", "", false), "record");
+  assert.equal(kind(undefined, "there", "", false), "live");
+  assert.equal(clockTime(at), "16:05");
+});
+
+test("each state has a chip and a tooltip", () => {
+  for (const kind of ["live", "paused", "stopped", "record", "restarted", "gone", "cut", "failed"]) {
+    const [text, title] = STRINGS.common.states[kind];
+    assert.ok(text.length < 20 && title.endsWith("."), kind);
+  }
+});
+
+// A cell's outputs as JupyterLab's model has them; `id` is the widget that one of them shows.
+const outputs = (...ids) => {
+  const list = ids.map((id) => ({ data: id ? { "application/vnd.jupyter.widget-view+json": { model_id: id } } : {} }));
+  return { added: [], get length() { return list.length; }, get: (i) => list[i], add(one) { this.added.push(one); } };
+};
+const page = (...cells) => ({ context: { model: { cells } } });
+
+test("a snapshot is added below the cell that shows the panel", () => {
+  const [first, shows, later] = [outputs(null), outputs(null, "me"), outputs("other")];
+  const notebook = page({ outputs: first }, {}, { outputs: shows }, { outputs: later });
+  assert.ok(leave(notebook, "me", { "text/plain": "it" }));
+  assert.deepEqual(plain(shows.added), [{ output_type: "display_data", data: { "text/plain": "it" }, metadata: {} }]);
+  assert.deepEqual([first.added, later.added], [[], []]);
+});
+
+test("the snapshot of a panel in a tab is added below the last output", () => {
+  const [last, empty] = [outputs("other"), outputs()];
+  assert.ok(leave(page({ outputs: outputs(null) }, { outputs: last }, { outputs: empty }), "me", {}));
+  assert.equal(last.added.length, 1);
+  assert.equal(empty.added.length, 0);
+});
+
+test("a front end that does not show pages its notebook leaves the snapshot to the kernel", () => {
+  assert.deepEqual(plain(outputsOf(undefined)), []);
+  assert.deepEqual(plain(outputsOf({ kernel: KERNEL })), []);
+  assert.ok(!leave({}, "me", {}));
+});

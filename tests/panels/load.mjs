@@ -1,0 +1,17 @@
+// Loads the panels' drawing code for tests in node, without a browser.
+
+import { readFileSync } from "node:fs";
+import vm from "node:vm";
+
+const PARTS = { autograd: ["lanes"], messages: ["meetings"], pipeline: ["steps", "timeline", "curves"] };
+
+// Returns names of a panel's module, loaded as a browser loads it: behind the strings and the common part.
+export function load(panel, ...names) {
+  const read = (stem) => readFileSync(new URL(`../../rpcbench/panels/${stem}.js`, import.meta.url), "utf8");
+  const parts = ["strings", "common", ...(PARTS[panel] ?? []), panel];
+  const text = parts.map(read).join("\n").replace("export default ", "const made = ");
+  return vm.runInNewContext(`${text}\n;({ ${names.join()} })`);
+}
+
+// Returns a copy with the prototypes of this module's realm, for deep comparisons.
+export const plain = (value) => JSON.parse(JSON.stringify(value));

@@ -1,0 +1,92 @@
+"""One panel in a page, without a kernel, and a world in which everything happens that a panel can show."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, world
+
+from rpcbench.panels import PANELS
+from rpcbench.telemetry.views import diff
+
+PICTURES = [name for name in PANELS if name != "workers"]  # drawn as SVG
+NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
+
+
+class Shown:
+    """One panel in a page, shown a world after another as the kernel would."""
+
+    def __init__(self, page, name):
+        self.page = page
+        self.kind = PANELS[name]
+        self.index = self.version = 0
+        self.view = {}
+
+    def open(self, at, version=1):
+        self.version = version
+        self.view = self.kind.look(at)
+        state = {"version": version, "view": self.view}
+        code = [str(self.kind._esm), str(self.kind._css)]
+        self.index = self.page.evaluate("([...all]) => open_(...all)", [*code, state])
+        self.render()
+
+    def render(self):
+        self.page.evaluate("view", self.index)
+
+    def move(self, at):
+        """Send the delta to this world; gives it, as JSON would carry it."""
+        self.version += 1
+        view = self.kind.look(at)
+        delta = json.loads(json.dumps(diff(self.view, view)))
+        self.view = view
+        self.hear({"kind": "delta", "version": self.version, "delta": delta})
+
+    def hear(self, message):
+        self.page.evaluate("([i, m]) => { models[i].say('msg:custom', m); return drawn(); }", [self.index, message])
+
+    def whole(self, version, view):
+        state = {"version": version, "view": view}
+        self.page.evaluate("([i, s]) => { models[i].change('state', s); return drawn(); }", [self.index, state])
+
+    def count(self, selector):
+        return self.page.locator(selector).count()
+
+    def texts(self, selector):
+        return self.page.locator(selector).all_text_contents()
+
+
+def settled(locator):
+    """Inner markup without the class that lets new nodes fade in."""
+    return re.sub(r' class="(?:rb-new)?"| ?rb-new| (?=")', "", locator.inner_html())
+
+
+def busy_world(names=None):
+    """The notebook and three workers with RRefs in every state, one context in backward, and a running step."""
+    at = world(3, names)
+    for worker in (1, 2, 3):
+        own(at, worker, f"0.{2 * worker}", "Linear")
+        use(at, 0, f"0.{2 * worker + 1}", f"0.{2 * worker}", worker)
+    own(at, 2, "1.7")
+    use(at, 1, "1.8", "1.7", 2)
+    use(at, 3, "1.9", "1.7", 2, "pending", parent=1)
+    own(at, 3, "0.90", failed=True)
+    use(at, 0, "0.91", "0.90", 3, "deleting")
+    record(at, 1 << 48, [(m, 1, 2) for m in range(8)] + [(8 + m, 2, 3) for m in range(8)], {0: 0, 1: 4, 2: 4, 3: 2})
+    for worker in (1, 2, 3):
+        run_backward(at, 1 << 48, "1.0", worker, 8, 2 * worker)
+    end = gpipe(at, 4, 3, 8, 100.0)
+    gpipe(at, 5, 3, 8, end + 0.01, until=end + 0.05)
+    send(at, 1, 2, "Call", 50.0, label=NASTY[1], call=1, rrefs=["1.7"], bytes=2_500)
+    send(at, 2, 1, "Result", 50.001, took=0.003, call=1)
+    send(at, 2, 3, "Gradients", 50.002, took=None, context=1 << 48, label=NASTY[2])
+    send(at, 3, 3, "Create", 50.003, rrefs=["0.90"])
+    meet(at, 1, {1: 50.0015, 2: 50.004}, None, NASTY[2], shape=NASTY[1])
+    name = at[1]["name"]
+    tell(at, 1, cells=2, waiting=3, busy=1, queued=4, cpu=1.5, peers={"0": [1500, 12], "2": [4_200_000, 0]})
+    tell(at, 2, 3)
+    launch(at, 1, name, log=f"first line\n{name} says <b>")
+    launch(at, 3, at[3]["name"], "killed by SIGKILL")
+    ask(at, "restart", name)
+    ask(at, "interrupt", name, f"RpcError: {name}")
+    return at

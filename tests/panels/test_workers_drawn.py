@@ -1,0 +1,202 @@
+"""The workers panel in a real browser: what stands in the page is what the view says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pictures import ask, launch, tell, world
+from shown import busy_world
+
+pytestmark = pytest.mark.browser
+
+
+def cells(shown, worker):
+    """The words of one worker's row, by the head of their column."""
+    heads = shown.texts("thead th")
+    return dict(zip(heads, shown.texts(f"tr[data-worker='{worker}'] > *"), strict=True))
+
+
+def test_a_row_for_each_worker_says_how_it_is(show):
+    shown = show("workers", busy_world())
+    first = cells(shown, 1)
+    assert first.pop("buttons") == "stackinterruptrestart"
+    assert first == {
+        "worker": "worker1process 101", "now": "starts again …", "CPU": "150 %", "memory": "20.0 MB of 25 GB",
+        "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last output": "worker1 says <b>",
+    }  # fmt: skip
+    assert cells(shown, 2)["now"] == "no answer for 3 s"
+    assert cells(shown, 0)["memory"] == "\N{EN DASH}" and cells(shown, 0)["buttons"] == ""
+    assert shown.count(".rb-squares .rb-full") == shown.count(".rb-squares .rb-hollow") == 1
+    assert shown.texts(".rb-failures li") == ["interrupt worker1: RpcError: worker1"]
+    assert shown.texts(".rb-stat") == ["3 ready", "2 cells", "4 queued", "40.0 MB of 25 GB memory"]
+
+
+def test_what_was_lost_says_how(show):
+    at = busy_world()
+    at[3]["state"] = "lost"
+    at[2]["left_out"] = 7
+    shown = show("workers", at)
+    assert cells(shown, 3)["now"] == "lost: killed by SIGKILL"
+    stats = shown.texts(".rb-stat")
+    assert [*stats[:4], stats[-1]] == ["2 ready", "1 lost", "2 cells", "4 queued", "7 left out"]
+
+
+def test_the_dom_of_workers_holds_the_figures_of_the_view(show):
+    shown = show("workers", busy_world())
+    found = shown.page.eval_on_selector_all("tr[data-worker]", "all => all.map(one => ({...one.dataset}))")
+    assert [int(one["worker"]) for one in found] == [0, 1, 2, 3]
+    for one in found:
+        worker = shown.view["workers"][one.pop("worker")]
+        assert one == {key: "" if worker[key] is None else str(worker[key]) for key in one}
+        assert len(one) == 13
+
+
+def test_buttons_ask_the_kernel_and_ask_twice_before_something_is_lost(show):
+    at = busy_world()
+    del at[0]["tables"]["actions"]
+    shown = show("workers", at)
+    line = shown.page.locator("tr[data-worker='1']")
+    line.get_by_role("button", name="interrupt").click()
+    line.get_by_role("button", name="restart").click()
+    asked = "sent.filter(one => one.kind === 'act').map(one => [one.action, one.target])"
+    assert shown.page.evaluate(asked) == [["interrupt", "worker1"]]
+    shown.move(at | {2: {**at[2], "left_out": 1}})  # a new view takes no answer away
+    sure = line.get_by_role("button", name="press again")
+    assert sure.inner_text() == "sure?"
+    sure.press("Enter")
+    shown.page.get_by_role("button", name="+ worker").click()
+    shown.page.get_by_role("button", name="\N{MINUS SIGN} worker").click()
+    shown.page.get_by_role("button", name="press again").click()
+    asked_for = [["interrupt", "worker1"], ["restart", "worker1"], ["scale", "4"], ["scale", "2"]]
+    assert shown.page.evaluate(asked) == asked_for
+
+
+def test_a_button_pressed_once_forgets_it_when_left(show):
+    at = busy_world()
+    del at[0]["tables"]["actions"]
+    shown = show("workers", at)
+    restart = shown.page.locator("tr[data-worker='2']").get_by_role("button", name="restart")
+    restart.click()
+    shown.page.locator("tr[data-worker='1'] .rb-opener").focus()
+    assert restart.inner_text() == "restart"
+
+
+def test_nothing_is_asked_while_it_is_being_done_or_where_nobody_acts(show):
+    at = busy_world()
+    ask(at, "scale", "4")
+    shown = show("workers", at)
+    for name in ("interrupt", "restart"):
+        shown.page.locator("tr[data-worker='1']").get_by_role("button", name=name).click(force=True)
+    shown.page.get_by_role("button", name="+ worker").click(force=True)
+    assert [one["kind"] for one in shown.page.evaluate("sent")] == ["opened"]
+    shown.page.evaluate("models[0].change('acts', false)")
+    shown.render()
+    assert shown.page.locator(".rb-panel").nth(1).get_by_role("button", name="restart").count() == 0
+
+
+def test_what_lies_deeper_opens_below_its_row_and_stays_open(show):
+    at = busy_world()
+    shown = show("workers", at)
+    opener = shown.page.locator("tr[data-worker='1'] .rb-opener")
+    assert not shown.page.locator("pre").first.is_visible()
+    opener.press("Enter")
+    assert opener.get_attribute("aria-expanded") == "true"
+    tell(at, 1, peers={"0": [2_000_000, 12]})
+    shown.move(at)
+    more = shown.page.locator("tr[data-worker='1'] + tr")
+    assert more.locator(".rb-tail").inner_text() == "first line\nworker1 says <b>"
+    assert more.locator("li").all_inner_texts() == ["notebook: 2.0 MB sent, 12 B received"]
+
+
+@pytest.mark.parametrize("workers", [3, 30])
+def test_all_workers_fit_in_the_width(show, workers):
+    at = world(workers)
+    for i in range(1, workers + 1):
+        tell(at, i, peers={str(j): [3_000_000 * j, 9] for j in range(workers)}, busy=3, waiting=20)
+        launch(at, i, log="a long last line " * 9)
+    shown = show("workers", at)
+    assert shown.count("tr[data-worker]") == workers + 1
+    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
+    assert wide <= room
+
+
+@pytest.mark.parametrize(
+    ("width", "folded"),
+    [(1600, []), (1000, ["last output"]), *((width, ["last output", "bytes", "queue"]) for width in (640, 500))],
+)
+def test_columns_that_do_not_fit_are_named_and_stand_in_the_open_row(show, page, width, folded):
+    page.set_viewport_size({"width": width, "height": 700})
+    at = busy_world()
+    at[2]["incarnation"] = 1
+    shown = show("workers", at)
+    assert any("restarted once" in note for note in shown.texts(".rb-note"))
+    said = "".join(shown.texts(".rb-folded"))
+    assert all(name in said for name in folded) and (folded != []) == (said != "")
+    heads = [one.inner_text() for one in shown.page.locator("thead th").all() if one.is_visible()]
+    assert not set(folded) & set(heads)
+    shown.page.locator("tr[data-worker='1'] .rb-opener").click()
+    more = shown.page.locator("tr[data-worker='1'] + tr")
+    figures = "1 busy, 1 waiting", "calls in the queue", "bytes sent and received", "20.0 MB of 25 GB"
+    assert all(text in more.inner_text() for text in figures) and more.locator(".rb-tail").is_visible()
+    for name in ("stack", "interrupt", "restart"):
+        assert shown.page.locator("tr[data-worker='1']").get_by_role("button", name=name).is_visible()
+    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
+    page.set_viewport_size({"width": 1000, "height": 700})
+    assert wide <= room
+
+
+def test_curves_show_the_figures_that_have_come(show):
+    at = world(2)
+    tell(at, 1, cpu=0.0, memory=10_000_000)
+    shown = show("workers", at)
+    tell(at, 1, cpu=2.0, memory=20_000_000)
+    shown.move(at)
+    line = shown.page.locator("tr[data-worker='1'] .rb-cpu .rb-line").get_attribute("d")
+    heights = [float(part) for part in re.findall(r"(?:V|M[\d.]+ )([\d.]+)", line)]
+    assert heights == [19.0, 1.0], "from nothing to the top of the scale, two cores"
+    assert "at most 200 %" in shown.page.locator("tr[data-worker='1'] .rb-cpu").get_attribute("title")
+    assert shown.page.locator("tr[data-worker='2'] .rb-line").first.get_attribute("d") is None
+
+
+def test_the_stack_button_asks_and_shows_what_comes_below_the_row(show):
+    at = busy_world()
+    del at[0]["tables"]["actions"]
+    shown = show("workers", at)
+    line, more = shown.page.locator("tr[data-worker='1']"), shown.page.locator("tr[data-worker='1'] + tr")
+    line.get_by_role("button", name="stack").click()
+    asked = "sent.filter(one => one.kind === 'act').map(one => [one.action, one.target])"
+    assert shown.page.evaluate(asked) == [["stacks", "worker1"]]
+    assert more.is_visible() and not more.locator(".rb-stacks").is_visible()
+    ask(at, "stacks", "worker1")
+    shown.move(at)
+    assert cells(shown, 1)["now"] == "runs a cell, 1 more waits", "to look is no change of what it does"
+    line.get_by_role("button", name="stack").click(force=True)
+    said = "At 16:20:03, worker1:\n  MainThread runs\n      Cell In[3], line 2: while True: <b>"
+    assert len(shown.page.evaluate(asked)) == 1, "it is not asked twice at once"
+    at[0]["tables"]["actions"] = {
+        "stacks worker1": {"action": "stacks", "target": "worker1", "state": "done", "text": said}
+    }
+    shown.move(at)
+    assert more.locator(".rb-stacks").inner_text() == said
+    at[0]["tables"]["actions"] = {}
+    shown.move(at)
+    assert more.locator(".rb-stacks").inner_text() == said, "until others are asked for"
+
+
+def test_the_notebook_says_for_whom_it_waits(show):
+    at = world(3)
+    tell(at, 0)
+    at[0]["tables"]["calls"] = {"1": {"call": 1, "to": 3, "label": "this cell", "since": 1.0}}
+    assert cells(show("workers", at), 0)["now"] == "waits for worker3"
+
+
+def test_workers_stand_in_order_whoever_comes_and_goes(show):
+    at = world(12)
+    shown = show("workers", {i: at[i] for i in (0, 2, 10)})
+    order = "all => all.map(one => Number(one.dataset.worker))"
+    shown.move({i: at[i] for i in (0, 1, 2, 9, 10, 11)})
+    assert shown.page.eval_on_selector_all("tr[data-worker]", order) == [0, 1, 2, 9, 10, 11]
+    shown.move({i: at[i] for i in (1, 9)})
+    assert shown.page.eval_on_selector_all("tr[data-worker]", order) == [1, 9]
+    assert shown.count("tbody tr") == 4

@@ -1,0 +1,64 @@
+// Tests of the workers panel's pure functions, without a browser.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { load, plain } from "./load.mjs";
+
+const { History, curvePath, memoryTexts, activity, WIDE, MINUTE } =
+  load("workers", "History", "curvePath", "memoryTexts", "activity", "WIDE", "MINUTE");
+
+const row = (more = {}) => ({
+  id: 1, name: "worker1", state: "up", doing: "idle", awaits: "", cells: 0, silent: 0, ended: "", incarnation: 0, pid: 7,
+  cpu: 0.5, memory: 100, ...more,
+});
+
+test("the memory of a process has the unit of the machine's once, where it is the same", () => {
+  assert.deepEqual(plain(memoryTexts(1.2e9, 24e9)), ["1.2", "of 24 GB"]);
+  assert.deepEqual(plain(memoryTexts(132e6, 25.2e9)), ["132 MB", "of 25 GB"]);
+  assert.deepEqual([null, 5e6].map((memory) => plain(memoryTexts(memory, null))), [["–", ""], ["5.0 MB", ""]]);
+});
+
+test("figures of the last minute are kept, and one before it, so that the curve begins at its edge", () => {
+  const history = new History();
+  for (let second = 0; second <= 90; second++) history.add({ 1: row({ cpu: second / 100 }) }, 1000 * second);
+  const samples = history.of("1", "cpu");
+  assert.deepEqual(plain(samples[0]), [30_000, 0.3]);
+  assert.equal(samples.length, 61);
+  assert.equal(history.most("cpu"), 0.9);
+});
+
+test("a row that has not changed is no new figure", () => {
+  const history = new History();
+  const same = row();
+  for (let second = 0; second < 5; second++) history.add({ 1: same }, 1000 * second);
+  assert.equal(history.of("1", "cpu").length, 1);
+});
+
+test("a process that is started again, and one that has gone, begin anew", () => {
+  const history = new History();
+  history.add({ 1: row(), 2: row({ id: 2 }) }, 0);
+  history.add({ 1: row({ incarnation: 1, memory: 5 }) }, 1000);
+  assert.deepEqual(plain([history.of("1", "memory"), history.of("2", "memory")]), [[[1000, 5]], []]);
+  history.add({ 1: row({ cpu: null, memory: null }) }, 2000);
+  assert.equal(history.of("1", "memory").length, 1, "one that does not report now keeps its curve");
+});
+
+test("a curve holds each value until the next one, and the last until now", () => {
+  assert.equal(curvePath([], 0, 1), "");
+  const path = curvePath([[0, 0], [MINUTE / 2, 1]], MINUTE, 1);
+  assert.equal(path, `M0.0 19.0H${(WIDE / 2).toFixed(1)}V1.0H${WIDE}`);
+});
+
+test("the activity of a worker in words", () => {
+  const said = (more, action) => activity(row(more), action)[0];
+  assert.deepEqual(
+    [{}, { doing: "cell", cells: 1 }, { doing: "cell", cells: 3 }, { doing: "busy" }, { doing: "silent", silent: 3 }, { doing: "" }].map((more) => said(more)),
+    ["idle", "runs a cell", "runs a cell, 2 more wait", "runs a call", "no answer for 3 s", "no report yet"],
+  );
+  assert.equal(said({ doing: "waits", awaits: "worker3" }), "waits for worker3");
+  assert.equal(said({ doing: "cell", cells: 1, awaits: "worker3" }), "runs a cell, waits for worker3");
+  assert.deepEqual(["left", "stopped", "starts"].map((state) => said({ state })), ["stopped", "suspended", "starts …"]);
+  assert.equal(said({ state: "lost", ended: "killed by SIGKILL" }), "lost: killed by SIGKILL");
+  assert.equal(said({}, { action: "restart" }), "starts again …");
+});
