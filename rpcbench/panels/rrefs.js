@@ -366,7 +366,8 @@ function revealCell(panel, { cell, number }) {
   return true;
 }
 
-// Gives each type a colour, which it keeps; after the last colour they begin again.
+// Gives each type a colour, which it keeps. The first choice depends on the name alone, so that browsers agree as far
+// as they can; after the last free colour, types share colours.
 class TypeColours {
   constructor() {
     this.byType = new Map();
@@ -374,8 +375,15 @@ class TypeColours {
 
   of(rref) {
     const type = className(rref);
-    if (!this.byType.has(type)) this.byType.set(type, this.byType.size % COLOURS);
+    const hash = (sum, letter) => (31 * sum + letter.charCodeAt(0)) % 65521;
+    if (!this.byType.has(type)) this.byType.set(type, this.free([...type].reduce(hash, 7)));
     return this.byType.get(type);
+  }
+
+  free(first) {
+    const taken = new Set(this.byType.values());
+    const choices = Array.from({ length: COLOURS }, (_, i) => (first + i) % COLOURS);
+    return choices.find((colour) => !taken.has(colour)) ?? choices[0];
   }
 }
 

@@ -53,7 +53,10 @@ test("RRefs stand in the order of their creation, those of unknown age last", ()
 
 test("a type keeps its colour, whatever comes later", () => {
   const colours = new TypeColours();
-  assert.deepEqual(["A", "B", "A (N=2)", ""].map((type) => colours.of({ type })), [0, 1, 0, 2]);
-  for (const type of "CDE") colours.of({ type });
-  assert.equal(colours.of({ type: "F" }), 6 % COLOURS);
+  const of = (type) => colours.of({ type });
+  assert.equal(of("A (N=2)"), of("A"), "a class has one colour, whatever the names of its dimensions");
+  assert.equal(new TypeColours().of({ type: "A" }), of("A"), "the first choice depends on the name alone");
+  const all = [..."ABCDEFG"].map(of);
+  assert.equal(new Set(all.slice(0, COLOURS)).size, COLOURS, "no two types share a colour while one is free");
+  assert.equal(new Set(all).size, COLOURS);
 });
