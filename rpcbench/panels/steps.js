@@ -2,7 +2,7 @@
 // of the bubble, which is the share of the workers' time in which no operation ran. All functions here are pure.
 
 const [MAX_STEPS, MAX_OPS] = [300, 60_000]; // that a panel remembers
-const WINDOW = 20; // steps that a narrower time axis must suit
+const WINDOW = 6; // steps that a narrower time axis must suit
 
 const durationOf = ({ begin, end }) => end - begin; // of a step, or of an operation that has ended
 const total = (rows, of) => rows.reduce((sum, row) => sum + of(row), 0);

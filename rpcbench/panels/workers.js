@@ -169,7 +169,7 @@ class Row {
     }
     const cells = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
     this.node = html("tr", {}, head, ...cells, this.buttons);
-    this.figures = html("dl", { class: "rb-figures" });
+    this.figures = html("div", { class: "rb-figures" }); // no list: Jupyter has styles of its own for those
     this.peers = html("ul", { class: "rb-peers" });
     this.stacks = html("pre", { class: "rb-stacks", tabindex: "0", "aria-label": TEXT.stacks, hidden: "" });
     this.tail = html("pre", { class: "rb-tail", tabindex: "0", "aria-label": TEXT.log });
@@ -219,7 +219,7 @@ class Row {
       bytes: this.bytes.textContent,
     };
     const items = Object.entries(figures).map(([key, value]) => ({ key, parts: [value], value }));
-    join(this.figures, items, (key, { value }) => html("div", {}, html("dt", {}, TEXT.details[key]), html("dd", {}, value)));
+    join(this.figures, items, (key, { value }) => html("span", {}, html("span", { class: "rb-dim" }, TEXT.details[key]), ` ${value}`));
     const traffic = links.map((link) => TEXT.link(name(link.peer), formatBytes(link.sent), formatBytes(link.received)));
     join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
     setText(this.tail, log || TEXT.noLog);
