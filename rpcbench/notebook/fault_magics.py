@@ -345,7 +345,7 @@ class AutoTargets(Protocol):
 
 
 class Modes:
-    """The modes that stay on until a user ends them: `%chaos`, `%record`, `%autoremote`, held messages; for the sidebar."""
+    """The modes that stay on until a user ends them: chaos, record, autoremote, held messages; for the sidebar."""
 
     def __init__(self, auto: AutoTargets, record: RecordMagics) -> None:
         self.auto = auto
