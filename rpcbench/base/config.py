@@ -14,6 +14,7 @@ DEFAULT_TIMEOUT = 60.0  # seconds, as in torch
 UNSET_TIMEOUT = -1.0  # as in torch: use the default
 DEFAULT_THREADS = 16  # of the thread pool, as in torch
 HANDSHAKE_SECONDS = 5.0  # the longest time to open a connection, with its handshake
+LOCAL_HANDSHAKE_SECONDS = 30.0  # the same for a dialler on the same host, see `ConnectionManager.connect`
 JOIN_SECONDS = 60.0  # until a world must be complete
 FLUSH_SECONDS = 20.0  # the longest wait for acknowledgements at shutdown
 LAST_WORDS_SECONDS = 1.0  # the same, at a shutdown that is not graceful

@@ -89,8 +89,6 @@ class HeldFork(NamedTuple):
     holder: int
 
 
-
-
 class RRefs:
     """All RRefs of one member."""
 

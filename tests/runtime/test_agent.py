@@ -175,7 +175,7 @@ def test_a_call_waits_for_a_peer_that_is_too_busy_to_accept_connections(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one host, silence is no sign of a loss, even before the first connection."""
-    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "LOCAL_HANDSHAKE_SECONDS", 0.1)
     busy, knocks = threading.Event(), []
     let_in, first_answer = Acceptor._let_in, ConnectionManager._first_answer
 
