@@ -29,6 +29,7 @@ DARK = {
     "blue": "#4fa8dc", "green": "#2fbf91", "orange": "#f0a33a", "amber": "#f0b429", "red": "#ff8a5c",
     "purple": "#dc8cba", "on-blue": "#06121b", "on-amber": "#1c1400",
 }  # fmt: skip
+LETTER, STRONG, CODE = 6.9, 7.6, 7.9  # widths of a character of the text, on average, in pixels
 _COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "dim")  # those that shapes may have
 _XMLNS = "http://www.w3.org/2000/svg"
 
@@ -37,7 +38,7 @@ def _style() -> str:
     light, dark = (";".join(f"--{name}:{value}" for name, value in of.items()) for of in (LIGHT, DARK))
     rules = [  # CSS variables, so that one rule switches the scheme and nothing outside of this element changes
         f"svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}",
-        "text{fill:var(--ink);font:12px system-ui,sans-serif}.note{fill:var(--dim);font-size:11px}",
+        "text{fill:var(--ink);font:13px system-ui,sans-serif}.note{fill:var(--dim)}",
         ".strong{font-weight:600}.code{font-family:ui-monospace,monospace;white-space:pre}",
         ".end{text-anchor:end}.middle{text-anchor:middle}",
         ".paper{fill:var(--paper)}.plate{fill:var(--plate)}.rule{stroke:var(--rule)}.line{fill:none;stroke-width:1.6}",
@@ -117,8 +118,8 @@ def columns(workers: Table, left: float = 176, right: float = 76, wide: float = 
     step = min(190.0, max(20.0, (wide - left - right) / max(1, len(members))))
     places = {int(worker["id"]): left + step * (i + 0.5) for i, worker in enumerate(members)}
     names = {int(worker["id"]): str(worker["name"]) for worker in members}
-    # A strong character is about 6.8 px wide; names that would touch each other are drawn at an angle.
-    slanted = step < 16 + 6.8 * min(14, max((len(name) for name in names.values()), default=0))
+    # Names that would touch each other are drawn at an angle.
+    slanted = step < 16 + STRONG * min(14, max((len(name) for name in names.values()), default=0))
     width = max(wide, left + step * len(members) + right)
     return Columns(places.__getitem__, step, left, width, 110 if slanted else 64, names.__getitem__)
 
@@ -128,7 +129,7 @@ def heads(picture: Picture, workers: Table, at: Columns) -> None:
     slanted = at.top > 64
     for worker in workers.values():
         state = "" if worker["state"] == "up" else f" · {worker['state']}"
-        name = short(worker["name"], 13 if slanted else int(at.step / 7)) + state
+        name = short(worker["name"], 13 if slanted else int(at.step / STRONG)) + state
         x, kind = at.x(int(worker["id"])), "strong" + (" note" if state else "")
         picture.text(x - 2 if slanted else x, at.top - 10, name, kind if slanted else f"{kind} middle", -48 * slanted)
 
@@ -256,7 +257,7 @@ class Chart:
         places = {lane: _TOP + number * (_TALL + _GAP) for number, lane in enumerate(self.lanes)}
         per_time = wide / max(self.length, SHORTEST)
         for lane, y in places.items():
-            picture.text(12, y + 21, short(self.names[lane], 15), "strong")
+            picture.text(12, y + 21, short(self.names[lane], 14), "strong")
             picture.rect(_LEFT, y, wide, _TALL, "plate")
         for bar in self.bars:
             _rect(picture, bar, _LEFT + (bar.begin - self.begin) * per_time, per_time, places[bar.lane])
@@ -271,7 +272,7 @@ def _rect(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> No
     width = max(1.5, per_time * (bar.end - bar.begin) - 0.8)  # visible, and with a gap to the next bar
     picture.rect(x, y + 2, width, _TALL - 4, f"f-{bar.mark.colour}")
     for words in bar.labels:
-        if width >= 7 * len(words) + 4:  # a character is about 7 px wide
+        if width >= STRONG * len(words) + 4:
             picture.text(x + width / 2, y + _TALL / 2 + 4, words, f"middle {bar.mark.ink}")
             return
 
@@ -281,7 +282,7 @@ def _legend(picture: Picture, marks: tuple[Mark, ...], y: float) -> None:
     for mark in marks:
         picture.circle(x + 5, y - 4, 5, f"f-{mark.colour}")
         picture.text(x + 15, y, mark.name, "note")
-        x += 30 + 6 * len(mark.name)
+        x += 30 + LETTER * len(mark.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,14 +87,14 @@ function contextChoice(frame) {
 const HEAD = "M0 0 l-8 -4.5 v9 Z";
 const head = (x, y, turn) => svg("path", { class: "rb-tip", d: HEAD, transform: `translate(${x} ${y}) rotate(${turn})` });
 
-// Returns the counts of an arrow's messages, whose state, and whether the picture's context has ended.
-function countsOf(messages) {
+// Returns the counts of an arrow's messages. Once the context has ended no gradient is in flight.
+function countsOf(messages, isEnded) {
   const [sent, received, fired, back] = ["sent", "received", "fired", "back"].map((name) => sum(messages, name));
-  return { sent, received, fired, back };
+  return { sent, received, fired: isEnded ? back : fired, back };
 }
 
 function drawArrow(arrow, geometry, blocks, at, isEnded, names) {
-  const counts = countsOf(arrow.messages);
+  const counts = countsOf(arrow.messages, isEnded);
   const { sent, received, fired, back } = counts;
   const path = (shift) => (at === null ? pathOf(arrow, shift, geometry, blocks) : straight(arrow, at + shift));
   const [there, home] = [path(at === null ? -4 : 0), path(at === null ? 5 : 9)];
@@ -193,7 +193,7 @@ function drawHeld(member, leaves, x, { y, height, pad }, room) {
 
 // Returns the legend of what is drawn, [mark, text] each.
 function legendOf({ blocks, arrows }, pieces, isEnded) {
-  const counts = arrows.map(({ messages }) => countsOf(messages));
+  const counts = arrows.map(({ messages }) => countsOf(messages, isEnded));
   const states = new Set(blocks.map((block) => progressOf(block).state));
   const way = (kind, turn) =>
     svg("g", { class: kind }, svg("path", { class: "rb-curve", d: "M-8 0 H8" }), head(turn ? -9 : 9, 0, turn));
@@ -365,7 +365,7 @@ export default panel("autograd", WORDS.title, (frame) => {
     graph.arrows.forEach((arrow, i) => {
       const at = graph.isWide ? left + (i + 1) * ((width - left - right) / (graph.arrows.length + 1)) : null;
       const make = () => drawArrow(arrow, geometry, graph.blocks, at, isEnded, nameOf);
-      ways.push({ key: arrow.key, parts: [layout, at, isEnded, JSON.stringify(countsOf(arrow.messages))], make });
+      ways.push({ key: arrow.key, parts: [layout, at, isEnded, JSON.stringify(countsOf(arrow.messages, isEnded))], make });
     });
     join(waysAt, ways, (_, { make }) => make());
     join(blocksAt, graph.blocks.map((block) => {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rpcbench.panels.base import Panel, asset
-from rpcbench.telemetry.views import autograd_view
+from rpcbench.telemetry.autograd_view import autograd_view
 
 
 class AutogradPanel(Panel):
-    """A lane per worker with its operations, an arrow per message; see `rpcbench.telemetry.views.autograd_view`."""
+    """A lane per worker with its operations, an arrow per message; see `rpcbench.telemetry.autograd_view`."""
 
     look = staticmethod(autograd_view)
     sentence = "Autograd contexts, live while this notebook's kernel runs. Run the cell to see the panel."

@@ -47,6 +47,12 @@ function formatBytes(count) {
   return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+// Rounds a positive number up to 1, 1.2, 1.5, 2 … times a power of ten, so that the scale of an axis rarely changes.
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999) * power;
+}
+
 // Makes the children of `parent` match `items`: one child per key, in the order of the items. A child is kept, untouched,
 // while all its `parts` are the same. `parts` are the row objects that it is drawn from, which deltas keep identical while
 // the rows do not change, and other values that it depends on.

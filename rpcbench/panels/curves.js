@@ -43,10 +43,14 @@ function drawCurve({ key, value, text, floor, least, most }, steps, shown, width
   const [low, high] = curveRange(values).map(text);
   const at = steps.indexOf(shown);
   const now = values[at];
-  const told = `${WORDS.curves[key]} ${isNumber(now) ? text(now) : "–"}`;
-  const all = `${told} in step ${shown.step}; ${low} to ${high} in ${plural(steps.length, "step")}`;
-  const [name, figure] = [svg("tspan", { class: "rb-name" }, `${WORDS.curves[key]} `), svg("tspan", { class: "rb-figure" })];
-  figure.append(told.slice(WORDS.curves[key].length + 1));
+  const told = isNumber(now) ? text(now) : "–";
+  const atLeast = isNumber(floors[at]) ? `${WORDS.minimum} ${text(floors[at])}` : "";
+  const words = [`${WORDS.curves[key]} ${told}`, atLeast].filter(Boolean).join(", ");
+  const all = `${words} in step ${shown.step}; ${low} to ${high} in ${plural(steps.length, "step")}`;
+  const span = (kind, content) => svg("tspan", { class: kind }, content);
+  const name = [span("rb-name", `${WORDS.curves[key]} `), span("rb-figure", told)];
+  // The dashed line is named where there is room for that.
+  if (atLeast && width >= 230) name.push(span("rb-name", ` ┄ ${atLeast}`));
   const dot = isNumber(now) ? curvePath(values.map((each, i) => (i === at ? each : null)), range, width) : "";
   const x = curveX(at, steps.length, width);
   const [wide, tall] = [width - 2 * CURVE_EDGE + 8, CURVE_HEIGHT - CURVE_TOP + 2];
@@ -55,7 +59,7 @@ function drawCurve({ key, value, text, floor, least, most }, steps, shown, width
     { class: "rb-line", width, height: CURVE_HEIGHT, role: "img", "aria-label": all },
     tip(all),
     svg("rect", { class: "rb-track", x: CURVE_EDGE - 4, y: CURVE_TOP - 4, width: wide, height: tall, rx: 3 }),
-    svg("text", { x: CURVE_EDGE - 2, y: 14 }, name, figure),
+    svg("text", { x: CURVE_EDGE - 2, y: 14 }, ...name),
     dot ? svg("line", { class: "rb-here", x1: x, x2: x, y1: CURVE_TOP - 4, y2: CURVE_HEIGHT - 2 }) : "",
     floors.length ? svg("path", { class: "rb-floor", d: curvePath(floors, range, width) }) : "",
     svg("path", { class: "rb-run", d: curvePath(values, range, width) }),

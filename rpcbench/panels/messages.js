@@ -1,13 +1,15 @@
 // The messages panel: a lifeline for each member and an arrow for each message, in the order of sending.
 // An arrow is level if nothing else happened before the message arrived; otherwise it slopes down to the row of its arrival, but
-// only in the last gap before the receiver, so it passes through no end of another message. A collective is a row of dots (see
+// only behind the last lifeline that it passes, so it touches no end of another message. A collective is a row of dots (see
 // `meetings.js`). The words of a message are made in Python (`telemetry.message_views.plain_words`), as stills and texts use them
 // too.
-// Guarantees: only rows in sight are drawn. A user who has scrolled to the end stays at the end when messages are added.
+// Guarantees: only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added, unless the
+// user has scrolled away from it.
 
 const TEXT = STRINGS.messages;
 const STEP = 24; // pixels from one slot to the next
 const MARGIN = 3; // slots drawn above and below those in sight
+const BEND = 0.6; // of the last gap, in which a long line slopes
 // Groups of kinds with one colour each.
 const GROUPS = {
   call: ["Call", "Create", "Fetch"],
@@ -106,10 +108,11 @@ function loop(x, y1, y2) {
   return [line, arrowHead(x + 1, low, 180)];
 }
 
-// Returns the points of the line of a message that has arrived. A line over several gaps is level, in its own row, up to the last
-// lifeline before the receiver: each row is that of one event, so no other message begins or ends on its way.
+// Returns the points of the line of a message that has arrived. A line over several gaps is level, in its own row, until it has
+// passed the last lifeline before the receiver: each row is that of one event, so no other message begins or ends on its way. It
+// bends between two lifelines: at one it would look as if that member had passed the message on.
 function waypoints(x1, y1, x2, y2, step) {
-  const bend = x2 - Math.sign(x2 - x1) * step;
+  const bend = x2 - Math.sign(x2 - x1) * BEND * step;
   const isFar = y1 !== y2 && Math.abs(x2 - x1) > 1.5 * step;
   return [[x1, y1], ...(isFar ? [[bend, y1]] : []), [x2, y2]];
 }
@@ -170,6 +173,8 @@ function legend(groups, states) {
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
   if (groups.includes("collective")) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
+  const ring = svg("circle", { class: "rb-dot rb-missing", r: 5 });
+  if (groups.includes("collective") && states.includes("open")) marks.push([ring, TEXT.missing]);
   if (states.includes("under way")) marks.push([dashed, TEXT.states["under way"]]);
   if (states.includes("lost")) marks.push([lost, TEXT.states.lost]);
   return marks;
@@ -266,7 +271,8 @@ export default panel("messages", "Messages", (frame) => {
     all = { ...view.messages, ...collectiveRows(view) };
     summary = totals(all);
     filter.offer(summary.groups);
-    const follows = inputs.length && frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
+    const atEnd = frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
+    const follows = inputs.length ? atEnd : frame.state.kind === "live"; // a live panel begins at the end, a record at its begin
     layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
     inputs = current;
     const drawn = [[...new Set(layout.places.map(({ row }) => groupOf(row)))].sort(), Object.keys(summary.states).sort()];

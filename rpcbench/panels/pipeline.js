@@ -291,8 +291,10 @@ export default panel("pipeline", "Pipeline", (frame) => {
     mark(end, at.scale(measures?.ideal?.seconds ?? 0), at.ghost > 0);
     light();
     const kinds = Object.keys(WORDS.kinds).filter((kind) => shown.rows.some(([, op]) => kindOf(op.op) === kind));
-    const entries = [at.memory > 0, at.ghost > 0, state.lit !== null, state.coloured];
-    if (legend !== (legend = [...kinds, ...entries].join())) frame.showLegend(legendOf(kinds, ...entries));
+    const ideal = at.ghost > 0;
+    const more = { memory: at.memory > 0, ideal, idealEnd: ideal, coloured: state.coloured, lit: state.lit !== null };
+    const entries = { ...more, waits: true, now: runs, before: Boolean(before) };
+    if (legend !== (legend = [...kinds, JSON.stringify(entries)].join())) frame.showLegend(legendOf(kinds, entries));
     const about = `Step ${shown.step}, ${shown.state}: ${plural(shown.ops, "operation")} in ${formatDuration(elapsed)}`;
     frame.describe(`${about}. ${now.sentence}.`);
   };

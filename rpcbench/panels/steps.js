@@ -85,22 +85,6 @@ function sourcesOf(lanes, ops) {
   return new Map(ops.map((op) => [op, latestOf(given(op).filter((source) => source && source.worker !== op.worker))]));
 }
 
-// Returns [cause, seconds] of the time that a worker ran nothing before its operations. The cause is the id of the worker that
-// has made the missing input, "transfer" once that was made, or "overhead" where nothing came from another worker.
-function waitsOf(own, sources, first) {
-  const causes = new Map();
-  const add = (cause, seconds) => seconds > 0 && causes.set(cause, (causes.get(cause) ?? 0) + seconds);
-  let at = first;
-  for (const op of own) {
-    const source = sources.get(op);
-    const made = source ? Math.max(at, Math.min(op.begin, source.end)) : at;
-    if (source) add(source.worker, made - at);
-    add(source ? "transfer" : "overhead", op.begin - made);
-    at = Math.max(at, op.end);
-  }
-  return causes;
-}
-
 // Returns the critical path of a step, from its end to its begin: [operation, cause, lag] each. The lag is the time between the
 // operation and the one that it could not begin before: "transfer" after one of another worker, else "overhead".
 function criticalPath(lanes, sources, first) {
@@ -119,8 +103,8 @@ const largestFirst = (sums) => [...sums].filter(([, sum]) => sum > 0).sort(([, a
 
 // Returns the bubble of a step that has ended, as a share, and its causes. `parts` are [cause, share] whose sum is the bubble:
 // "minimum", which the schedule cannot avoid, and the causes that made the step longer than the ideal one, by the time that
-// each takes on the critical path beyond the ideal: the id of a slow worker, "transfer" or "overhead". `waits`: for each worker
-// the main cause of the time in which it waited before operations, [cause, share of the step], as of `waitsOf`.
+// each takes on the critical path beyond the ideal: the id of a slow worker, "transfer" or "overhead". `waits`: how much longer
+// than the minimum each worker was idle, and the largest of those causes, [cause, share of the step], or null.
 function bubbleOf(ops) {
   const ended = ops.filter((op) => op.end !== null);
   if (!ended.length) return null;
@@ -142,10 +126,13 @@ function bubbleOf(ops) {
   const lost = largestFirst(sums);
   const all = total(lost, ([, time]) => time);
   const above = all ? Math.max(0, bubble - (minimum ?? 0)) : 0;
-  const parts = [["minimum", bubble - above], ...lost.map(([cause, time]) => [cause, (above * time) / all])];
+  const least = bubble - above;
+  const parts = [["minimum", least], ...lost.map(([cause, time]) => [cause, (above * time) / all])];
   const waits = lanes.map(([worker, own]) => {
-    const [most] = largestFirst(waitsOf(own, sources, first));
-    return [worker, most ? [most[0], most[1] / seconds] : null];
+    const others = lost.filter(([cause]) => cause !== worker);
+    const idle = seconds ? 1 - total(own, durationOf) / seconds : 0;
+    const most = others.length ? (idle - least) * (others[0][1] / total(others, ([, time]) => time)) : 0;
+    return [worker, most > 0 ? [others[0][0], most] : null];
   });
   return { bubble, minimum, ideal, parts, waits: new Map(waits) };
 }
@@ -217,12 +204,6 @@ function stepToShow(steps, chosen, live) {
   if (found || live) return found ?? steps.at(-1);
   const over = steps.filter(isOver);
   return over.findLast((step) => step.trains) ?? over.at(-1) ?? steps.at(-1);
-}
-
-// Rounds up to 1, 1.2, 1.5, 2 … times a power of ten, so that the scale of the time axis rarely changes.
-function roundUp(seconds) {
-  const power = 10 ** Math.floor(Math.log10(seconds));
-  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= seconds * 0.999) * power;
 }
 
 // Returns the new length of the time axis, in seconds: it grows at once, and shrinks when the last few steps need far less.

@@ -26,12 +26,12 @@ const STRINGS = {
   workers: {
     help:
       "A row for each process: the notebook and its workers. “now” is what it does: runs a cell or a call, waits for " +
-      "another worker, or idle. The curves are its CPU and memory in the last minute; 100 % is one core, and the " +
-      "second figure of the memory is that of the machine. Full squares are threads that run a function, hollow ones " +
-      "wait. “queue” counts calls that have arrived and not begun. A click on a name opens the row: all figures, the " +
-      "bytes for each peer, and the end of its output. “stack” asks where the worker is, and shows the lines of Python " +
-      "that its threads run now, also while a cell runs. “interrupt” stops the cell that runs there, “restart” ends " +
-      "the process and starts it again.",
+      "another worker, or idle. The curves are its CPU and memory in the last minute, with one scale for all rows; " +
+      "100 % is one core, and the second figure of the memory is that of the machine. Full squares are threads that " +
+      "run a function, hollow ones wait. “queue” counts calls that have arrived and not begun. A click on a name opens " +
+      "the row: all figures, the bytes for each peer, and the end of its output. “stack” asks where the worker is, and " +
+      "shows the lines of Python that its threads run now, also while a cell runs. “interrupt” stops the cell that " +
+      "runs there, “restart” ends the process and starts it again.",
     hint: ["No cluster runs. Start one: ", "%cluster start 2"],
     heads: {
       name: "worker", now: "now", cpu: "CPU", memory: "memory", threads: "threads", queue: "queue", bytes: "bytes",
@@ -61,6 +61,12 @@ const STRINGS = {
     noLog: "It wrote nothing outside cells and calls.",
     log: "End of its output",
     stacks: "Where it is",
+    legend: {
+      cpu: (top) => `CPU in the last minute, 0 to ${top}; dashed: 100 %, one core`,
+      memory: (top) => `memory in the last minute, 0 to ${top}`,
+      full: "a thread that runs a function",
+      hollow: "a thread that waits",
+    },
     folded: (names) => `No room for ${names}: a click on a worker's name shows all.`,
     and: "and",
     loss: "everything it holds is lost",
@@ -208,12 +214,14 @@ const STRINGS = {
   },
   pipeline: {
     help:
-      "The panel shows the last finished training step: a row for each worker, a block for each operation of a stage on a " +
-      "micro-batch, with forwards at the top of a row and backwards at its bottom. A dashed line is time in which the worker " +
-      "waits; the bubble is the share of all workers' time that is spent so. Its minimum is the share that the schedule cannot " +
-      "avoid, and the rest is divided by its causes. The pale strip below a row is the ideal: the same order with equally " +
-      "fast stages and transfers that take no time. A click on a block lights its micro-batch in all stages. Ctrl and the " +
-      "wheel, or + and −, zoom; arrow keys and dragging move; 0 fits. A click on a curve opens that step.",
+      "The panel shows the last finished training step: a row for each worker, a block for each operation of a stage on " +
+      "a micro-batch, with forwards at the top of a row and backwards at its bottom. A dotted line is time in which the " +
+      "worker waits; the bubble is the share of all workers' time that is spent so. Its minimum is the share that the " +
+      "schedule cannot avoid, and the rest is divided by its causes. On the right of a row stands how busy the worker " +
+      "was, and how much longer than the minimum it waited, for the main cause. The pale strip below a row is the ideal: " +
+      "the same order with equally fast stages and transfers that take no time; a dashed line is its end. A click on a " +
+      "block lights its micro-batch in all stages. Ctrl and the wheel, or + and −, zoom; arrow keys and dragging move; 0 " +
+      "fits. A click on a curve opens that step.",
     hint: ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
     kinds: {
       F: "forward",
@@ -225,11 +233,17 @@ const STRINGS = {
       A: "all-reduce",
       other: "other",
     },
-    waits: "waits",
-    memory: "activations held",
-    ideal: "ideal: equal stages, free transfers",
-    lit: "to the operation that uses its result",
-    eachColour: "a colour for each micro-batch",
+    legend: {
+      coloured: "a colour for each micro-batch",
+      waits: "waits",
+      memory: "activations held",
+      ideal: "ideal: equal stages, free transfers",
+      idealEnd: "end of the ideal",
+      lit: "to the operation that uses its result",
+      now: "now",
+      before: "still to come, as in the step before",
+    },
+    minimum: "minimum",
     heads: { busy: "busy", waits: "waits for" },
     controls: {
       bar: "Pipeline controls",
@@ -307,6 +321,7 @@ const STRINGS = {
       notice: "notices",
     },
     cameLast: "came last",
+    missing: "missing",
     states: { "under way": "in flight", lost: "lost", untold: "no report", open: "open", failed: "failed", done: "", received: "" },
     outcomes: {
       received: "received",

@@ -83,7 +83,7 @@ function drawStep(parent, step, at, pale, keep) {
   join(parent, items, (key, { op }) => block(key, op, step, at, pale, staged.has(op.worker)));
 }
 
-// Returns the rows: each worker's part of the step shown, how busy it was, and the main cause of its waits. While a step runs a
+// Returns the rows: each worker's part of the step shown, how busy it was, and the cause of its longest waits. While a step runs a
 // worker that has not begun it has an empty row, as in the step `before`.
 function lanesOf(view, shown, measures, before) {
   const empty = { done: null, planned: null, next: null, held: 0, peak: 0, busy: null };
@@ -113,7 +113,7 @@ function laneHead(lane, at, width, nameOf) {
   const data = { worker: id, replica: now.replica, done: now.done, planned: now.planned, next: now.next, held: now.held };
   const attributes = Object.entries({ ...data, peak: now.peak }).map(([name, value]) => [`data-${name}`, value]);
   const right = width - LANES_RIGHT + 12;
-  const lost = cause === null ? "" : `, waits most for ${source}: ${percent(share)}`;
+  const lost = cause === null ? "" : `, idle beyond the minimum most for ${source}: ${percent(share)}`;
   const memory = `holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most`;
   return svg(
     "g",
@@ -164,7 +164,7 @@ function laneGhost(lane, ops, ideal, at) {
     paths.set(kindOf(op.op), (paths.get(kindOf(op.op)) ?? "") + d);
   }
   const parts = [...paths].map(([kind, d]) => svg("path", { class: `rb-op-${kind}`, d }));
-  return svg("g", {}, tip(`${WORDS.ideal}, ${formatDuration(ideal.seconds)} in all`), ...parts);
+  return svg("g", {}, tip(`${WORDS.legend.ideal}, ${formatDuration(ideal.seconds)} in all`), ...parts);
 }
 
 function drawLanes(layers, lanes, step, at, width, ideal, nameOf) {
@@ -221,16 +221,26 @@ const swatch = (kind) => {
   return svg("g", { class: `rb-op rb-op-${kind}` }, rect, letter);
 };
 
-// Returns the entries of the legend: those for what is drawn.
-function legendOf(kinds, memory, ghosts, lit, coloured) {
+// Returns the entries of the legend: those for the kinds, and the other parts of the picture, that are drawn.
+function legendOf(kinds, drawn) {
   const hue = (x, at) => svg("rect", { x, y: -6, width: 7, height: 12, style: `--rb-hue: ${at}` });
-  const pale = svg("g", { class: "rb-ghost" }, svg("path", { class: "rb-op-F", d: "M-8 -4 h16 v8 h-16 Z" }));
+  const upright = (kind) => svg("line", { class: kind, x1: 0, x2: 0, y1: -8, y2: 8 });
+  const timed = kinds.filter((kind) => COSTS[kind]);
+  const wide = 16 / timed.length; // a stripe for each kind that takes time in the ideal
+  const stripe = (kind, i) => svg("path", { class: `rb-op-${kind}`, d: `M${i * wide - 8} -4 h${wide} v8 h${-wide} Z` });
+  const marks = {
+    coloured: () => svg("g", { class: "rb-op" }, hue(-8, 0), hue(1, 137)),
+    waits: () => svg("line", { class: "rb-waits", x1: -8, x2: 8, y1: 0, y2: 0 }),
+    memory: () => svg("path", { class: "rb-memory", d: "M-8 6 L-8 1 L0 1 L0 -4 L8 -4 L8 6 Z" }),
+    ideal: () => svg("g", { class: "rb-ghost" }, ...timed.map(stripe)),
+    idealEnd: () => upright("rb-ideal-end"),
+    lit: () => arrow(-9, 9, 0, 0, "rb-flow", 0),
+    now: () => upright("rb-front"),
+    before: () => svg("g", { class: "rb-pale" }, swatch(kinds[0])),
+  };
+  const others = Object.entries(marks).filter(([name]) => drawn[name]);
   return [
     ...kinds.map((kind) => [swatch(kind), WORDS.kinds[kind]]),
-    ...(coloured ? [[svg("g", { class: "rb-op" }, hue(-8, 0), hue(1, 137)), WORDS.eachColour]] : []),
-    [svg("line", { class: "rb-waits", x1: -8, x2: 8, y1: 0, y2: 0 }), WORDS.waits],
-    ...(memory ? [[svg("path", { class: "rb-memory", d: "M-8 6 L-8 1 L0 1 L0 -4 L8 -4 L8 6 Z" }), WORDS.memory]] : []),
-    ...(ghosts ? [[pale, WORDS.ideal]] : []),
-    ...(lit ? [[arrow(-9, 9, 0, 0, "rb-flow", 0), WORDS.lit]] : []),
+    ...others.map(([name, mark]) => [mark(), WORDS.legend[name]]),
   ];
 }

@@ -52,27 +52,34 @@ class History {
     return samples.filter((sample) => sample[name] !== null).map((sample) => [sample.at, sample[name]]);
   }
 
-  most(name) {
-    return Math.max(0, ...[...this.byWorker.keys()].flatMap((id) => this.of(id, name).map(([, value]) => value)));
+  // The value at the upper edge of all curves of a figure; 0 if none has come.
+  top(name) {
+    const most = Math.max(0, ...[...this.byWorker.keys()].flatMap((id) => this.of(id, name).map(([, value]) => value)));
+    return most && roundUp(most);
   }
 }
+
+const curveY = (value, top) => (1 + (HIGH - 2) * (1 - Math.min(1, value / (top || 1)))).toFixed(1);
 
 // Returns the path of a curve, or "": each value holds until the next one, the last until `now`. `top` is the value at the upper
 // edge.
 function curvePath(samples, now, top) {
   if (!samples.length) return "";
   const x = (at) => Math.max(0, WIDE * (1 - (now - at) / MINUTE)).toFixed(1);
-  const y = (value) => (1 + (HIGH - 2) * (1 - Math.min(1, value / (top || 1)))).toFixed(1);
+  const y = (value) => curveY(value, top);
   const [[at, first], ...rest] = samples;
   return `M${x(at)} ${y(first)}${rest.map(([at, value]) => `H${x(at)}V${y(value)}`).join("")}H${WIDE}`;
 }
 
-// A table cell with a curve, which screen readers skip, and a figure as text.
+// A table cell with a curve, which screen readers skip, and a figure as text. `mark` is a value that a faint line shows, if any.
 class Figure {
-  constructor(name) {
+  constructor(name, mark = null) {
+    this.mark = mark;
     this.line = svg("path", { class: "rb-line" });
     this.area = svg("path", { class: "rb-area" });
-    const curve = svg("svg", { class: "rb-curves", width: WIDE, height: HIGH, "aria-hidden": "true" }, this.area, this.line);
+    this.level = svg("path", { class: "rb-level" });
+    const size = { width: WIDE, height: HIGH, "aria-hidden": "true" };
+    const curve = svg("svg", { class: "rb-curves", ...size }, this.level, this.area, this.line);
     this.text = html("span", { class: "rb-value" });
     this.more = html("span", { class: "rb-of" });
     this.cell = html("td", { class: `rb-figure rb-${name}` }, curve, this.text, this.more);
@@ -81,6 +88,7 @@ class Figure {
   show(samples, now, top, format, text, more = "") {
     const path = curvePath(samples, now, top);
     set(this.line, { d: path || null });
+    set(this.level, { d: path && this.mark !== null ? `M0 ${curveY(this.mark, top)}H${WIDE}` : null });
     set(this.area, { d: path ? `${path}V${HIGH}H${path.slice(1, path.indexOf(" "))}Z` : null });
     setText(this.text, text);
     setText(this.more, more && ` ${more}`);
@@ -107,6 +115,13 @@ class Threads {
     set(this.cell, { title: this.text.textContent });
   }
 }
+
+// The marks of the legend: a curve, and a thread.
+const sample = (name) => {
+  const shapes = Object.entries({ level: name === "cpu" ? "M-8 -7H8" : "", area: "M-8 7V2H0V-4H8V7Z", line: "M-8 2H0V-4H8" });
+  return svg("g", { class: `rb-curves rb-${name}` }, ...shapes.map(([kind, d]) => svg("path", { class: `rb-${kind}`, d })));
+};
+const square = (kind) => svg("rect", { class: `rb-square rb-${kind}`, x: -4, y: -4, width: 9, height: 9, rx: 2 });
 
 // Makes a button of the name of its texts. With a `warning`, its action cannot be undone, and the button asks for a second press.
 // `whose` names the worker to screen readers.
@@ -157,7 +172,7 @@ class Row {
     this.opener = html("button", { type: "button", class: "rb-opener", "aria-expanded": "false" });
     this.note = html("span", { class: "rb-note" });
     const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
-    [this.cpu, this.memory, this.threads] = [new Figure("cpu"), new Figure("memory"), new Threads()];
+    [this.cpu, this.memory, this.threads] = [new Figure("cpu", 1), new Figure("memory"), new Threads()];
     [this.now, this.queue, this.bytes, this.log, this.buttons] = ["now", "queue", "bytes", "log", "acts"].map(cell);
     if (act && worker.id !== 0) {
       const starts = (action) => () => act(action, this.name);
@@ -264,17 +279,28 @@ class Folds {
     setText(this.note, last ? TEXT.folded(names.length ? `${names.join(", ")} ${TEXT.and} ${last}` : last) : "");
   }
 
+  isFolded(name) {
+    return FOLDS.indexOf(name) < this.count;
+  }
+
   fold(count) {
     this.count = count;
     FOLDS.forEach((name, i) => this.table.classList.toggle(`rb-no-${name}`, i < count));
   }
 }
 
+// Returns the legend of the columns that are shown, with the scale of the curves, which all rows share: [mark, text] each.
+function legendOf(folds, tops) {
+  const curve = (name, format) => [sample(name), TEXT.legend[name](format(tops[name]))];
+  const curves = folds.isFolded("curves") || !tops.memory ? [] : [curve("cpu", percent), curve("memory", formatBytes)];
+  return [...curves, ...(folds.isFolded("threads") ? [] : ["full", "hollow"].map((kind) => [square(kind), TEXT.legend[kind]]))];
+}
+
 export default panel("workers", "Workers", (frame, model) => {
   const act = model.get("acts") ? (action, target) => model.send({ kind: "act", action, target }) : null;
   const rows = new Map();
   const history = new History();
-  let [size, now] = [0, 0];
+  let [size, now, legend] = [0, 0, ""];
   const caption = html("caption", { class: "rb-hidden" }, "Workers");
   const status = html("p", { class: "rb-hidden", role: "status" });
   const heads = COLUMNS.map((name) => {
@@ -295,7 +321,6 @@ export default panel("workers", "Workers", (frame, model) => {
   frame.picture.replaceWith(table);
   frame.body.after(folded);
   frame.head.after(failures);
-  frame.legend.remove();
   if (act) frame.head.append(html("span", { class: "rb-scale" }, fewer, more));
 
   return ({ workers, links, logs, actions }) => {
@@ -310,7 +335,7 @@ export default panel("workers", "Workers", (frame, model) => {
     table.classList.toggle("rb-dense", Object.keys(workers).length > DENSE);
 
     const ids = Object.keys(workers).sort(natural);
-    const tops = { cpu: Math.max(1, history.most("cpu")), memory: history.most("memory") };
+    const tops = { cpu: Math.max(1, history.top("cpu")), memory: history.top("memory") };
     const name = (id) => workers[id]?.name ?? `id ${id}`;
     const byWorker = new Map(ids.map((id) => [Number(id), []]));
     for (const link of Object.values(links)) byWorker.get(link.worker)?.push(link);
@@ -334,6 +359,10 @@ export default panel("workers", "Workers", (frame, model) => {
       row.show(workers[id], { action: running, stacks, history, now, tops, ...details });
     }
     folds.fit(frame.body.clientWidth, `${frame.body.clientWidth} ${ids.map(name)}`);
+    const marks = table.hidden ? [] : legendOf(folds, tops);
+    const words = marks.map(([, text]) => text).join();
+    if (words !== legend) frame.showLegend(marks);
+    legend = words;
     const failed = Object.entries(actions).filter(([, { state }]) => state === "failed");
     const errors = failed.map(([key, one]) => ({ key, parts: [one], text: `${key}: ${one.error}` }));
     join(failures, errors, (_, { text }) => html("li", {}, text));

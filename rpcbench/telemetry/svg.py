@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpcbench.base.charts import Columns, Picture, as_html, columns, heads, short
+from rpcbench.base.charts import CODE, LETTER, STRONG, Columns, Picture, as_html, columns, heads, short
 from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
@@ -44,7 +44,7 @@ def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
         _worker(picture, row, largest, y + 12)
         y += _ROW
         if last := view["logs"].get(str(row["id"]), {}).get("text", "").rpartition("\n")[2]:
-            picture.text(_NOW, y + 4, short(last, 90), "note code")
+            picture.text(_NOW, y + 4, short(last, 80), "note code")
             y += _LINE
     for key, action in view["actions"].items():
         if action["state"] == "failed":
@@ -54,8 +54,8 @@ def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
 
 def _worker(picture: Picture, row: Row, largest: int, y: float) -> None:
     again = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
-    picture.text(_NAME, y, short(row["name"] + again, 19), "strong")
-    picture.text(_NOW, y, short(now(row), 60 if row["cpu"] is None else 18))
+    picture.text(_NAME, y, short(row["name"] + again, 17), "strong")
+    picture.text(_NOW, y, short(now(row), 60 if row["cpu"] is None else 17))
     if row["cpu"] is not None:
         _bar(picture, _CPU, y, row["cpu"], f"{row['cpu']:.0%}")
     if row["memory"] is not None:
@@ -106,11 +106,15 @@ def draw_messages(picture: Picture, view: View, at: Columns) -> None:
     began = when(rows[0]) if rows else 0.0
     for n, row in enumerate(drawn):
         y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
-        picture.text(66, y1 + 4, f"{(when(row) - began) * 1e3:.1f} ms", "note end")
-        # 6.4 is the width of a letter: the label ends before the first lifeline.
-        picture.text(76, y1 + 4, short(row["words"], int((at.left + at.step / 2 - 84) / 6.4)))
+        picture.text(66, y1 + 4, _seconds(when(row) - began), "note end")
+        # The label ends before the first lifeline.
+        picture.text(76, y1 + 4, short(row["words"], int((at.left + at.step / 2 - 84) / LETTER)))
         (_meeting if "came" in row else _message)(picture, row, at, y1, y2)
     rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.1f} ms"
 
 
 def _meetings(view: View) -> list[Row]:
@@ -140,7 +144,7 @@ def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> Non
         picture.circle(at.x(id_), y, 5, "line s-amber")
     if row["last"] is not None:
         picture.circle(at.x(row["last"]), y, 7.5, "line s-red")
-    took = row["state"] if row["state"] != "done" else f"{(row['end'] - row['begin']) * 1e3:.1f} ms"
+    took = row["state"] if row["state"] != "done" else _seconds(row["end"] - row["begin"])
     picture.text(at.width - 12, y + 4, took, "note end")
 
 
@@ -152,9 +156,9 @@ def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> N
         picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
         picture.tip(x1 + 1, low, -1, 0, colour)
     elif row["state"] == "received":
-        # Level up to the last gap, as in panels/messages.js: so it passes through no end of another message.
+        # Level until the last gap, as in panels/messages.js: so it touches no end of another message.
         far = y1 != y2 and abs(x2 - x1) > 1.5 * at.step
-        bend = x2 - math.copysign(at.step, x2 - x1) if far else x1
+        bend = x2 - math.copysign(0.6 * at.step, x2 - x1) if far else x1
         if far:
             picture.line(x1, y1, bend, y1, f"line s-{colour}")
         picture.arrow(bend, y1, x2, y2, colour)
@@ -227,7 +231,8 @@ def _drawn(view: View, words: str) -> str:
         for n, line in enumerate(words.splitlines()):
             picture.text(12, 2.4 * _TITLE + n * _LINES, line, "code")
     else:
-        picture.text(26 + 8 * len(title), _TITLE, words.partition("\n")[0], "note")
+        beside = 30 + STRONG * len(title)
+        picture.text(beside, _TITLE, short(words.partition("\n")[0], int((at.width - beside) / LETTER)), "note")
         draw(picture, view, at)
     return picture.svg()
 
@@ -249,8 +254,10 @@ def _rrefs(picture: Picture, view: View, at: Columns) -> None:
 
 def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
     middle, owner = y + ROW / 2, at.x(rref["owner"])
+    beside = 22 + 9 * CODE
     picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
-    picture.text(78, middle + 4, short(rref["type"] or "type unknown", int((at.left + at.step / 2 - 98) / 6.8)), "note")
+    room = int((at.left + at.step / 2 - beside - 20) / LETTER)  # to the first column's mark
+    picture.text(beside, middle + 4, short(rref["type"] or "type unknown", room), "note")
     for fork in forks:
         if fork["state"] == "confirmed":
             picture.line(owner, middle, at.x(fork["holder"]), middle, "line s-dim")
@@ -286,7 +293,9 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
     if view["contexts"][key]["ended"] is not None:
         picture.text(12, y + 34, "released", "note")
     for member in of("members"):
-        picture.text(at.x(member["worker"]), y + 18, f"{member['gradients']} gradients", "note middle")
+        held = counted(member["gradients"], "gradient")
+        fits = LETTER * len(held) < at.step
+        picture.text(at.x(member["worker"]), y + 18, held if fits else member["gradients"], "note middle")
     y += ROW + 4
     y += ROW * max([_operations(picture, rows, at, y) for rows in _by_worker(of("parts"))], default=0)
     for link in of("links"):
@@ -324,7 +333,7 @@ def _operations(picture: Picture, parts: list[Row], at: Columns, y: float) -> in
             names, ran = f"… {len(parts) - n} more parts", False
         picture.rect(at.x(part["worker"]) - wide / 2, top + 2, wide, 17, "f-amber" if ran else "plate")
         ink = "on-amber middle" if ran else "middle"
-        picture.text(at.x(part["worker"]), top + 15, short(names, int(wide / 6.8)), ink)
+        picture.text(at.x(part["worker"]), top + 15, short(names, int(wide / LETTER)), ink)
     return min(len(parts), _MOST_PARTS)
 
 

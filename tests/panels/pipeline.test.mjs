@@ -111,13 +111,20 @@ test("the parts of a bubble sum to it exactly, and name the slow worker or the t
   }
 });
 
-test("a worker waits for the one before it, and the step for what made that one late", () => {
+test("a worker waits for what made the step late, for so long as it was idle beyond the minimum", () => {
   // worker3 waits for worker2, which waits until its input has come from worker1
   const { waits, parts } = bubbleOf([op(1, "0F0", 0, 1), op(2, "1F0", 5, 6), op(3, "2F0", 6, 7)]);
-  assert.deepEqual(plain([...waits]), [[1, null], [2, ["transfer", 4 / 7]], [3, [2, 6 / 7]]]);
   const [[, least], ...causes] = parts;
   close(least, 2 / 3, "the minimum of three stages with one micro-batch");
   assert.deepEqual(causes.map(([cause]) => cause), ["transfer"]);
+  for (const worker of [1, 2, 3]) {
+    assert.equal(waits.get(worker)[0], "transfer");
+    close(waits.get(worker)[1], 6 / 7 - 2 / 3);
+  }
+  const slow = bubbleOf(run(forwardsFirst(4, 8), [1, 3]));
+  assert.deepEqual([1, 3, 4].map((worker) => slow.waits.get(worker)[0]), [2, 2, 2]);
+  assert.equal(slow.waits.get(2), null, "the slow one itself waits for nobody");
+  assert.equal(bubbleOf(run(forwardsFirst(4, 8))).waits.get(4), null, "the minimum has no cause");
 });
 
 test("time between operations that need nothing from elsewhere is overhead", () => {
@@ -137,7 +144,7 @@ test("a step of eight workers and 64 micro-batches is measured", () => {
   const { bubble, minimum, parts, waits } = bubbleOf(run(forwardsFirst(8, 64), [1, 1, 1, 1, 1.5]));
   close(minimum, 7 / 71);
   assert.deepEqual(plain(parts.map(([cause]) => cause)), ["minimum", 5], "the slow worker alone");
-  assert.deepEqual([waits.get(4)[0], waits.get(6)[0], waits.get(7)[0]], [5, 5, 6], "each waits for the one beside it");
+  assert.deepEqual([1, 4, 6, 8].map((worker) => waits.get(worker)[0]), [5, 5, 5, 5], "all wait for it, however far away");
   assert.ok(bubble > minimum);
 });
 

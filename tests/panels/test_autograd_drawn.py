@@ -25,6 +25,9 @@ def trip(workers=2, until="forward"):
         graphs[w]["parts"] = [part([2 * w], [2 * w - 1], "Linear net.0", "Relu")]
     if until != "forward":
         back_runs(at, workers if until == "all" else 1)
+    if until == "half":
+        one = {"pass": "0.1", "state": "running", "needed": 2, "arrived": 1, "waiting": 1}
+        at[0]["tables"]["contexts"]["0"]["passes"] = [one]
     return at
 
 
@@ -116,6 +119,7 @@ def test_the_last_picture_of_a_context_is_whole_whoever_tells_of_its_end_first(s
     shown.move(world(3))
     assert shown.count(".rb-card.rb-gone") == 1
     assert shown.texts(".rb-gradients") == ["4 gradients", "4 gradients", "2 gradients"]
+    assert shown.count(f"{CARD} .rb-back.rb-flight") == 0, "nothing is in flight after the end"
 
 
 def test_many_messages_fold_to_a_block_for_each_worker_with_counts(show):

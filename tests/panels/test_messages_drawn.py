@@ -74,9 +74,10 @@ def test_of_ten_thousand_messages_only_those_in_sight_are_drawn(show):
     keys = [send(at, n % 3, 1 + n % 3, "Call", float(n)) for n in range(10_000)]
     shown = show("messages", at)
     assert shown.texts(".rb-stat")[0] == "10000 messages"
+    assert arrows(shown)[-1][0] == keys[-1], "a live panel begins at the end"
+    shown.page.evaluate("document.querySelector('.rb-body').scrollTop = 0; drawn()")
     assert 10 < shown.count("[data-message]") < 60 and arrows(shown)[0][0] == keys[0]
     shown.page.evaluate("document.querySelector('.rb-body').scrollTop = 1e9; drawn()")
-    assert 10 < shown.count("[data-message]") < 60 and arrows(shown)[-1][0] == keys[-1]
     send(at, 0, 1, "Call", 20_000.0, label="late")
     shown.move(at)
     assert shown.page.locator("[data-message]", has_text="call late").count() == 1  # who stands at the end stays there
@@ -214,6 +215,37 @@ def test_a_long_line_is_level_where_it_passes_other_members(show, workers):
     assert line.evaluate(box)[1] == pytest.approx(12), "this part of its way is in its own row"
     ends = [line.evaluate(f"one => one.getPointAtLength({at}).y") for at in (0, 1e9)]
     assert ends[0] < ends[1]
+
+
+@pytest.mark.parametrize(("source", "to"), [(0, 3), (3, 0)])
+def test_a_long_line_bends_between_lifelines_not_where_it_passes_a_member(show, source, to):
+    at = world(3)
+    slow = send(at, source, to, "Call", 1.0, took=9.0)
+    send(at, 1, 2, "Call", 2.0)
+    shown = show("messages", at)
+    lanes = [float(one.get_attribute("x1")) for one in shown.page.locator(".rb-life").all()]
+    way = shown.page.locator(f"[data-message='{slow}'] .rb-line").get_attribute("d")
+    start, bend, end = (float(point.split()[0]) for point in way.removeprefix("M").split("L"))
+    assert start == lanes[source] and end == pytest.approx(lanes[to], abs=2)
+    assert min(abs(bend - lane) for lane in lanes) > 0.3 * (lanes[1] - lanes[0])
+    low, high = sorted((lanes[to], lanes[to + (1 if source > to else -1)]))
+    assert low < bend < high
+
+
+@pytest.mark.parametrize("many", [5, 60])
+def test_an_open_collective_is_in_sight_with_its_missing_member_once_collectives_are_chosen(show, many):
+    at = world(4)
+    for n in range(many):
+        send(at, 0, 1 + n % 4, "Call", 1.0 + n)
+        meet(at, n, dict.fromkeys((1, 2, 3, 4), 1.5 + n), 1.6 + n)
+    meet(at, many, {1: 100.0, 2: 100.0, 4: 100.0}, None, "barrier")
+    shown = show("messages", at)
+    shown.page.locator(".rb-tools select").select_option("collective")
+    shown.page.evaluate("drawn()")
+    missing = shown.page.locator("[data-state='open'] .rb-missing")
+    box, body = missing.bounding_box(), shown.page.locator(".rb-body").bounding_box()
+    assert shown.texts(".rb-legend span") == ["collectives", "came last", "missing"]
+    assert body["y"] < box["y"] and box["y"] + box["height"] < body["y"] + body["height"]
 
 
 def test_the_legend_names_what_is_drawn_and_nothing_else(show):

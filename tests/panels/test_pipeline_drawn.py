@@ -274,20 +274,57 @@ def test_the_bubble_is_divided_by_its_causes_and_each_row_says_for_whom_it_waite
     assert words in shown.page.locator(".rb-picture > desc").text_content()
 
 
+def test_a_row_and_the_sentence_name_the_same_worker_however_far_away(show):
+    at = world(4)
+    slow = {0: 0.003, 1: 0.009, 2: 0.003, 3: 0.003}
+    ends = {}
+    gpipe(at, 1, 4, 6, 0.0)
+    rows = [row for worker in (1, 2, 3, 4) for row in at[worker]["tables"]["ops"].values()]
+    clock = dict.fromkeys(slow, 0.0)
+    order = {"F": lambda row: (row["microbatch"], row["stage"]), "B": lambda row: (row["microbatch"], -row["stage"])}
+    for kind, before in (("F", -1), ("B", 1)):
+        for row in sorted((row for row in rows if row["op"] == kind), key=order[kind]):
+            stage, batch = row["stage"], row["microbatch"]
+            row["begin"] = max(clock[stage], ends.get((kind, stage + before, batch), 0.0))
+            row["end"] = clock[stage] = ends[kind, stage, batch] = row["begin"] + slow[stage] * (1 + (kind == "B"))
+    shown = show("pipeline", at)
+    assert "points waiting for worker2" in shown.page.locator(".rb-sentence").inner_text()
+    notes = [shown.texts(f".rb-lane[data-worker='{worker}'] text.rb-note.rb-end") for worker in (1, 3, 4)]
+    assert all(any(text.endswith("% worker2") for text in own) for own in notes), notes
+
+
+def test_the_legend_names_what_is_drawn_and_nothing_else(show):
+    at = world(2)
+    end = gpipe(at, 1, 2, 4, 0.0)
+    shown = show("pipeline", at)
+    own = ["Fforward", "Bbackward", "waits", "activations held"]
+    ideal = ["ideal: equal stages, free transfers", "end of the ideal"]
+    assert shown.texts(".rb-legend > span") == own + ideal
+    fills = "all => all.map(one => getComputedStyle(one).fill)"
+    stripes = shown.page.locator(".rb-legend .rb-ghost path").evaluate_all(fills)
+    assert stripes == shown.page.locator(".rb-picture .rb-ghost g:first-child path").evaluate_all(fills)
+    press(shown, "Ideal")
+    assert shown.texts(".rb-legend > span") == own
+    gpipe(at, 2, 2, 4, end + 0.01, until=end + 0.04)
+    shown.move(at)
+    press(shown, "Live cursor")
+    assert shown.texts(".rb-legend > span") == [*own, "now", "Fstill to come, as in the step before"]
+
+
 def test_the_ideal_is_a_pale_row_beneath_each_lane_until_it_is_switched_off(show):
     at = world(2)
     gpipe(at, 1, 2, 4, 0.0)
     shown = show("pipeline", at)
     ghosts = ".rb-picture .rb-ghost path"
     assert shown.count(ghosts) == 4, "a path for each kind in each row"
-    end = shown.page.locator(".rb-ideal-end").bounding_box()["x"]
+    end = shown.page.locator(".rb-picture .rb-ideal-end").bounding_box()["x"]
     ground = shown.page.locator(".rb-ground").bounding_box()
     busy = sum(op["end"] - op["begin"] for op in shown.view["ops"].values())
     step = shown.view["steps"]["1"]
     share = busy / 2 / (1 - step["minimum"]) / (step["end"] - step["begin"])
     assert end - ground["x"] == pytest.approx(share * ground["width"], abs=2)
     press(shown, "Ideal")
-    assert shown.count(ghosts) == 0 and not shown.page.locator(".rb-ideal-end").is_visible()
+    assert shown.count(ghosts) == 0 and not shown.page.locator(".rb-picture .rb-ideal-end").is_visible()
 
 
 # ---- zoom, and one micro-batch
@@ -395,7 +432,7 @@ def test_curves_show_the_steps_seen_and_a_click_opens_one(show):
         shown.move(at)
     assert shown.texts(".rb-line > text") == [
         f"loss {2 * 2.0 / 8:g}", f"step time {shown.texts('.rb-stat')[1].partition(' step time')[0]}",
-        f"bubble {100 * shown.view['steps']['8']['bubble']:.0f} %",
+        f"bubble {100 * shown.view['steps']['8']['bubble']:.0f} % ┄ minimum 20 %",
         f"samples/s {64 / (shown.view['steps']['8']['end'] - shown.view['steps']['8']['begin']):,.0f}",
     ]  # fmt: skip
     assert "0.5 to 4 in 8 steps" in shown.page.locator(".rb-line").first.get_attribute("aria-label")

@@ -56,6 +56,7 @@ def test_it_is_one_whole_picture_without_scripts_or_addresses(name, names):
     assert shapes(made.svg, "script") == shapes(made.svg, "img") == shapes(made.svg, "image") == []
     assert "http" not in made.svg.replace('xmlns="http://www.w3.org/2000/svg"', "") and "url(" not in made.svg
     assert not re.search(r"<[^>]*\son\w+=", made.svg)
+    assert all(int(size) >= 13 for size in re.findall(r"font[^;}]*?(\d+)px", made.svg)), "large enough to read"
     assert made.html.count("<") == 1 and "prefers-color-scheme:dark" in made.svg
     image = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', made.html)
     assert base64.b64decode(image[1]).decode() == made.svg

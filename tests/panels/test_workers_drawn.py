@@ -159,6 +159,25 @@ def test_curves_show_the_figures_that_have_come(show):
     assert shown.page.locator("tr[data-worker='2'] .rb-line").first.get_attribute("d") is None
 
 
+def test_the_legend_names_the_marks_and_the_scale_of_the_columns_that_are_shown(show, page):
+    threads = ["a thread that runs a function", "a thread that waits"]
+    at = world(2)
+    shown = show("workers", at)
+    assert shown.texts(".rb-legend > span") == threads, "nothing is known of CPU and memory"
+    tell(at, 1, cpu=2.0)
+    shown.move(at)
+    curves = ["CPU in the last minute, 0 to 200 %; dashed: 100 %, one core", "memory in the last minute, 0 to 20.0 MB"]
+    assert shown.texts(".rb-legend > span") == curves + threads
+    level = shown.page.locator("tr[data-worker='1'] .rb-cpu .rb-level")
+    assert level.get_attribute("d") == "M0 10.0H64", "half of the height: one of two cores"
+    page.set_viewport_size({"width": 330, "height": 700})
+    page.evaluate("drawn()")
+    names = shown.texts(".rb-legend > span")
+    page.set_viewport_size({"width": 1000, "height": 700})
+    assert names == [], "these columns are folded"
+    assert show("workers", {}).texts(".rb-legend > span") == []
+
+
 def test_the_stack_button_asks_and_shows_what_comes_below_the_row(show):
     at = busy_world()
     del at[0]["tables"]["actions"]

@@ -20,8 +20,9 @@ from rpcbench.pipeline import Pipeline, PipelineError, split
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.pipeline.step_log import KEPT_STEPS
 from rpcbench.runtime.agent import Agent
+from rpcbench.telemetry.autograd_view import autograd_view
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.views import autograd_view, pipeline_view, rref_view
+from rpcbench.telemetry.views import pipeline_view, rref_view
 
 WORKERS = ["worker1", "worker2"]
 

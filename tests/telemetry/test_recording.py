@@ -16,9 +16,10 @@ from rpcbench.rpc import remote, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry import recording
+from rpcbench.telemetry.autograd_view import autograd_view
 from rpcbench.telemetry.message_views import messages_view
 from rpcbench.telemetry.recording import Cleaner, Player, Record, flat, load, record, world_of
-from rpcbench.telemetry.views import autograd_view, rref_view
+from rpcbench.telemetry.views import rref_view
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcbench.telemetry.autograd_view import autograd_view
 from rpcbench.telemetry.summary import LINES, text
-from rpcbench.telemetry.views import autograd_view, diff, patch, pipeline_view, rref_view
+from rpcbench.telemetry.views import diff, patch, pipeline_view, rref_view
 
 VIEWS = [rref_view, autograd_view, pipeline_view]
 
@@ -224,6 +225,7 @@ def test_a_context_is_open_until_its_maker_has_released_it():
         (None, (2.0,), 1, (0, 0), "runs"),
         (None, (2.0,), 0, (0, 0), "failed"),
         (None, (2.0, 2.5), 1, (1, 0), "ran"),
+        (None, (2.0, 2.5), 0, (0, 0), "ran"),
         (3.0, (2.0, 2.5), 0, (1, 1), "ran"),
     ],
 )
@@ -239,6 +241,19 @@ def test_the_gradient_of_a_message_is_sent_back_once_the_part_that_received_it_h
     assert (message["fired"], message["back"]) == gradient
     assert (message["shape"], message["bytes"], message["received"]) == ("[3]", 12, 1)
     assert (part["state"], part["seconds"]) == (state, 0.5 if state == "ran" else None)
+
+
+@pytest.mark.parametrize("first_tells", [True, False])
+def test_a_gradient_is_not_in_flight_once_a_later_one_shows_that_it_came(first_tells):
+    """Worker 1 passes on what it received from worker 0, and reports later than its neighbours."""
+    here = graph([{"message": 1, "to": 1, "back": 4.0 if first_tells else None}], parts=[{"sends": [1]}])
+    middle = graph([{"message": 2, "to": 2}], [{"message": 1, "from": 0}], [{"sends": [2], "recvs": [1]}])
+    there = graph(recvs=[{"message": 2, "from": 1}], parts=[{"sends": [-1], "recvs": [2], "ran": [2.0, 2.5]}])
+    one = {"pass": "2.1", "state": "running", "needed": 0, "arrived": 0, "waiting": 1}
+    at = world(*({"graphs": {"5": row}, "contexts": {"5": context(passes=[one])}} for row in (here, middle, there)))
+    messages = autograd_view(at)["messages"]
+    found = {key: (row["fired"], row["back"]) for key, row in messages.items()}
+    assert found == ({"5/1": (1, 1), "5/2": (1, 1)} if first_tells else {"5/1": (0, 0), "5/2": (1, 0)})
 
 
 def test_messages_of_a_pipeline_are_one_for_each_stage_with_the_gradients_of_its_operations():

@@ -17,8 +17,9 @@ from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import blocked
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.runtime.agent import Agent
+from rpcbench.telemetry.autograd_view import autograd_view
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.views import autograd_view, rref_view
+from rpcbench.telemetry.views import rref_view
 from rpcbench.testing import Held, Stepper
 
 MOMENTS = 20
