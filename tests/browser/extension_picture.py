@@ -1,11 +1,9 @@
 """The pictures of the JupyterLab extension in the docs.
 
     PYTHONPATH=tests python tests/browser/extension_picture.py --shot docs/pictures/extension-light.png [--dark]
-    PYTHONPATH=tests python tests/browser/extension_picture.py --of dashboard --shot docs/pictures/dashboard-light.png
     PYTHONPATH=tests python tests/browser/extension_picture.py --of start --shot docs/pictures/start-page-light.png
 
-The first: a cell runs in the notebook while the picture is taken, one worker is busy and one is lost. The dashboard:
-after the training of the first lesson.
+The first: a cell runs in the notebook while the picture is taken, one worker is busy and one is lost.
 """
 
 from __future__ import annotations
@@ -54,21 +52,6 @@ def of_sidebar(lab: Lab, to: Path) -> None:
     notebook.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
 
 
-def of_dashboard(lab: Lab, to: Path, width: int = 1440, height: int = 900) -> None:
-    notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width, height)
-    notebook.run_above("%cluster stop")
-    notebook.ended("pipe.step(")
-    notebook.page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
-    notebook.page.get_by_role("button", name="Dashboard", exact=True).click()
-    notebook.page.locator("[data-panel=messages] .rb-panel").wait_for()
-    notebook.activate()
-    notebook.cell("%cluster stop").scroll_into_view_if_needed()
-    notebook.page.wait_for_timeout(1500)  # panels draw what they have been sent
-    notebook.page.screenshot(path=to)
-    notebook.run("%cluster stop")
-    notebook.ended("%cluster stop")
-
-
 def of_start_page(lab: Lab, to: Path, width: int = 1440, height: int = 900) -> None:
     shutil.copytree(LESSON.parent, lab.folder / "notebooks", dirs_exist_ok=True)
     page = lab.visit("lab/tree/notebooks?", width, height, option="rpcbenchStart")
@@ -78,7 +61,7 @@ def of_start_page(lab: Lab, to: Path, width: int = 1440, height: int = 900) -> N
     page.screenshot(path=to)
 
 
-OF = {"sidebar": of_sidebar, "dashboard": of_dashboard, "start": of_start_page}
+OF = {"sidebar": of_sidebar, "start": of_start_page}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""JupyterLab in a headless Chromium: what a user has in front of them, for tests and for the picture in the README.
-
-    PYTHONPATH=tests python tests/browser/lab.py --shot docs/panels.png [--dark]
-    PYTHONPATH=tests python tests/browser/lab.py --each docs/pictures [--dark]
+"""JupyterLab in a headless Chromium: what a user has in front of them, for tests and for the pictures in the docs.
 
 Rules
 - Server, kernels and browser have folders of their own, made anew for each run: no settings of this machine's user.
@@ -11,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import importlib.util
@@ -317,97 +313,3 @@ def _await_server(server: subprocess.Popen[bytes], address: str, log: Path) -> N
         except OSError:
             time.sleep(0.1)  # nothing announces that a server listens
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
-
-
-# A moment in the middle of training at which a whole step is shown, and next to it a context in which backward has run.
-# From then on the panels stand still, so that the picture is of one moment.
-MOMENT = """([index, first]) => {
-  const count = what => document.querySelectorAll(what).length;
-  const cells = document.querySelectorAll('.jp-Notebook .jp-Cell');
-  const cell = cells[index];
-  const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
-  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-autograd .rb-card'];
-  const good = epochs >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
-    count(`${card} .rb-back`) === 1 && count(`${card} .rb-block.rb-ran`) === 2;
-  if (good) {
-    window.requestAnimationFrame = () => 0;
-    cells[first].scrollIntoView({block: 'start'});
-  }
-  return good;
-}"""
-TIDY = """() => {
-  for (const command of ['application:toggle-left-area', 'statusbar:toggle']) jupyterapp.commands.execute(command);
-}"""
-
-
-# A backward pass that takes its time, and a moment in the middle of it.
-BACKWARD = [
-    "%load_ext rpcbench\n%cluster start 3",
-    "%panel autograd",
-    """import time
-import torch, rpcbench.rpc as rpc, rpcbench.autograd as dist_autograd
-
-def forward(layer, x):
-    x.register_hook(lambda gradient: time.sleep(0.3))
-    return layer.local_value()(x)
-
-layers = {f"worker{i}": rpc.remote(f"worker{i}", torch.nn.Linear, (8, 8)) for i in (1, 2, 3)}
-scale = torch.ones(8, requires_grad=True)
-with dist_autograd.context() as context_id:
-    outputs = []
-    for part in torch.rand(4, 8):
-        for worker, layer in layers.items():
-            part = rpc.rpc_sync(worker, forward, (layer, part * scale))
-        outputs.append(part)
-    dist_autograd.backward(context_id, [sum(outputs).sum()])""",
-]
-HELD = """() => {
-  const parts = [...document.querySelectorAll('.rb-part')].filter(part => part.dataset.left > 0);
-  const ran = document.querySelector('.rb-block:is(.rb-ran, .rb-partly)');
-  const good = parts.length > 1 && ran && document.querySelector('.rb-leaf-line');
-  if (good) window.requestAnimationFrame = () => 0;
-  return Boolean(good);
-}"""
-
-
-def shoot(picture: Path, dark: bool) -> None:
-    """Write a PNG of the first lesson while it trains."""
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
-        _train(lab, 1200, 1450).page.screenshot(path=picture)
-
-
-def shoot_each(pictures: Path, dark: bool) -> None:
-    """Write a PNG of each panel at work: those of the first lesson, and a backward pass."""
-    suffix = "-dark.png" if dark else ".png"
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), dark) as lab:
-        notebook = lab.open(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in BACKWARD]), "b.ipynb")
-        notebook.run_above("%panel")
-        notebook.ended("%cluster")
-        notebook.run("%panel")
-        notebook.run("backward(")
-        notebook.page.wait_for_function(HELD, polling=20)
-        notebook.page.locator(".rb-autograd").screenshot(path=pictures / f"autograd{suffix}")
-        notebook.page.close()
-        _train(lab, 1200, 2400).page.locator(".rb-pipeline").screenshot(path=pictures / f"pipeline{suffix}")
-
-
-def _train(lab: Lab, width: int, height: int) -> Notebook:
-    notebook = lab.open(nbformat.read(LESSON, 4), LESSON.name, width=width, height=height, scale=7 / 6)
-    notebook.page.evaluate(TIDY)
-    notebook.run_above("%cluster stop")
-    cells = [notebook.index("pipe.step("), notebook.index("%panel pipeline")]
-    notebook.page.wait_for_function(MOMENT, arg=cells, polling=20)
-    return notebook
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make the pictures of the documentation.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--shot", type=Path, metavar="FILE.png", help="that in the README")
-    what.add_argument("--each", type=Path, metavar="FOLDER", help="one of each panel")
-    parser.add_argument("--dark", action="store_true")
-    options = parser.parse_args()
-    if options.shot:
-        shoot(options.shot, options.dark)
-    else:
-        shoot_each(options.each, options.dark)

@@ -1,51 +1,69 @@
 """The pictures of panels in the docs, taken in JupyterLab.
 
     PYTHONPATH=tests python tests/browser/shots.py docs/pictures
+    PYTHONPATH=tests python tests/browser/shots.py docs/pictures --workers 8 --only messages training
+    PYTHONPATH=tests python tests/browser/shots.py docs --only readme
 
-Each panel once in the light theme and once in the dark one, of a cluster that is at work.
+Each panel once in the light theme and once in the dark one, of a cluster that is at work. With `--workers` the programs
+run on that many workers, and the number stands in the names of the pictures.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import re
 import tempfile
 from pathlib import Path
 
 import nbformat
-from lab import running
+from lab import LESSON, Lab, Notebook, running
+from playwright.sync_api import Page
 
-START = "%load_ext rpcbench\n%cluster start 4"
-MAKE = """import time, torch
+BARE = ("autograd", "pipeline")  # pictures without a theme in their names, if it is the light one
+HIDE_LEFT = "jupyterapp.commands.execute('application:toggle-left-area')"
+HIDE_STATUS = "jupyterapp.commands.execute('statusbar:toggle')"
+THEME = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme: `JupyterLab ${theme}`})"
+CURVES = 15_000  # milliseconds in which the curves of the workers panel come to show something
+
+# ---- programs; the first cell starts a cluster, and `cluster.workers` are its workers' names
+
+SHARE = """import time, torch
 import rpcbench.rpc as rpc
-rows = [rpc.remote(f"worker{1 + i % 3}", torch.ones, (250_000 * (1 + i),)) for i in range(5)]
+*others, last = cluster.workers
+rows = [rpc.remote(others[i % len(others)], torch.ones, (250_000 * (1 + i),)) for i in range(len(others) + 2)]
 model = rpc.remote("worker2", torch.nn.Linear, (512, 512))
-shared = [rpc.rpc_sync("worker4", list, ([row],)) for row in rows[:2]]
-keeper = rpc.remote("worker4", list, ([*rows[2:4], model],))
+shared = [rpc.rpc_sync(last, list, ([row],)) for row in rows[:2]]
+keeper = rpc.remote(last, list, ([*rows[2:4], model],))
 for each in (*rows, model, keeper):
     each.to_here()
-busy = [rpc.rpc_async("worker2", time.sleep, (60,)) for _ in range(3)]"""
-CELL = "%%remote worker1 --async\nimport time\ntime.sleep(60)"
-LOG = "_ = cluster.rpc_sync('worker3', print, ('loader: shard 7 of 12 is read',))"
-LOSE = "import os, signal\nos.kill(cluster.pid('worker4'), signal.SIGKILL)"
-PANELS = ("workers", "rrefs")
+busy = [rpc.rpc_async("worker2", time.sleep, (600,)) for _ in range(3)]"""
+CELL = """%%remote worker1 --async
+import time, torch
+for epoch in range(600):
+    torch.randn(500, 500).matrix_exp()
+    time.sleep(0.3 + epoch % 9 / 10)"""
+LOG = "_ = cluster.rpc_sync(cluster.workers[:3][-1], print, ('loader: shard 7 of 12 is read',))"
+LOSE = "import os, signal\nos.kill(cluster.pid(last), signal.SIGKILL)"
+
 TALK = [
-    "%load_ext rpcbench\n%cluster start 3",
     """import torch, rpcbench.rpc as rpc, rpcbench.autograd as dist_autograd
 
-def there_and_on(x, to):
-    return rpc.rpc_sync(to, torch.mul, (x, 2.0)) * x""",
+def there_and_on(x, to, *rest):
+    y = rpc.rpc_sync(to, there_and_on, (x, *rest)) if rest else rpc.rpc_sync(to, torch.mul, (x, 2.0))
+    return y * x
+
+first, *rest = cluster.workers[1:] if len(cluster.workers) > 2 else cluster.workers""",
     "%panel messages",
     """x = torch.ones(1000, requires_grad=True)
 rref = rpc.remote("worker1", torch.ones, (1000,))
 with dist_autograd.context() as context_id:
-    y = rpc.rpc_sync("worker2", there_and_on, (x, "worker3"))
+    y = rpc.rpc_sync(first, there_and_on, (x, *rest))
     dist_autograd.backward(context_id, [(y * rpc.rpc_sync("worker1", torch.neg, (x,))).sum()])
-rpc.rpc_sync("worker3", rpc.RRef.to_here, (rref,)).sum()
+rpc.rpc_sync(rest[-1], rpc.RRef.to_here, (rref,)).sum()
 del rref""",
 ]
 
 TOGETHER = [
-    "%load_ext rpcbench\n%cluster start 4",
     """%%remote all
 import torch, rpcbench.distributed as dist
 dist.init_process_group("gloo")
@@ -58,76 +76,211 @@ for step in range(4):
     dist.all_reduce(weights)
     dist.broadcast(weights, 0)""",
     "import rpcbench\nrpcbench.collectives()",
-    "%%remote worker1 worker2 worker4 --async\ndist.barrier()",
 ]
 
+# A backward pass that takes its time, and a moment in the middle of it. From then on the panel stands still.
+BACKWARD = [
+    "%panel autograd",
+    """import time
+import torch, rpcbench.rpc as rpc, rpcbench.autograd as dist_autograd
 
-def shoot(folder: Path, dark: bool) -> None:
-    """One picture for each panel."""
-    panels = {name: f"%panel {name}" for name in PANELS}
-    sources = [START, MAKE, CELL, LOG, panels["rrefs"], panels["workers"], LOSE]
-    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
-        cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "panels.ipynb", width=1300, height=2000)
-        page = notebook.page
-        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
+def forward(layer, x):
+    x.register_hook(lambda gradient: time.sleep(0.8))
+    return layer.local_value()(x)
+
+layers = {worker: rpc.remote(worker, torch.nn.Linear, (8, 8)) for worker in cluster.workers}
+scale = torch.ones(8, requires_grad=True)
+with dist_autograd.context() as context_id:
+    outputs = []
+    for part in torch.rand(4, 8):
+        for worker, layer in layers.items():
+            part = rpc.rpc_sync(worker, forward, (layer, part * scale))
+        outputs.append(part)
+    dist_autograd.backward(context_id, [sum(outputs).sum()])""",
+]
+HALFWAY = """() => {
+  const waiting = [...document.querySelectorAll('.rb-part')].filter(part => part.dataset.left > 0);
+  const count = what => document.querySelectorAll(what).length;
+  const good = waiting.length > 1 && 2 * count('.rb-block:is(.rb-ran, .rb-partly)') >= count('.rb-block');
+  if (good) {
+    window.goesOn = window.requestAnimationFrame;
+    window.requestAnimationFrame = call => (call.name === 'paint' ? 0 : window.goesOn(call));
+  }
+  return good;
+}"""
+GO_ON = "() => { window.requestAnimationFrame = window.goesOn; }"
+
+# A moment in the middle of training at which a whole step is shown, and next to it a context in which backward has run.
+# From then on the panels stand still, so that the picture is of one moment.
+MOMENT = """([index, first]) => {
+  const count = what => document.querySelectorAll(what).length;
+  const cells = document.querySelectorAll('.jp-Notebook .jp-Cell');
+  const cell = cells[index];
+  const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
+  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-autograd .rb-card'];
+  const good = epochs >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
+    count(`${card} .rb-back`) === 1 && count(`${card} .rb-block.rb-ran`) === 2;
+  if (good) {
+    window.requestAnimationFrame = () => 0;
+    cells[first].scrollIntoView({block: 'start'});
+  }
+  return good;
+}"""
+
+
+def lesson(workers: int) -> nbformat.NotebookNode:
+    """The first lesson; with more workers also with more layers, and norms so that these train."""
+    notebook = nbformat.read(LESSON, 4)
+    layer, norm = "    nn.Linear(512, 512),\n    nn.ReLU(),\n", "    nn.LayerNorm(512),\n"
+    for cell in notebook.cells if workers > 2 else ():
+        cell.source = cell.source.replace("start 2", f"start {workers}").replace(2 * layer, workers * (norm + layer))
+    return notebook
+
+
+class Shots:
+    """Runs programs on `workers` workers, or if that is None on as many as suit each; writes pictures to a folder."""
+
+    def __init__(self, lab: Lab, folder: Path, workers: int | None) -> None:
+        self.lab, self.folder, self.workers = lab, folder, workers
+
+    def open(self, usual: int, sources: list[str], height: int) -> Notebook:
+        """A notebook in which the cluster has started."""
+        start = f"%load_ext rpcbench\n%cluster start {self.workers or usual}"
+        cells = [nbformat.v4.new_code_cell(source) for source in (start, *sources)]
+        notebook = self.lab.open(nbformat.v4.new_notebook(cells=cells), "panels.ipynb", width=1300, height=height)
+        notebook.page.evaluate(HIDE_LEFT)
+        self.run(notebook, start)
+        return notebook
+
+    def run(self, notebook: Notebook, *sources: str) -> None:
         for source in sources:
-            if source == LOSE:
-                page.locator("[data-rref]").nth(6).wait_for()
-                _take(page, folder, "rrefs", dark)
             notebook.run(source)
             notebook.ended(source)
-        page.locator("tr[data-worker='4'][data-state='lost']").wait_for()
-        page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
-        page.locator("tr[data-worker='2'][data-busy='3']").wait_for()
-        page.locator("tr[data-worker='3'] .rb-opener").click()
-        _take(page, folder, "workers", dark)
+
+    def take(self, page: Page, name: str, what: str = "") -> None:
+        """Write a picture in each theme."""
+        page.evaluate("document.activeElement?.blur()")
+        for theme in ("dark", "light"):  # the server keeps the last one
+            page.evaluate(THEME, theme.title())
+            page.locator(f"body[data-jp-theme-light={str(theme == 'light').lower()}]").wait_for(state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")  # it covers a page that changes its theme
+            page.emulate_media(color_scheme=theme)
+            many = f"-{self.workers}" if self.workers else ""
+            file = f"{name}.png" if (theme, many) == ("light", "") and name in BARE else f"{name}{many}-{theme}.png"
+            page.locator(what or f".rb-{name}").screenshot(path=self.folder / file, animations="disabled")
 
 
-def shoot_messages(folder: Path, dark: bool) -> None:
+def of_workers(shots: Shots) -> None:
+    """All that workers are often in, and the RRefs between them. Of more than two, the last one is lost."""
+    panels = ["%panel rrefs", "%panel workers"]
+    notebook = shots.open(4, [SHARE, CELL, LOG, *panels, LOSE], 2000)
+    shots.run(notebook, SHARE, CELL, LOG, *panels)
+    page, count = notebook.page, notebook.value("len(cluster.workers)")
+    page.locator("[data-rref]").nth(4).wait_for()
+    shots.take(page, "rrefs")
+    page.wait_for_timeout(CURVES)
+    if count > 2:
+        shots.run(notebook, LOSE)
+        page.locator(f"tr[data-worker='{count}'][data-state='lost']").wait_for()
+    page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
+    page.locator("tr[data-worker='2'][data-busy='3']").wait_for()
+    if count < 8:  # else there is no room for the log beside all rows
+        page.locator(f"tr[data-worker='{min(3, count)}'] .rb-opener").click()
+    shots.take(page, "workers")
+
+
+def of_messages(shots: Shots) -> None:
     """What two lines of a program say, between all workers."""
-    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
-        cells = [nbformat.v4.new_code_cell(source) for source in TALK]
-        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "messages.ipynb", width=1300, height=1400)
-        page = notebook.page
-        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
-        for source in TALK:
-            notebook.run(source)
-            notebook.ended(source)
-        page.locator("[data-message]", has_text="release context").first.wait_for()
-        page.locator(".rb-messages .rb-body").evaluate("body => { body.scrollTop = 0; }")
-        page.locator("[data-message]", has_text="call there_and_on").first.dispatch_event("click")
-        page.locator(".rb-chosen").wait_for()
-        _take(page, folder, "messages", dark)
+    notebook = shots.open(3, TALK, 1400)
+    shots.run(notebook, *TALK)
+    page = notebook.page
+    page.locator("[data-message]", has_text=re.compile("release ?context", re.IGNORECASE)).first.wait_for()
+    page.locator(".rb-messages .rb-body").evaluate("body => { body.scrollTop = 0; }")
+    page.locator("[data-message]", has_text="call there_and_on").first.dispatch_event("click")
+    page.locator(".rb-chosen").wait_for()
+    shots.take(page, "messages")
 
 
-def shoot_collectives(folder: Path, dark: bool) -> None:
-    """What four workers do together, one of them slow, and one missing at the end; as messages and over time."""
-    with tempfile.TemporaryDirectory() as home, running(Path(home), dark) as lab:
-        cells = [nbformat.v4.new_code_cell(source) for source in TOGETHER]
-        notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "collectives.ipynb", width=1300, height=1800)
-        page = notebook.page
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
-        for source in TOGETHER:
-            notebook.run(source)
-            notebook.ended(source)
-        page.locator("select[aria-label='Kinds of messages']").select_option("collective")
-        page.locator("[data-state='open'] .rb-missing").wait_for()
-        page.locator("[data-message]", has_text="all_reduce(SUM) #3").first.dispatch_event("click")
-        page.locator(".rb-chosen").wait_for()
-        _take(page, folder, "collectives", dark, ".rb-messages")
-        _take(page, folder, "stragglers", dark, "img[alt*='kept the others waiting']")
+def of_collectives(shots: Shots) -> None:
+    """What workers do together, one of them slow, and one missing at the end; as messages and over time."""
+    count = shots.workers or 4
+    names = [f"worker{i + 1}" for i in range(count) if i + 1 != min(3, count)]
+    barrier = f"%%remote {' '.join(names)} --async\ndist.barrier()"
+    notebook = shots.open(count, [*TOGETHER, barrier], 1800)
+    shots.run(notebook, *TOGETHER, barrier)
+    page = notebook.page
+    page.locator("select[aria-label='Kinds of messages']").select_option("collective")
+    page.locator("[data-state='open'] .rb-missing").first.wait_for()
+    page.locator("[data-message]", has_text="all_reduce(SUM) #3").first.dispatch_event("click")
+    page.locator(".rb-chosen").wait_for()
+    shots.take(page, "collectives", ".rb-messages")
+    shots.take(page, "stragglers", "img[alt*='kept the others waiting']")
 
 
-def _take(page, folder: Path, name: str, dark: bool, what: str = "") -> None:
-    page.evaluate("document.activeElement?.blur()")
-    path = folder / f"{name}-{'dark' if dark else 'light'}.png"
-    page.locator(what or f".rb-{name}").screenshot(path=path, animations="disabled")
+def of_autograd(shots: Shots) -> None:
+    """A backward pass in its middle, and with `--workers` after its context is released."""
+    notebook = shots.open(3, BACKWARD, 1400)
+    page = notebook.page
+    shots.run(notebook, "%panel")
+    page.locator(".rb-autograd").wait_for()  # operations are known of contexts that begin while a panel is open
+    notebook.run("backward(")
+    page.wait_for_function(HALFWAY, polling=20)
+    shots.take(page, "autograd")
+    page.evaluate(GO_ON)
+    notebook.ended("backward(")
+    page.locator(".rb-choose").dispatch_event("change")  # the panel draws again
+    page.locator(".rb-autograd", has_text="released").wait_for()
+    if shots.workers:
+        shots.take(page, "autograd-released", ".rb-autograd")
 
+
+def of_training(shots: Shots) -> None:
+    """The first lesson, once it has trained: the pipeline, and on the dashboard the other panels with it."""
+    notebook = shots.lab.open(lesson(shots.workers or 2), LESSON.name, width=1300, height=2400)
+    page = notebook.page
+    page.set_default_timeout(240_000)
+    page.evaluate(HIDE_LEFT)
+    notebook.run_above("%cluster stop")
+    notebook.ended("rref.owner_name()")
+    page.wait_for_timeout(1500)  # panels draw what they have been sent
+    shots.take(page, "pipeline")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
+    page.get_by_role("button", name="Dashboard", exact=True).click()
+    page.locator("[data-panel=messages] .rb-panel").wait_for()
+    notebook.activate()
+    notebook.cell("%cluster stop").scroll_into_view_if_needed()
+    page.wait_for_timeout(1500)
+    shots.take(page, "dashboard", "#main")
+
+
+def of_readme(shots: Shots) -> None:
+    """The first lesson while it trains."""
+    notebook = shots.lab.open(lesson(2), LESSON.name, width=1200, height=1450, scale=7 / 6)
+    for command in (HIDE_LEFT, HIDE_STATUS):
+        notebook.page.evaluate(command)
+    notebook.run_above("%cluster stop")
+    cells = [notebook.index("pipe.step("), notebook.index("%panel pipeline")]
+    notebook.page.wait_for_function(MOMENT, arg=cells, polling=20)
+    notebook.page.screenshot(path=shots.folder / "panels.png")
+
+
+PANELS = {
+    "workers": of_workers,
+    "messages": of_messages,
+    "collectives": of_collectives,
+    "autograd": of_autograd,
+    "training": of_training,
+}
+OF = {**PANELS, "readme": of_readme}
 
 if __name__ == "__main__":
-    for dark in (False, True):
-        shoot(Path(sys.argv[1]), dark)
-        shoot_messages(Path(sys.argv[1]), dark)
-        shoot_collectives(Path(sys.argv[1]), dark)
+    parser = argparse.ArgumentParser(description="Make the pictures of panels in the documentation.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--workers", type=int, metavar="N")
+    parser.add_argument("--only", nargs="+", choices=OF, default=[*PANELS])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home, running(Path(home)) as lab:
+        for name in options.only:
+            OF[name](Shots(lab, options.folder, options.workers))
+            lab.leave()
