@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pictures import gpipe, own, record, world
 from shown import NASTY, PICTURES, busy_world, settled
@@ -41,12 +43,17 @@ def test_worker_supplied_strings_are_text(show, name):
     assert all(words in said for words in NASTY[1:3])
 
 
+def without_curves(html: str) -> str:
+    """The picture without the curves of the last minute, which move on with the clock."""
+    return re.sub(r'<svg class="rb-curves".*?</svg>', "", html)
+
+
 @pytest.mark.parametrize("name", PANELS)
 def test_deltas_draw_the_same_picture_as_a_whole(show, name):
     shown = show(name, world(3))
     shown.move(busy_world())
     moved = settled(shown.page.locator(".rb-body"))
-    assert settled(show(name, busy_world()).page.locator(".rb-body")) == moved
+    assert without_curves(settled(show(name, busy_world()).page.locator(".rb-body"))) == without_curves(moved)
 
 
 @pytest.mark.parametrize("name", PICTURES)
