@@ -210,7 +210,8 @@ def of_collectives(shots: Shots) -> None:
     shots.run(notebook, *TOGETHER, barrier)
     page = notebook.page
     page.locator("select[aria-label='Kinds of messages']").select_option("collective")
-    page.locator("[data-state='open'] .rb-missing").first.wait_for()
+    only_one = ":has(.rb-missing):not(:has(.rb-missing ~ .rb-missing))"
+    page.locator(f"[data-state='open']{only_one}").wait_for()
     page.locator("[data-message]", has_text="all_reduce(SUM) #3").first.dispatch_event("click")
     page.locator(".rb-chosen").wait_for()
     shots.take(page, "collectives", ".rb-messages")
