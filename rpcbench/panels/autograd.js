@@ -238,7 +238,7 @@ function headline(frame, view, { context, pieces, isEnded }) {
     ...(back || left ? [[back, WORDS.stats.back]] : []),
     [gradients, isEnded ? WORDS.stats.heldLast : WORDS.stats.held],
     ...(time === null ? [] : [[formatTime(time), WORDS.stats.time]]),
-    ...(others ? [[others, WORDS.stats.others]] : []),
+    ...(others ? [[others, WORDS.stats.others(others)]] : []),
     ...leftOutStats(view.workers),
   );
   const all = Object.keys(view.contexts).length;
@@ -322,7 +322,8 @@ export default panel("autograd", WORDS.title, (frame) => {
     frame.showHint(picture ? null : WORDS.hint);
     if (!picture) {
       card.remove();
-      frame.showStats([heldContexts(view).length, WORDS.stats.others], ...leftOutStats(view.workers));
+      const open = heldContexts(view).length;
+      frame.showStats([open, WORDS.stats.others(open)], ...leftOutStats(view.workers));
       frame.describe(plural(Object.keys(view.contexts).length, "autograd context"));
       frame.showLegend([]);
       legend = "";

@@ -137,7 +137,7 @@ const STRINGS = {
     state: (isEnded) => (isEnded ? "released" : "open"),
     stats: {
       received: "received", flight: "in flight", back: "gradients back", held: "held", heldLast: "held until the release",
-      time: "backward", others: "contexts open",
+      time: "backward", others: (count) => (count === 1 ? "context open" : "contexts open"),
     },
     axis: (isBackward, isHeld) => [
       ["forward", "forward →", "rb-axis-forward"],
