@@ -132,8 +132,8 @@ def test_leadership_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[
     """Only ranks 0 and 1 are on the master's host: 1 takes its port over; then 2 leads, and its host finds it."""
     here, there = hosts
     path = script(tmp_path, "open", OPEN)
-    first = here.start(path, "0", "+1", "+2", env=env)
-    second = here.start(path, "1", "+0", "-0", "+3", env=env)
+    first = here.start(path, "0", "+1", "+2", "?1", "?2", env=env)
+    second = here.start(path, "1", "+0", "-0", "+3", "?3", env=env)
     third = there.start(path, "2", "+0", "-1", "+4", "?4", env=env)
     assert finish([first]) == [("1\n2\n", "")]
     late = there.start(path, "3", "+1", "-1", env=env)
