@@ -33,6 +33,9 @@ from rpcbench.transport.stream import ConnectionEnd, StreamConnection
 from rpcbench.wire.framing import Limits
 from rpcbench.wire.messages import Body
 
+_LATE = TimeoutError, ConnectionResetError, BrokenPipeError
+"""Errors of a dial where this side was too late, or where the peer was and closed the connection."""
+
 
 class ConnectionManager:
     """All connections of one agent, its listeners and its threads that accept."""
@@ -92,7 +95,7 @@ class ConnectionManager:
             try:
                 connection = self.connect(to, addresses)
             except NotConnectedError as error:
-                silent = isinstance(error.__cause__, TimeoutError | ConnectionResetError)  # on this side, or the peer's
+                silent = isinstance(error.__cause__, _LATE)
                 if silent and not any(each.startswith("tls:") for each in addresses):
                     continue
                 raise

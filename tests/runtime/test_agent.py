@@ -15,6 +15,7 @@ from worlds import address_of, config, nothing_left, until, world
 
 from rpcbench.base.errors import (  # fmt: skip
     CallCancelled,
+    NotConnectedError,
     RemoteError,
     RpcError,
     RpcTimeoutError,
@@ -193,6 +194,24 @@ def test_a_call_waits_for_a_peer_that_is_too_busy_to_accept_connections(
     monkeypatch.setattr(ConnectionManager, "_first_answer", counted)
     assert agents[1].call(2, max, (1, 2)).wait() == 2
     assert len(knocks) > 2
+
+
+@pytest.mark.parametrize("broken", [ConnectionResetError, BrokenPipeError])
+def test_a_call_dials_again_where_the_peer_has_given_up_a_handshake(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, broken: type[OSError]
+) -> None:
+    """The peer closes a connection on which this busy process has not spoken in time."""
+    first_answer, broke = ConnectionManager._first_answer, []
+
+    def closed(self: ConnectionManager, *how: Any) -> Any:
+        if not broke:
+            broke.append(broken(0, "closed"))
+            raise NotConnectedError("nobody answers") from broke[0]
+        return first_answer(self, *how)
+
+    monkeypatch.setattr(ConnectionManager, "_first_answer", closed)
+    assert agents[1].call(2, max, (1, 2)).wait() == 2
+    assert broke
 
 
 def test_a_cancelled_call_raises_call_cancelled(agents: list[Agent]) -> None:
