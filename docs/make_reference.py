@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is typed
+import torch_names  # noqa: E402  (it loads this checkout, too)
+
 API = ROOT / "docs" / "api"
 PAGES = ["errors", "rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "testing", ""]  # "": all
 HOMES = {"errors": "rpcbench.base.errors"}
@@ -43,6 +45,7 @@ def pages() -> dict[str, str]:
         if importlib.util.find_spec(_module(page)) is not None:
             texts[_file(page)] = _page(page, described)
     texts["notebook.md"] = _magics()
+    texts[torch_names.FILE] = torch_names.page(API / torch_names.FILE)
     texts["README.md"] = _index(dict(reversed(texts.items())))
     return texts
 
@@ -259,8 +262,9 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 
 if __name__ == "__main__":
     API.mkdir(exist_ok=True)
+    made = pages()
     for old in API.glob("*.md"):
         old.unlink()
-    for name, text in pages().items():
+    for name, text in made.items():
         (API / name).write_text(text)
     sys.stdout.write(f"{len(list(API.iterdir()))} pages written to {API.relative_to(ROOT)}\n")

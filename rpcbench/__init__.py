@@ -35,6 +35,8 @@ _HOMES = {  # module of each public name
     "panel": "rpcbench.panels",
     "trace": "rpcbench.telemetry.trace",
     "collectives": "rpcbench.telemetry.trace",
+    "shards": "rpcbench.telemetry.shard_watch",
+    "watch_model": "rpcbench.distributed.shard_events",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",
 }

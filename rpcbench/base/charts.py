@@ -22,15 +22,17 @@ from rpcbench.base.ids import Table
 LIGHT = {
     "paper": "#ffffff", "plate": "#f3f4f6", "rule": "#dcdfe4", "ink": "#24292f", "dim": "#656d76",
     "blue": "#0072b2", "green": "#008560", "orange": "#c26a00", "amber": "#e69f00", "red": "#c8421a",
-    "purple": "#b3588f", "on-blue": "#ffffff", "on-amber": "#1c1400",
+    "purple": "#b3588f", "indigo": "#5a4fcf", "olive": "#75690a", "teal": "#0b7a8a",
+    "on-blue": "#ffffff", "on-amber": "#1c1400",
 }  # fmt: skip
 DARK = {
     "paper": "#1b1f24", "plate": "#262b31", "rule": "#3b424a", "ink": "#e6e9ed", "dim": "#a3abb4",
     "blue": "#4fa8dc", "green": "#2fbf91", "orange": "#f0a33a", "amber": "#f0b429", "red": "#ff8a5c",
-    "purple": "#dc8cba", "on-blue": "#06121b", "on-amber": "#1c1400",
+    "purple": "#dc8cba", "indigo": "#aaa2ff", "olive": "#cdbf4e", "teal": "#55c8d8",
+    "on-blue": "#06121b", "on-amber": "#1c1400",
 }  # fmt: skip
 LETTER, STRONG, CODE = 6.9, 7.6, 7.9  # widths of a character of the text, on average, in pixels
-_COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "dim")  # those that shapes may have
+_COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "indigo", "olive", "teal", "dim")  # of shapes
 _XMLNS = "http://www.w3.org/2000/svg"
 
 

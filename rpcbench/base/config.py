@@ -6,6 +6,7 @@ A `WorldConfig` is sent to a new worker over a pipe, never on a command line: it
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 PROTOCOL = 3
@@ -20,6 +21,8 @@ FLUSH_SECONDS = 20.0  # the longest wait for acknowledgements at shutdown
 LAST_WORDS_SECONDS = 1.0  # the same, at a shutdown that is not graceful
 STOP_SECONDS = 5.0
 NOTEBOOK = "notebook"  # the name of member 0 in a notebook's cluster
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that CUDA reads when a process first uses it
+STORE_PORT = "RPCBENCH_STORE_PORT"  # the variable MASTER_PORT:PORT: ranks of `distributed` meet at PORT in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class WorldConfig:
     host: str = ""  # identity of the host that shares `directory`, if there may be several
     device_maps: dict[str, dict[str, str]] = field(default_factory=dict)  # callee → device here → device there
     devices: tuple[str, ...] = ()  # those that this member uses; empty: all
+    gpu: str = ""  # the only one that CUDA shows to it, as in CUDA_VISIBLE_DEVICES; empty: those of its environment
     same_modes: bool = False  # calls from here run with this process's grad mode and autocast
     held: bool = False  # calls of other members wait until the creator of the agent sets `agent.ready`
     stop_seconds: float = STOP_SECONDS  # for a worker to end, on request or after its world; then it is terminated
@@ -50,6 +54,10 @@ class WorldConfig:
     lost_seconds: float = 4.0  # until it is lost,
     stuck_seconds: float = 60.0  # and until it is lost although its host still acknowledges data
     grace_seconds: float = 5.0  # for a broken connection to be restored
+
+    def pinned(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return this environment with the member's GPU, if it has one of its own."""
+        return {**environ, VISIBLE_GPUS: self.gpu} if self.gpu else {**environ}
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "secret": self.secret.hex()})

@@ -22,9 +22,9 @@ Tables
     ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
                                                                held, failed
     collectives  its part of a collective operation  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
-                                                               end, failed
+                                                               end, failed, site, end_known
     health    its state at the last request    key "1"        question, pid, host, cpu, memory, ram, busy, waiting,
-                                                               cells, peers
+                                                               cells, peers, awaits
     launched  processes this member started    key "1"        name, pid, incarnation, state, log
     actions   requests by clicks in panels     key "scale 3"  action, target, state, error
 

@@ -46,6 +46,7 @@ from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
 from rpcbench.rpc.rref import RRef
+from rpcbench.runtime.publisher import Health
 
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
@@ -361,6 +362,10 @@ class RunningCell:
             part.output_buffer.output_area.finish()
         return self._failures(), [part.member.name for part in busy]
 
+    def open_at(self) -> list[int]:
+        """Return the ids of the workers that have not replied."""
+        return [part.member.id for part in self._parts if not part.replied.is_set()]
+
     def states(self) -> dict[str, str]:
         """Return the state by worker: "runs", "done", or the name of the error's class."""
         return {part.member.name: part.state for part in self._parts}
@@ -390,6 +395,8 @@ class CellClient:
         self._relay = OutputRouter(agent)
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)
+        self._answering: list[RunningCell] = []  # cells that `run` waits for
+        agent.part(Health).waits.append(lambda: [id_ for cell in list(self._answering) for id_ in cell.open_at()])
 
     def run(
         self, screen: OutputDisplay, workers: Sequence[str], code: str, ask: CellInputs, way: CellOptions | None = None
@@ -400,11 +407,14 @@ class CellClient:
         the cell runs anywhere, and KeyboardInterrupt after Ctrl-C.
         """
         sent = self._sent(screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None)
+        self._answering.append(sent)
         try:
             sent.begin(self._relay)
             return sent.answer()
         except KeyboardInterrupt:
             raise interrupted(*sent.stop()) from None
+        finally:
+            self._answering.remove(sent)
 
     def start(
         self,

@@ -30,6 +30,7 @@ from traitlets.config import Config
 
 from rpcbench.cells.output import OutputStream, json_with_bytes
 from rpcbench.cells.tracebacks import of_user
+from rpcbench.runtime import gpus
 from rpcbench.runtime.current import current
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ class CellShell(InteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Like IPython's, without this package's frames."""
         kind, error, frames = cast(Any, exc_tuple or sys.exc_info())
+        gpus.explain(error, self.compile.worker)
         frames = of_user(frames)
         if isinstance(error, BaseExceptionGroup):  # IPython would print its lines instead of passing them on
             below = frames and frames.tb_next  # the topmost frame is IPython's

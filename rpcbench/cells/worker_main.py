@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rpcbench.base.config import WorldConfig
 from rpcbench.cells.runner import CellRunner
 from rpcbench.rpc.init import start_agent
-from rpcbench.runtime import current
+from rpcbench.runtime import current, gpus
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import hosts
 from rpcbench.transport.hosts import host_id
@@ -41,6 +41,7 @@ class WorkerLocation(NamedTuple):
     host: str  # identity, see `transport.hosts.host_id`
     hostname: str
     pid: int
+    gpu: gpus.Gpu | None = None  # its own, without figures; None if CUDA shows it none, or several
 
 
 def main(config: WorldConfig, alone: bool = False) -> None:
@@ -57,7 +58,7 @@ def main(config: WorldConfig, alone: bool = False) -> None:
 def meet(count: int) -> WorkerLocation:
     """Wait until this worker's view has `count` members, and return its location. Called through RPC."""
     current.current().wait_for(count)
-    return WorkerLocation(host_id(), socket.gethostname(), os.getpid())
+    return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own())
 
 
 def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:

@@ -2,7 +2,7 @@
 
 No heavy module is imported before it is needed, so `rpcbench --help` is fast. An `RpcError` explains itself, so it is
 printed without a traceback; any other error is a bug and has one. `run` and `lab` replace this process by the program,
-with its signals, exit status and output. As a program, this module is a rank of `launch --pass-local-rank`.
+with its signals, exit status and output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from rpcbench.base.errors import RpcError
 
 _INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
 _START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"  # for `extension/src/pages.ts`
-_PASS = {"--pass-local-rank", "--pass_local_rank"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,29 +104,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    """Run torchrun in this process. It gives each rank the variables that `init_process_group()` reads."""
-    from torch.distributed import run as torchrun
+    """Run torchrun in this process."""
+    from rpcbench.distributed import launch
 
-    asked = torchrun.get_args_parser().parse_args([each for each in options.rest if each not in _PASS] or ["-h"])
-    in_python = not (asked.module or asked.no_python)
-    if in_python and not Path(asked.training_script).is_file():
-        raise RpcError(f"there is no script {asked.training_script}")
-    if not _PASS.isdisjoint(options.rest):
-        if not in_python:
-            raise RpcError("--pass-local-rank goes with a script in Python; any other program reads LOCAL_RANK")
-        # Each rank runs this module, which runs the script: torchrun itself no longer passes `--local_rank`.
-        asked.training_script_args = [asked.training_script, *asked.training_script_args]
-        asked.training_script, asked.module = "rpcbench.cli.main", True
-    torchrun.run(asked)  # type: ignore[no-untyped-call]
-
-
-def _run_rank() -> None:
-    """Run the script of a rank, with `--local_rank=N` ahead of its own arguments, as in torch.distributed 0.4."""
-    script, *rest = sys.argv[1:]
-    sys.argv = [script, f"--local_rank={os.environ['LOCAL_RANK']}", *rest]
-    # As the interpreter does for a script: its folder comes first.
-    sys.path[0] = str(Path(script).parent.absolute())
-    runpy.run_path(script, run_name="__main__")
+    launch.launch(options.rest)
 
 
 def _lab(options: argparse.Namespace) -> None:
@@ -151,6 +130,3 @@ def _secret(options: argparse.Namespace) -> None:
         raise RpcError(f"cannot make {path}: {error.strerror}") from error
     print(f"Made {path}. Copy it to every host, and set {run_dir.SECRET_VARIABLE}={path} for every worker.")
 
-
-if __name__ == "__main__":
-    _run_rank()

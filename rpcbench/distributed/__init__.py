@@ -1,103 +1,107 @@
-"""The process groups of torch.distributed 0.4, built on those of today's torch: for cells, calls and scripts.
+"""torch.distributed, of today and of 0.4, with comparison of the ranks' calls: for cells, calls and scripts.
 
-`import rpcbench.distributed as dist`, and call its functions on every rank. A rank is always a number in the world, for
-subgroups too. Errors name the rank at fault, and no wait exceeds its timeout. The errors CollectiveError,
-RpcTimeoutError and WorkerLostError are RuntimeErrors.
+`import rpcbench.distributed as dist`, and call its functions on every rank. They are those of torch.distributed, on
+torch's own process groups; a name that is not defined here is torch's own, on the same groups (the page
+"torch.distributed, name by name" lists all). `src`, `dst` and `peer` are ranks of the world, for subgroups too. Errors
+name the rank at fault, and no wait exceeds its timeout. The errors CollectiveError, RpcTimeoutError and WorkerLostError
+are RuntimeErrors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+import difflib
+import importlib
+import importlib.util
+from typing import Any
 
+import torch
 import torch.distributed as c10d
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, group
 
-from rpcbench.distributed import groups
 from rpcbench.distributed.collectives import (
-    Request,
     all_gather,
-    all_gather_multigpu,
+    all_gather_into_tensor,
+    all_gather_single,
     all_reduce,
-    all_reduce_multigpu,
+    all_to_all,
+    all_to_all_single,
     barrier,
     broadcast,
-    broadcast_multigpu,
     gather,
-    irecv,
-    isend,
-    recv,
+    monitored_barrier,
     reduce,
-    reduce_multigpu,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
     scatter,
-    send,
 )
-from rpcbench.distributed.groups import AnyGroup, NamedGroup, Outsider, ddp_all_reduce, group
+from rpcbench.distributed.group_functions import (
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_available,
+    is_initialized,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+)
+from rpcbench.distributed.groups import NamedGroup, Outsider, ddp_all_reduce
+from rpcbench.distributed.multi_device import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+)
+from rpcbench.distributed.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from rpcbench.distributed.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from rpcbench.distributed.sharded_files import load_sharded, save_sharded
+from rpcbench.distributed.work import Request, Work
 
 __all__ = [
-    "NamedGroup", "Outsider", "ReduceOp", "Request", "all_gather", "all_gather_multigpu", "all_reduce",
-    "all_reduce_multigpu", "barrier", "broadcast", "broadcast_multigpu", "ddp_all_reduce", "destroy_process_group",
-    "gather", "get_rank", "get_world_size", "group", "init_process_group", "irecv", "is_available", "is_initialized",
-    "isend", "new_group", "recv", "reduce", "reduce_multigpu", "reduce_op", "scatter", "send",
+    "NamedGroup", "Outsider", "P2POp", "ReduceOp", "Request", "Work", "all_gather", "all_gather_into_tensor",
+    "all_gather_multigpu", "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_multigpu", "all_to_all",
+    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_multigpu", "broadcast_object_list",
+    "ddp_all_reduce", "destroy_process_group", "gather", "gather_object", "get_backend", "get_global_rank",
+    "get_group_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group", "init_process_group", "irecv",
+    "is_available", "is_initialized", "isend", "load_sharded", "monitored_barrier", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "recv", "recv_object_list", "reduce", "reduce_multigpu", "reduce_op",
+    "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "save_sharded", "scatter",
+    "scatter_object_list", "send", "send_object_list",
 ]  # fmt: skip
 
 reduce_op = ReduceOp  # its name in torch 0.4
+_OURS = {"autograd": "rpcbench.autograd", "launch": "rpcbench.distributed.launch", "rpc": "rpcbench.rpc"}
+"""Our modules with names of torch's, which would be found otherwise."""
 
 
-def init_process_group(
-    backend: str = "gloo", init_method: str = "env://", world_size: int = -1, rank: int = -1, group_name: str = "",
-    timeout: float | timedelta | None = None,
-) -> None:  # fmt: skip
-    """Create the default process group; returns once all ranks have joined.
-
-    Args:
-        backend: "gloo", "nccl" or "mpi".
-        init_method: "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which each worker of a cluster has),
-            "tcp://HOST:PORT" of rank 0, or "file:///PATH".
-        world_size: Number of ranks; -1: from the environment or the URL.
-        rank: Rank of this process; -1: from the environment or the URL, or else, with "tcp" and "file", assigned in
-            the order of arrival.
-        group_name: Groups of different names at one place stay apart.
-        timeout: Seconds that a rank waits for others, here (60 by default) and in each collective (300 by default).
-
-    Raises:
-        CollectiveError: The arguments are wrong, or there is a group already.
-        RpcTimeoutError: Ranks have not come in time.
-        WorkerLostError: A rank has ended.
-    """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    groups.init(backend, init_method, world_size, rank, group_name, seconds)
+def __getattr__(name: str) -> Any:
+    """Return what only torch.distributed defines, also its modules, which are loaded then. Raises AttributeError for a
+    name that it does not have, either."""
+    if name in _OURS:
+        return importlib.import_module(_OURS[name])
+    try:
+        return getattr(c10d, name)
+    except AttributeError:
+        if not name.startswith("_") and importlib.util.find_spec(f"torch.distributed.{name}"):
+            return importlib.import_module(f"torch.distributed.{name}")
+        near = difflib.get_close_matches(name, __dir__(), 1)
+        raise AttributeError(
+            f"torch.distributed of torch {torch.__version__} has no {name!r}, and neither has rpcbench.distributed"
+            + (f": did you mean {near[0]}?" if near else "")
+        ) from None
 
 
-def destroy_process_group() -> None:
-    """End the default group and all others, and free all threads that wait in one. Without a group it does nothing."""
-    groups.destroy()
-
-
-def is_available() -> bool:
-    """Return whether this torch has process groups."""
-    return c10d.is_available()
-
-
-def is_initialized() -> bool:
-    """Return whether there is a default group that is not broken."""
-    return groups.has_world()
-
-
-def get_rank(group: AnyGroup = None) -> int:
-    """Return the rank of this process in the world, or its position in a group."""
-    end = groups.member(group, at_work=False)
-    return end.ranks.index(end.world.rank)
-
-
-def get_world_size(group: AnyGroup = None) -> int:
-    """Return the number of ranks of the world or of a group."""
-    return len(groups.member(group, at_work=False).ranks)
-
-
-def new_group(ranks: Sequence[int] | None = None) -> c10d.ProcessGroup | Outsider:
-    """Return torch's group of these ranks of the world (None: all), or an `Outsider` on a rank that is not in it.
-
-    All ranks must call it with the same ranks. Raises CollectiveError on all of them where they differ.
-    """
-    return groups.opened(groups.new(ranks))
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(c10d)})

@@ -1,44 +1,46 @@
-"""Collectives and point-to-point transfers, with the names and rules of torch.distributed 0.4, by torch's own groups.
+"""Collectives of tensors, with the names and rules of torch.distributed, of today and of 0.4, by torch's own groups.
 
-The ranks compare their calls before any tensor moves. Guarantees
-- If they differ in operation, shape, names of dimensions, dtype, source or destination, or if one call is invalid, all
-  ranks raise a CollectiveError that lists the calls, and the group stays usable. So tensors keep their dimension names.
+Guarantees
+- The ranks compare their calls before any tensor moves, as `comparison` describes. So tensors keep their dimension
+  names.
 - Each wait ends as described in `world`, and the error names a rank that has not come.
-- Point to point: the sender first sends the layout, and the tensor only once the receiver has one of that layout.
-  Messages from one rank to another arrive in order, including sends and receives in the background.
-- `*_multigpu` functions take several tensors of each rank, one on each of its devices, in lists of the same length on
-  all ranks. torch has dropped them in favour of one process per GPU. Here each rank first combines its own tensors, and
-  then the group combines the results, so they work on all devices of the backend.
+- With `async_op=True` the call returns at once, with a Work whose `wait` raises these errors. Operations of a group run
+  in the order of the calls.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
-from rpcbench.base.errors import CollectiveError, counted
+from rpcbench.base.errors import counted
 from rpcbench.distributed import groups
-from rpcbench.distributed.events import CollectivePart
-from rpcbench.distributed.executor import Pending
+from rpcbench.distributed.arguments import chosen_rank, older_order
+from rpcbench.distributed.comparison import begun, compare_exchange, finished, op_name, refused
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.world import Wait
-
-NOTE = 256
-"""Bytes of the description of a call that ranks exchange."""
-_LINEAR = ("SUM", "AVG")  # the reduce ops that are defined for complex numbers
+from rpcbench.distributed.work import Work
 
 
-def broadcast(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> None:
+def broadcast(
+    tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None, async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:  # fmt: skip
     """Copy the tensor of one rank into the tensors of all others, in place.
 
     Args:
         tensor: Of the same shape and dtype on all ranks.
         src: Source, as a rank of the world.
         group: By default all ranks.
+        async_op: Whether to return at once.
+        group_src: Source, as a position in the group, in place of `src`.
+
+    Returns:
+        None; with `async_op` a Work, whose `wait` raises the errors.
 
     Raises:
         CollectiveError: The calls of the ranks differ, or one is invalid; the group stays usable. Or, as the following
@@ -47,192 +49,354 @@ def broadcast(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> None:
         WorkerLostError: A rank has ended.
     """
     end = groups.member(group)
-    together(end, f"broadcast(src={src})", [tensor], lambda: c10d.broadcast(tensor, src, end.group), stranger(end, src))
+    source, wrong = chosen_rank(end.ranks, src, group_src, "src")
+    act = lambda: c10d.broadcast(tensor, source, end.group)  # noqa: E731
+    return finished(begun(end, f"broadcast(src={source})", [tensor], act, wrong), async_op)
 
 
-def all_reduce(tensor: torch.Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None) -> None:
+def all_reduce(
+    tensor: torch.Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None, async_op: bool = False
+) -> Work | None:
     """Combine the tensors of all ranks; each gets the same result, to the last bit, in place.
 
     Args:
         tensor: Of the same shape and dtype on all ranks.
         op: The reduce op.
-        group: By default all ranks.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
 
     Raises:
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
-    together(
-        end, f"all_reduce({op_name(op)})", [tensor], lambda: c10d.all_reduce(tensor, op, end.group), refused(op, tensor)
-    )
+    act = lambda: c10d.all_reduce(tensor, op, end.group)  # noqa: E731
+    return finished(begun(end, f"all_reduce({op_name(op)})", [tensor], act, refused(op, tensor)), async_op)
 
 
-def reduce(tensor: torch.Tensor, dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None) -> None:
+def reduce(
+    tensor: torch.Tensor, dst: int | None = None, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None,
+    async_op: bool = False, group_dst: int | None = None,
+) -> Work | None:  # fmt: skip
     """Combine the tensors of all ranks in that of `dst`, in place; the tensors of other ranks are undefined afterwards.
 
     Args:
         tensor: Of the same shape and dtype on all ranks.
         dst: Destination, as a rank of the world.
         op: The reduce op.
-        group: By default all ranks.
+        group, async_op: As of `broadcast`.
+        group_dst: Destination, as a position in the group, in place of `dst`.
+
+    Returns:
+        As `broadcast`.
 
     Raises:
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
-    what = f"reduce({op_name(op)}, dst={dst})"
-    together(
-        end, what, [tensor], lambda: c10d.reduce(tensor, dst, op, end.group), stranger(end, dst) or refused(op, tensor)
-    )
+    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst")
+    act = lambda: c10d.reduce(tensor, to, op, end.group)  # noqa: E731
+    what = f"reduce({op_name(op)}, dst={to})"
+    return finished(begun(end, what, [tensor], act, wrong or refused(op, tensor)), async_op)
 
 
-def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: AnyGroup = None) -> None:
+def all_gather(
+    tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: AnyGroup = None, async_op: bool = False
+) -> Work | None:
     """Copy the tensor of each rank into `tensor_list`, on all ranks.
 
     Args:
         tensor_list: The outputs, one for each rank of the group, with the shape and dtype of `tensor`.
         tensor: The tensor of this rank.
-        group: By default all ranks.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
 
     Raises:
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
     wrong = _list_fault(tensor_list, tensor, end, "tensor_list")
-    together(end, "all_gather", [tensor], lambda: c10d.all_gather(list(tensor_list), tensor, end.group), wrong)
+    act = lambda: c10d.all_gather(list(tensor_list), tensor, end.group)  # noqa: E731
+    return finished(begun(end, "all_gather", [tensor], act, wrong, results=tensor_list), async_op)
 
 
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: AnyGroup = None, async_op: bool = False
+) -> Work | None:
+    """Copy the tensor of each rank into one tensor, on all ranks.
+
+    Args:
+        output_tensor: The inputs of all ranks in order, joined along their first dimension or stacked along a new one.
+        input_tensor: The tensor of this rank, of the same shape and dtype on all ranks.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    wrong = _joined_fault(output_tensor, input_tensor, len(end.ranks), "output_tensor")
+
+    def act() -> None:  # flat, as gloo refuses stacked outputs
+        c10d.all_gather_into_tensor(output_tensor.view(-1), input_tensor.view(-1), end.group)
+
+    work = begun(end, "all_gather_into_tensor", [input_tensor], act, wrong, results=[output_tensor])
+    return finished(work, async_op)
+
+
+all_gather_single = all_gather_into_tensor
+
+
+@older_order(1, "dst", "gather_list", "group")
 def gather(
-    tensor: torch.Tensor, dst: int = 0, gather_list: Sequence[torch.Tensor] | None = None, group: AnyGroup = None
-) -> None:
-    """Copy the tensor of each rank into `gather_list` of one rank.
+    tensor: torch.Tensor, gather_list: Sequence[torch.Tensor] | None = None, dst: int | None = None,
+    group: AnyGroup = None, async_op: bool = False, group_dst: int | None = None,
+) -> Work | None:  # fmt: skip
+    """Copy the tensor of each rank into `gather_list` of one rank. The order (tensor, dst, gather_list) works, too.
 
     Args:
         tensor: The tensor of this rank.
-        dst: Destination, as a rank of the world.
         gather_list: On `dst` only: the outputs, one for each rank of the group, with the shape and dtype of `tensor`.
-        group: By default all ranks.
+        dst: Destination, as a rank of the world; by default 0.
+        group, async_op: As of `broadcast`.
+        group_dst: Destination, as a position in the group, in place of `dst`.
+
+    Returns:
+        As `broadcast`.
 
     Raises:
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
-    wrong = stranger(end, dst) or _one_sided(gather_list, tensor, end, dst, "gather_list")
+    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
+    wrong = wrong or _one_sided(gather_list, tensor, end, to, "gather_list")
     into = None if gather_list is None else list(gather_list)
-    together(end, f"gather(dst={dst})", [tensor], lambda: c10d.gather(tensor, into, dst, end.group), wrong)
+    act = lambda: c10d.gather(tensor, into, to, end.group)  # noqa: E731
+    return finished(begun(end, f"gather(dst={to})", [tensor], act, wrong, results=into or ()), async_op)
 
 
+@older_order(1, "src", "scatter_list", "group")
 def scatter(
-    tensor: torch.Tensor, src: int = 0, scatter_list: Sequence[torch.Tensor] | None = None, group: AnyGroup = None
-) -> None:
-    """Copy to each rank its tensor of one rank's `scatter_list`.
+    tensor: torch.Tensor, scatter_list: Sequence[torch.Tensor] | None = None, src: int | None = None,
+    group: AnyGroup = None, async_op: bool = False, group_src: int | None = None,
+) -> Work | None:  # fmt: skip
+    """Copy to each rank its tensor of one rank's `scatter_list`. The order (tensor, src, scatter_list) works, too.
 
     Args:
         tensor: The output.
-        src: Source, as a rank of the world.
         scatter_list: On `src` only: one tensor for each rank of the group, with the shape and dtype of `tensor`.
-        group: By default all ranks.
+        src: Source, as a rank of the world; by default 0.
+        group, async_op: As of `broadcast`.
+        group_src: Source, as a position in the group, in place of `src`.
+
+    Returns:
+        As `broadcast`.
 
     Raises:
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
-    wrong = stranger(end, src) or _one_sided(scatter_list, tensor, end, src, "scatter_list")
+    source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
+    wrong = wrong or _one_sided(scatter_list, tensor, end, source, "scatter_list")
     parts = None if scatter_list is None else list(scatter_list)
-    together(end, f"scatter(src={src})", [tensor], lambda: c10d.scatter(tensor, parts, src, end.group), wrong)
+    act = lambda: c10d.scatter(tensor, parts, source, end.group)  # noqa: E731
+    return finished(begun(end, f"scatter(src={source})", [tensor], act, wrong), async_op)
 
 
-def barrier(group: AnyGroup = None) -> None:
-    """Wait until all ranks of the group have called it. Raises the errors of `broadcast`."""
+def reduce_scatter(
+    output: torch.Tensor, input_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: AnyGroup = None, async_op: bool = False,
+) -> Work | None:  # fmt: skip
+    """Combine the lists of all ranks, tensor by tensor; each rank gets the result at its position in the group.
+
+    Args:
+        output: The result, of the same shape and dtype on all ranks.
+        input_list: One tensor for each rank of the group, with the shape and dtype of `output`.
+        op: The reduce op.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
     end = groups.member(group)
-    together(end, "barrier", [], lambda: None)  # the comparison of the calls is the barrier
+    wrong = _list_fault(input_list, output, end, "input_list") or refused(op, output)
+    act = lambda: c10d.reduce_scatter(output, list(input_list), op, end.group)  # noqa: E731
+    return finished(begun(end, f"reduce_scatter({op_name(op)})", [output], act, wrong), async_op)
 
 
-def together(
-    end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], wrong: str = ""
+def reduce_scatter_tensor(
+    output: torch.Tensor, input: torch.Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None,
+    async_op: bool = False,
+) -> Work | None:  # fmt: skip
+    """Combine the tensors of all ranks; each rank gets one part of the result, that of its position in the group.
+
+    Args:
+        output: The part, of the same shape and dtype on all ranks.
+        input: The parts for all ranks in order, joined along their first dimension or stacked along a new one.
+        op: The reduce op.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    wrong = _joined_fault(input, output, len(end.ranks), "input") or refused(op, output)
+
+    def act() -> None:
+        c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op, end.group)
+
+    work = begun(end, f"reduce_scatter_tensor({op_name(op)})", [input], act, wrong, results=[output])
+    return finished(work, async_op)
+
+
+reduce_scatter_single = reduce_scatter_tensor
+
+
+def all_to_all(
+    output_tensor_list: Sequence[torch.Tensor], input_tensor_list: Sequence[torch.Tensor], group: AnyGroup = None,
+    async_op: bool = False,
+) -> Work | None:  # fmt: skip
+    """Send tensor j of each rank i to rank j, which gets it as its tensor i.
+
+    Args:
+        output_tensor_list: The outputs, one for each rank of the group, of any sizes and of one dtype on all ranks.
+        input_tensor_list: The tensors of this rank, each with as many elements as the rank that gets it takes.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError: As of `broadcast`; also if a rank sends another number of elements than the receiver takes.
+        RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    outputs, inputs = list(output_tensor_list), list(input_tensor_list)
+    wrong = _count_fault(outputs, end, "output_tensor_list") or _count_fault(inputs, end, "input_tensor_list")
+    wrong = wrong or _dtypes_fault([*outputs, *inputs], end)
+
+    def act() -> None:
+        takes, gives = [each.numel() for each in outputs], [each.numel() for each in inputs]
+        compare_exchange(end, gives, takes, "element")
+        # As one tensor: gloo's own form for lists takes only tensors of one size.
+        joined = outputs[0].new_empty(sum(takes))
+        c10d.all_to_all_single(joined, torch.cat([each.reshape(-1) for each in inputs]), takes, gives, end.group)
+        for into, part in zip(outputs, torch.split(joined, takes), strict=True):
+            into.copy_(part.view_as(into))
+
+    size = 0 if wrong else sum(each.nbytes for each in inputs)
+    what = "all_to_all" if wrong else f"all_to_all of {_dtype(outputs[0])} lists"
+    return finished(begun(end, what, [], act, wrong, results=() if wrong else outputs, size=size), async_op)
+
+
+def all_to_all_single(
+    output: torch.Tensor, input: torch.Tensor, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: AnyGroup = None, async_op: bool = False,
+) -> Work | None:  # fmt: skip
+    """Send part j of the tensor of each rank i to rank j, which gets it as part i of its output.
+
+    Args:
+        output: The parts that this rank gets, in order; dtype and all sizes but the first are the same on all ranks.
+        input: The parts that this rank sends, in order.
+        output_split_sizes: Rows of `output` from each rank; by default all parts are equal.
+        input_split_sizes: Rows of `input` for each rank; by default all parts are equal.
+        group, async_op: As of `broadcast`.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError: As of `broadcast`; also if a rank sends another number of rows than the receiver takes.
+        RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end, size = groups.member(group), len(groups.member(group).ranks)
+    takes, wrong_output = _splits(output, output_split_sizes, size, "output")
+    gives, wrong_input = _splits(input, input_split_sizes, size, "input")
+    wrong = wrong_output or wrong_input or _dtypes_fault([output, input], end)
+    if not wrong and _rows(output) != _rows(input):
+        wrong = f"output is {_rows(output)}, and input {_rows(input)}"
+
+    def act() -> None:
+        compare_exchange(end, gives, takes, "row")
+        c10d.all_to_all_single(output, input, takes, gives, end.group)
+
+    what, sent = ("all_to_all_single", 0) if wrong else (f"all_to_all_single of {_rows(input)}", input.nbytes)
+    work = begun(end, what, [], act, wrong, results=() if wrong else [output], size=sent)
+    return finished(work, async_op)
+
+
+def barrier(
+    group: AnyGroup = None, async_op: bool = False, device_ids: object = None, timeout: float | timedelta | None = None
+) -> Work | None:
+    """Wait until all ranks of the group have called it.
+
+    Args:
+        group, async_op: As of `broadcast`.
+        device_ids: Without effect: ranks meet by tensors on the CPU.
+        timeout: Seconds for this wait; None: those of the group. After it the process group is over.
+
+    Returns:
+        As `broadcast`.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    return finished(begun(end, "barrier", [], _nothing, timeout=timeout), async_op)
+
+
+def monitored_barrier(
+    group: AnyGroup = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Run `act` if all ranks of the group make the same call, with tensors of one layout, and no call is wrong."""
-    faults = [fault for tensor in tensors if (fault := groups.backend_fault(end.world.backend, tensor))]
-    layouts = ", ".join(map(groups.layout_name, tensors))
-    call = f"{what} of {layouts}" if tensors else what
-    wrong = next(iter(faults), wrong)
+    """Wait until all ranks of the group have called it. The error names all ranks that have not come.
 
-    # A wrong call takes part in the comparison as well: so the other ranks raise at once, and do not wait for this one.
-    def job() -> None:
-        _compare(end, f"{call}: {wrong}" if wrong else call, bool(wrong))
-        act()
+    Args:
+        group: By default all ranks.
+        timeout: Seconds for this wait; None: those of the group. After it the process group is over.
+        wait_all_ranks: Without effect: the error always names all of them, on all ranks.
 
-    end.carry(job, what, layouts, sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
-
-
-def _compare(end: GroupMember, words: str, wrong: bool) -> None:
-    """Raise CollectiveError on all ranks unless all descriptions are equal and none is wrong."""
-    alone = len(end.ranks) == 1
-    if not wrong and (alone or _agreed(end, words)):
-        return
-    if wrong and not alone:
-        _agreed(end, f"{end.world.rank} is wrong")  # unique, so that no rank agrees even if all are wrong alike
-    lines = [f"  {end.world.named(rank)} calls {each}" for rank, each in zip(end.ranks, _told(end, words), strict=True)]
-    raise CollectiveError("\n".join(["ranks of a process group do not fit together:", *lines]))
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    begun(groups.member(group), "monitored_barrier", [], _nothing, timeout=timeout).wait()
 
 
-def _agreed(end: GroupMember, words: str) -> bool:
-    """Return whether all descriptions are equal."""
-    # One small all-reduce: with MAX of d and of -d, the largest and the smallest digest are equal iff all are. 7 bytes
-    # of digest fit a signed int64.
-    mine = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest())
-    both = torch.tensor([mine, -mine])
-    c10d.all_reduce(both, ReduceOp.MAX, end.group)
-    return both.tolist() == [mine, -mine]
+def _nothing() -> None:
+    """Do nothing: the comparison of the calls is the barrier."""
 
 
-def _told(end: GroupMember, words: str) -> list[str]:
-    """Return the descriptions of all ranks."""
-    if len(end.ranks) == 1:
-        return [words]
-    notes = [torch.empty(NOTE, dtype=torch.uint8) for _ in end.ranks]
-    c10d.all_gather(notes, note(words), end.group)
-    return [said(each) for each in notes]
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
-def note(text: str) -> torch.Tensor:
-    """Return a text as a tensor of `NOTE` bytes; longer texts are cut off."""
-    return torch.frombuffer(bytearray(text.encode()[:NOTE].ljust(NOTE, b"\0")), dtype=torch.uint8)
+def _rows(tensor: torch.Tensor) -> str:
+    """Return the layout for any number of rows: `float32[*, 2]`."""
+    return re.sub(r"\d+(?=[,\]])", "*", groups.layout_name(tensor), count=1)
 
 
-def said(note: torch.Tensor) -> str:
-    """Return the text of a note."""
-    return bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore")
-
-
-def op_name(op: object) -> str:
-    return str(op).rpartition(".")[2]
-
-
-def refused(op: object, tensor: object) -> str:
-    """Return the reason that the op cannot combine such tensors; empty if it can."""
-    # The rules are the same for all backends and devices: a program that runs with gloo runs with NCCL too.
-    if not isinstance(tensor, torch.Tensor):
-        return ""  # `backend_fault` has the better message
-    dtype, name = tensor.dtype, op_name(op)
-    exact = not dtype.is_floating_point and not dtype.is_complex
-    if name not in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
-        return f"{name} is not a reduce op of all devices"
-    if (name.startswith("B") and not exact) or (name == "AVG" and exact) or (dtype.is_complex and name not in _LINEAR):
-        return f"{name} has no meaning for {dtype}"
-    return ""
-
-
-def stranger(end: GroupMember, rank: int) -> str:
-    """Return that a rank is not in the group; empty if it is."""
-    return "" if rank in end.ranks else f"rank {rank} is not in the group of ranks {list(end.ranks)}"
+# Faults of lists and sizes; "" where there is none.
+def _count_fault(tensors: Sequence[torch.Tensor], end: GroupMember, name: str) -> str:
+    return "" if len(tensors) == len(end.ranks) else (
+        f"{name} has {counted(len(tensors), 'tensor')} for a group of {len(end.ranks)}"
+    )  # fmt: skip
 
 
 def _list_fault(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: GroupMember, name: str) -> str:
-    """Return the fault of a list of one tensor for each rank; empty if it has none."""
-    if len(tensors) != len(end.ranks):
-        return f"{name} has {counted(len(tensors), 'tensor')} for a group of {len(end.ranks)}"
-    faults = [fault for each in tensors if (fault := groups.backend_fault(end.world.backend, each))]
+    """Return the fault of a list of one tensor for each rank, all with the layout of `tensor`."""
+    if wrong := _count_fault(tensors, end, name):
+        return wrong
+    faults = [fault for each in tensors if (fault := groups.backend_fault(end.backend, each))]
     others = [each for each in map(groups.layout_name, tensors) if each != groups.layout_name(tensor)]
     return next(iter([*faults, *(f"{name} has a {other} for {groups.layout_name(tensor)}" for other in others)]), "")
 
@@ -247,271 +411,33 @@ def _one_sided(
     return f"rank {me} passes no {name}" if tensors is None else _list_fault(tensors, tensor, end, name)
 
 
-# Point to point:   sender ── _OFFER: layout ──────────────────> receiver
-#                          <── _ANSWER: _FITS, or the fault ────
-#                          ── _DATA: the tensor, if it fits ───>
-_OFFER, _ANSWER, _DATA = 0x5E4D01, 0x5E4D02, 0x5E4D03
-"""Tags of these messages; chosen so that programs are unlikely to use them."""
-_FITS = "fits"
+def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
+    """Return the fault of a tensor that shall hold a `part` for each of `size` ranks."""
+    if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor):
+        return ""  # `backend_fault` has the better message
+    joined = torch.Size([size * part.shape[0], *part.shape[1:]]) if part.dim() else torch.Size([size])
+    if whole.dtype == part.dtype and whole.shape in (joined, torch.Size([size, *part.shape])):
+        return ""
+    return f"{name} is {groups.layout_name(whole)}; for {size} ranks it must be {_dtype(part)}{list(joined)}"
 
 
-class Request:
-    """A send or receive in the background. Its tensor must not be touched before `wait` has returned."""
-
-    def __init__(self, end: GroupMember, pending: Pending[int], wait: Wait) -> None:
-        self._end, self._pending, self._wait = end, pending, wait
-
-    def is_completed(self) -> bool:
-        """Return whether it has completed or failed."""
-        return self._pending.done or self._end.world.broken
-
-    def wait(self) -> int:
-        """Wait until it has completed, and return the rank of the peer. Raises its error."""
-        return self._end.world.finish(self._pending, self._wait)
+def _dtypes_fault(tensors: Sequence[torch.Tensor], end: GroupMember) -> str:
+    faults = [fault for each in tensors if (fault := groups.backend_fault(end.backend, each))]
+    if faults:
+        return faults[0]
+    found = sorted({_dtype(each) for each in tensors})
+    return f"its tensors are of several dtypes: {', '.join(found)}" if len(found) > 1 else ""
 
 
-def send(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> None:
-    """Send a tensor, and return once the peer has received it.
-
-    Args:
-        tensor: Any tensor of the backend's devices and dtypes.
-        dst: Destination, as a rank of the world.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError: The receiver's tensor has another layout, or this call is invalid; the group stays usable. Or,
-            as the following errors, the world is broken.
-        RpcTimeoutError: The receiver has not come in time.
-        WorkerLostError: A rank has ended.
-    """
-    isend(tensor, dst, group).wait()
-
-
-def isend(tensor: torch.Tensor, dst: int, group: AnyGroup = None) -> Request:
-    """Send a tensor in the background.
-
-    Args:
-        tensor, dst, group: As of `send`.
-
-    Returns:
-        A Request, whose `wait` returns `dst` and raises the errors of `send`.
-
-    Raises:
-        CollectiveError: This call is invalid.
-    """
-    end = _end(tensor, dst, group)
-    wait = Wait(f"send to rank {dst}", f"send {end.key}", 0, (dst,))
-    entered = end.begin(end.between(end.world.rank, dst, tensor))
-    return Request(end, end.world.executor((end.key, "to", dst)).put(lambda: _send(end, tensor, dst, entered)), wait)
-
-
-def recv(tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None) -> int:
-    """Receive a tensor.
-
-    Args:
-        tensor: The output, of the sender's layout.
-        src: Source, as a rank of the world; None: the rank that sends first.
-        group: By default all ranks.
-
-    Returns:
-        The sender's rank.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `send`; the first also during an `irecv`, if `src` is
-            None.
-    """
-    if src is not None:
-        return irecv(tensor, src, group).wait()
-    end = _end(tensor, None, group)
-    # gloo could give either the other's message.
-    if any(end.world.executor(_from(end, rank)).busy for rank in end.ranks):
-        raise CollectiveError("recv from any rank is not possible while an irecv waits: wait for the irecv first")
-    wait = Wait("recv from any rank", f"recv {end.key}", 0, end.wait("").members)
-    entered = end.begin(end.from_any(tensor))
-    return end.world.finish(end.world.executor(_from(end, -1)).put(lambda: _receive(end, tensor, None, entered)), wait)
-
-
-def irecv(tensor: torch.Tensor, src: int, group: AnyGroup = None) -> Request:
-    """Receive a tensor from one rank in the background.
-
-    Args:
-        tensor, src, group: As of `recv`.
-
-    Returns:
-        A Request, whose `wait` returns `src` and raises the errors of `recv`.
-
-    Raises:
-        CollectiveError: This call is invalid.
-    """
-    end = _end(tensor, src, group)
-    wait = Wait(f"recv from rank {src}", f"recv {end.key}", 0, (src,))
-    entered = end.begin(end.between(src, end.world.rank, tensor))
-    return Request(end, end.world.executor(_from(end, src)).put(lambda: _receive(end, tensor, src, entered)), wait)
-
-
-def _from(end: GroupMember, rank: int) -> tuple[str, str, int]:
-    # One thread for each sender: receives from one rank run in order, those from different ranks run at once.
-    return end.key, "from", rank
-
-
-def _end(tensor: torch.Tensor, other: int | None, group: AnyGroup) -> GroupMember:
-    """Return this rank's membership. Raises CollectiveError where it cannot send or receive this tensor."""
-    end = groups.member(group)
-    wrong = groups.backend_fault(end.world.backend, tensor)
-    if other is not None:
-        wrong = wrong or stranger(end, other) or (f"rank {other} is this rank" if other == end.world.rank else "")
-    if wrong:
-        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {wrong}")
-    return end
-
-
-def _send(end: GroupMember, tensor: torch.Tensor, dst: int, entered: CollectivePart) -> int:
-    with entered:
-        c10d.send(note(groups.layout_name(tensor)), dst, end.group, _OFFER)
-        answer = torch.empty(NOTE, dtype=torch.uint8)
-        c10d.recv(answer, dst, end.group, _ANSWER)
-        if said(answer) != _FITS:
-            raise CollectiveError(said(answer))
-        c10d.send(tensor, dst, end.group, _DATA)
-    return dst
-
-
-def _receive(end: GroupMember, tensor: torch.Tensor, src: int | None, entered: CollectivePart) -> int:
-    world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8)
-    with entered:
-        source = int(c10d.recv(offer, src, end.group, _OFFER))
-        if src is None:  # recorded so far as a receive from any rank
-            entered.becomes(end.between(source, world.rank, tensor))
-        here, there = groups.layout_name(tensor), said(offer)
-        differs = f"{world.named(source)} sends {there}, but {world.named(world.rank)} receives {here}"
-        c10d.send(note(_FITS if here == there else differs), source, end.group, _ANSWER)
-        if here != there:
-            raise CollectiveError(differs)
-        c10d.recv(tensor, source, end.group, _DATA)
-    return source
-
-
-_COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that a rank can apply to its own tensors
-    "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
-    "PRODUCT": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
-    "MIN": lambda stacked: stacked.amin(0),
-    "MAX": lambda stacked: stacked.amax(0),
-}
-
-
-def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: AnyGroup = None) -> None:
-    """Copy `tensor_list[0]` of rank `src` into all tensors of all ranks.
-
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        src: Source, as a rank of the world.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
-    """
-    end = groups.member(group)
-    what = f"broadcast_multigpu(src={src})"
-    act = lambda: c10d.broadcast(tensor_list[0], src, end.group)  # noqa: E731
-    together(end, what, tensor_list, act, _multigpu_fault(tensor_list) or stranger(end, src))
-    _spread(tensor_list)
-
-
-def all_reduce_multigpu(
-    tensor_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
-) -> None:
-    """Combine all tensors of all ranks; each of them gets the result.
-
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        op: SUM, PRODUCT, MIN or MAX.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
-    """
-    end = groups.member(group)
-
-    def act() -> None:
-        tensor_list[0].copy_(_combined(tensor_list, op))
-        c10d.all_reduce(tensor_list[0], op, end.group)
-        _spread(tensor_list)
-
-    together(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _multigpu_fault(tensor_list, op))
-
-
-def reduce_multigpu(
-    tensor_list: Sequence[torch.Tensor], dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
-) -> None:
-    """Combine all tensors of all ranks in `tensor_list[0]` of rank `dst`; other ranks' tensors do not change.
-
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        dst: Destination, as a rank of the world.
-        op: SUM, PRODUCT, MIN or MAX.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
-    """
-    end = groups.member(group)
-
-    def act() -> None:
-        combined = _combined(tensor_list, op)
-        c10d.reduce(combined, dst, op, end.group)
-        if end.world.rank == dst:
-            tensor_list[0].copy_(combined)
-
-    wrong = _multigpu_fault(tensor_list, op) or stranger(end, dst)
-    together(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
-
-
-def all_gather_multigpu(
-    output_tensor_lists: Sequence[Sequence[torch.Tensor]], input_tensor_list: Sequence[torch.Tensor],
-    group: AnyGroup = None,
-) -> None:  # fmt: skip
-    """Copy tensor j of rank r into `output_tensor_lists[i][r * n + j]`, for each of the n lists, on all ranks.
-
-    Args:
-        output_tensor_lists: n lists of n * (size of the group) tensors, all of one layout.
-        input_tensor_list: The n tensors of this rank, one on each device.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
-    """
-    end = groups.member(group)
-    n, size = len(input_tensor_list), len(end.ranks)
-    wrong = _multigpu_fault(input_tensor_list)
-    if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
-        wrong = f"output_tensor_lists must have {counted(n, 'list')} of {n * size} tensors"
-    wrong = wrong or _multigpu_fault(
-        [input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)]
-    )
-
-    def act() -> None:
-        mine = torch.stack([each.to(input_tensor_list[0].device) for each in input_tensor_list])
-        parts = [torch.empty_like(mine) for _ in range(size)]
-        c10d.all_gather(parts, mine, end.group)
-        for outputs in output_tensor_lists:
-            for into, part in zip(outputs, torch.cat(parts), strict=True):
-                into.copy_(part)
-
-    together(end, "all_gather_multigpu", input_tensor_list, act, wrong)
-
-
-def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
-    if not tensors:
-        return "the list of tensors is empty"
-    if len({groups.layout_name(each) for each in tensors}) > 1:
-        return "the tensors of a list must be alike"
-    return "" if op_name(op) in _COMBINE else f"{op_name(op)} is not supported: use one of {', '.join(_COMBINE)}"
-
-
-def _combined(tensors: Sequence[torch.Tensor], op: object) -> torch.Tensor:
-    return _COMBINE[op_name(op)](torch.stack([each.to(tensors[0].device) for each in tensors]))
-
-
-def _spread(tensors: Sequence[torch.Tensor]) -> None:
-    for each in tensors[1:]:
-        each.copy_(tensors[0])
+def _splits(tensor: torch.Tensor, sizes: Sequence[int] | None, size: int, name: str) -> tuple[list[int], str]:
+    """Return the rows of each part, and the fault of a tensor that shall be split into them."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+        return [], f"{name} is not a tensor of rows" if isinstance(tensor, torch.Tensor) else ""
+    rows = tensor.shape[0]
+    if sizes:  # torch takes an empty list for None
+        if len(sizes) != size or sum(sizes) != rows or min(sizes) < 0:
+            return [], f"{name}_split_sizes={list(sizes)} do not split {rows} rows among {size} ranks"
+        return list(sizes), ""
+    if rows % size:
+        return [], f"{name} has {counted(rows, 'row')}, which do not split evenly among {size} ranks"
+    return [rows // size] * size, ""

@@ -11,16 +11,22 @@ missing, and which came last. Guarantees
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
+
+from torch._C._distributed_c10d import ProcessGroup
 
 from rpcbench.base.ids import Row, Table
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
 
 KEPT = 1000  # ended parts in the table
-_TOLD = ("group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed")  # the columns
+_TOLD = (  # the columns
+    "group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed", "site", "end_known",
+)  # fmt: skip
 
 
 class CollectivePart:
@@ -29,15 +35,21 @@ class CollectivePart:
     `scope` is the space of the numbers, the same on all members: a group, or a direction between two of its ranks.
     """
 
-    __slots__ = ("begin", "bytes", "end", "failed", "group", "members", "number", "op", "scope", "shape", "told")
+    __slots__ = (
+        "begin", "bytes", "end", "end_known", "failed", "group", "members", "number", "op", "scope", "shape", "site",
+        "told",
+    )  # fmt: skip
 
     def __init__(
-        self, scope: str, number: int, group: str, op: str, members: tuple[str, ...], shape: str = "", size: int = 0
-    ) -> None:
+        self, scope: str, number: int, group: str, op: str, members: tuple[str, ...], shape: str = "", size: int = 0,
+        site: object = "",
+    ) -> None:  # fmt: skip
         self.scope, self.number, self.group, self.op = scope, number, group, op
         self.members, self.shape, self.bytes = members, shape, size  # names of all participants; of its own tensors
+        self.site = site  # the module or line that asked for it, where that is known; its text is made when it is shown
         self.begin, self.failed = 0.0, False  # monotonic seconds; whether it ended by an error
         self.end: float | None = None  # None while it runs
+        self.end_known = True  # False: it has ended, and `end` is no more than a bound
         self.told = _NOWHERE  # the table that has it
 
     @property
@@ -45,7 +57,7 @@ class CollectivePart:
         return f"{self.scope}.{self.number}"
 
     def row(self) -> Row:
-        return {name: getattr(self, name) for name in _TOLD}
+        return {**{name: getattr(self, name) for name in _TOLD}, "site": str(self.site)}
 
     def becomes(self, known: CollectivePart) -> None:
         """Take the identity of `known`, now that the sender is known, and keep the time of the beginning."""
@@ -74,19 +86,21 @@ class CollectiveEvents:
         self._ended: collections.deque[CollectivePart] = collections.deque()  # oldest first
         self._bus.register("collectives", self.table)
 
-    def enter(self, part: CollectivePart) -> CollectivePart:
-        """Record a part as running from now on."""
-        part.told, part.begin = self, time.monotonic()
+    def enter(self, part: CollectivePart, begin: float | None = None) -> CollectivePart:
+        """Record a part as running from now on, or since an earlier time (monotonic seconds)."""
+        part.told, part.begin = self, time.monotonic() if begin is None else begin
         self._open[part] = None  # one atomic step, so without the lock
         if self._bus.listening:
             self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
         return part
 
-    def leave(self, part: CollectivePart, failed: bool) -> None:
+    def leave(self, part: CollectivePart, failed: bool, end: float | None = None) -> None:
+        """Record the end of a part, now or at an `end` that is no more than a bound."""
         with self._lock:
             if part not in self._open:
                 return
-            part.end, part.failed = time.monotonic(), failed
+            part.end, part.failed = time.monotonic() if end is None else end, failed
+            part.end_known = end is None
             self._ended.append(part)
             del self._open[part]
             oldest = self._ended.popleft() if len(self._ended) > KEPT else None
@@ -110,10 +124,67 @@ class CollectiveEvents:
             if part.scope.startswith(f"{world}."):
                 self.leave(part, failed=True)
 
+    def forget(self, scope: str) -> None:
+        """Drop the ended parts of one scope."""
+        with self._lock:
+            dropped = [part for part in self._ended if part.scope == scope]
+            for part in dropped:
+                self._ended.remove(part)
+        for part in dropped:
+            self._bus.note("CollectiveForgotten", "collectives", part.key, _nothing)
+
     def table(self) -> Table:
         with self._lock:
             parts = [*self._ended, *list(self._open)]
         return {part.key: part.row() for part in parts}
+
+
+def operations(group: ProcessGroup) -> int:
+    """Return how many operations of a group this rank has begun, transfers included."""
+    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+
+
+class OwnCalls:
+    """The calls of torch's collectives by this package itself: their rows exist already, or none is wanted."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        # (group, first, last): torch's numbers of such calls, for those who read torch's own record later
+        self.numbers: collections.deque[tuple[str, int, int]] = collections.deque(maxlen=KEPT)
+        self._running: dict[object, tuple[ProcessGroup, int]] = {}  # (group, first) of the blocks that have not ended
+
+    @property
+    def active(self) -> bool:
+        """Whether this thread is in such a call."""
+        return getattr(self._here, "depth", 0) > 0
+
+    def __enter__(self) -> None:
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._here.depth -= 1
+
+    @contextlib.contextmanager
+    def on(self, group: ProcessGroup) -> Iterator[None]:
+        """Mark all collectives of a group in this block; no other thread may use the group meanwhile."""
+        first, block = operations(group) + 1, object()
+        self._running[block] = group, first
+        try:
+            with self:
+                yield
+        finally:
+            self.numbers.append((group.group_name, first, operations(group)))
+            del self._running[block]
+
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Return (group, first, last) of all such calls so far, those that run included."""
+        running = [(group.group_name, first, operations(group)) for group, first in list(self._running.values())]
+        return [*running, *self.numbers]
+
+
+OWN_CALLS = OwnCalls()
 
 
 def _nothing() -> None:

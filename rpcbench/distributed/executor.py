@@ -3,10 +3,13 @@
 Guarantees
 - An executor runs its jobs one after the other, in the order in which any threads submitted them.
 - A closed executor takes no more jobs and ends after the current one; only `ended` waits for that.
+- A thread without a job ends after `IDLE_SECONDS`, and the next job starts another one: a program may use any number of
+  tags, each of which has an executor.
 """
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 from collections.abc import Callable
@@ -14,7 +17,10 @@ from typing import Generic, TypeVar
 
 from torch._C import DisableTorchFunctionSubclass
 
+from rpcbench.distributed.events import OWN_CALLS
+
 T = TypeVar("T")
+IDLE_SECONDS = 5.0
 
 
 class Pending(Generic[T]):
@@ -24,6 +30,7 @@ class Pending(Generic[T]):
         self._job, self._tell = job, tell
         self._values: list[T] = []  # the result, once there is one: None may be a result
         self.error: BaseException | None = None
+        self._followers: collections.deque[Callable[[], None]] = collections.deque()
 
     @property
     def done(self) -> bool:
@@ -31,11 +38,27 @@ class Pending(Generic[T]):
 
     def run(self) -> None:
         try:
-            with DisableTorchFunctionSubclass():  # dimension names were compared already: torch sees plain tensors
+            # Dimension names were compared already: torch sees plain tensors.
+            with OWN_CALLS, DisableTorchFunctionSubclass():
                 self._values.append(self._job())
         except BaseException as error:  # noqa: BLE001  (raised in the thread that waits for the job)
             self.error = error
         self._tell()
+        self._follow()
+
+    def then(self, follower: Callable[[], None]) -> None:
+        """Call a function once, after the job: on its thread, or at once if the job has run."""
+        self._followers.append(follower)
+        if self.done:
+            self._follow()
+
+    def _follow(self) -> None:
+        while True:  # two threads may be here, and each follower is taken by one of them
+            try:
+                follower = self._followers.popleft()
+            except IndexError:
+                return
+            follower()
 
     def result(self) -> T:
         """Return the result of a job that is done, or raise its error."""
@@ -45,7 +68,7 @@ class Pending(Generic[T]):
 
 
 class BlockingExecutor:
-    """One thread, which exists from the first job until `close`. `tell` is called after each job."""
+    """One thread, which exists while there are jobs, until `close`. `tell` is called after each job."""
 
     def __init__(self, name: str, tell: Callable[[], None]) -> None:
         self._name, self._tell = name, tell
@@ -76,9 +99,21 @@ class BlockingExecutor:
 
     def ended(self, seconds: float) -> None:
         """Wait for the thread's end, after `close`."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        if (thread := self._thread) is not None:
+            thread.join(seconds)
 
     def _serve(self) -> None:
-        while (pending := self._jobs.get()) is not None:
+        while (pending := self._next()) is not None:
             pending.run()
+
+    def _next(self) -> Pending[object] | None:
+        """Return the next job; None if the thread must end."""
+        try:
+            return self._jobs.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            with self._lock:  # `put` starts another thread, unless it has put a job meanwhile
+                try:
+                    return self._jobs.get_nowait()
+                except queue.Empty:
+                    self._thread = None
+                    return None

@@ -12,13 +12,15 @@
 from __future__ import annotations
 
 import atexit
-import json
+import functools
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as c10d
@@ -27,8 +29,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 
 from rpcbench.base.errors import CollectiveError, WorkerLostError
-from rpcbench.distributed import stores
-from rpcbench.distributed.events import CollectivePart
+from rpcbench.distributed import backends, stores
+from rpcbench.distributed.events import OWN_CALLS, CollectivePart
+from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.stores import wait_until
 from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, meet
 from rpcbench.runtime.handles import layout_of
@@ -38,7 +41,8 @@ _DTYPES = {
     torch.int8, torch.uint8, torch.int32, torch.int64,
 }  # fmt: skip
 """The dtypes that gloo's collectives support."""
-_DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",), "mpi": ("cpu", "cuda")}  # types of device that each supports
+_BOTH = "cpu:gloo,cuda:nccl"
+_DEVICES = dict.fromkeys(["gloo", "nccl", "mpi", _BOTH], ("cpu", "cuda"))  # types of device that each backend supports
 
 
 def torch_backend(name: str) -> str:
@@ -50,10 +54,10 @@ def torch_backend(name: str) -> str:
         raise CollectiveError(f"there is no backend {name!r}: use 'gloo' for CPU tensors, 'nccl' for those on GPUs")
     if name == "mpi" and not c10d.is_mpi_available():
         raise CollectiveError("this torch is built without MPI, as all that are on PyPI: use 'gloo', or build torch")
-    if name == "nccl" and not (c10d.is_nccl_available() and torch.cuda.is_available()):
+    if name in ("nccl", _BOTH) and not (c10d.is_nccl_available() and torch.cuda.is_available()):
         raise CollectiveError("NCCL moves tensors between NVIDIA GPUs, and this process has none: use 'gloo'")
-    # gloo beside NCCL: ranks compare their calls with CPU tensors before NCCL moves any tensor of a device.
-    return "cpu:gloo,cuda:nccl" if name == "nccl" else name
+    # gloo beside NCCL: it moves CPU tensors, with which ranks also compare their calls before NCCL moves any tensor.
+    return _BOTH if name == "nccl" else name
 
 
 def backend_fault(name: str, tensor: object) -> str:
@@ -62,8 +66,9 @@ def backend_fault(name: str, tensor: object) -> str:
         return f"pass a tensor, not {type(tensor).__name__}"
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         return f"its {layout_name(tensor)} is not contiguous: pass tensor.contiguous()"
-    if tensor.device.type not in _DEVICES[name]:
-        return f"{name} takes tensors on {' or '.join(_DEVICES[name])}, not on {tensor.device}"
+    devices = _DEVICES.get(name)  # None for a backend that torch's own functions have brought
+    if devices is not None and tensor.device.type not in devices:
+        return f"{name} takes tensors on {' or '.join(devices)}, not on {tensor.device}"
     if tensor.dtype not in _DTYPES:
         return f"{name} does not support {tensor.dtype}: convert the tensor first"
     return ""
@@ -102,24 +107,61 @@ class WatchedStore(Store):
         wait_until(lambda: self._world.reached(self._store, keys, self.ranks), math.inf)
 
 
-def default_group(world: World, behind: str) -> c10d.ProcessGroup:
-    """Create torch's default group, of all ranks."""
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How a group shall be made, beside its ranks."""
+
+    backend: str = ""  # empty: that of the world
+    seconds: float | None = None  # for each wait; None: those of the world
+    keeps_order: bool = False  # the ranks of the group are in the order given, not in that of the world
+    local: bool = False  # only the ranks of the group call `new_group`
+    for_torch: Mapping[str, Any] = field(default_factory=dict)  # arguments that are passed on
+
+    def __str__(self) -> str:
+        told = [
+            f", {name} {value:g} s" if name == "timeout" else f", {name} {value}"
+            for name, value in (("backend", self.backend), ("timeout", self.seconds))
+            if value
+        ]
+        return "".join([*told, ", in this order" * self.keeps_order])
+
+
+def default_group(world: World, behind: str, **for_torch: Any) -> c10d.ProcessGroup:
+    """Create torch's default group, of all ranks. `for_torch`: arguments that are passed on."""
     c10d.distributed_c10d._world.group_count = 0  # a failed try was counted too, and all ranks must have one count
     store: Store = PrefixStore("torch", world.store)
     if behind == "gloo":  # not for NCCL, whose own threads use the store even while Python exits
         store = world.kept = WatchedStore(store, world)
     c10d.init_process_group(
-        behind, store=store, rank=world.rank, world_size=len(world.ranks), timeout=_torch_timeout(world)
+        behind, store=store, rank=world.rank, world_size=len(world.ranks), timeout=_torch_timeout(world.seconds),
+        **for_torch,
     )  # fmt: skip
     return _unless_broken(world, c10d.distributed_c10d._get_default_group())
 
 
-def new_group(world: World, ranks: tuple[int, ...]) -> tuple[str, c10d.ProcessGroup]:
+def new_group(world: World, ranks: tuple[int, ...], how: GroupOptions) -> tuple[str, c10d.ProcessGroup]:
     """Return key and torch's group of these ranks, or torch's marker on a rank that is not in it."""
-    _agree(world, ranks)
-    if isinstance(world.kept, WatchedStore):
-        world.kept.ranks = ranks
-    return str(world.made), _unless_broken(world, c10d.new_group(list(ranks), timeout=_torch_timeout(world)))
+    key = _agree(world, ranks, how)
+    watched, everyone = world.kept, range(len(world.ranks))
+    if isinstance(watched, WatchedStore):
+        watched.ranks = ranks
+    torchs = c10d.distributed_c10d._world
+    count = torchs.group_count
+    if how.local:
+        # torch names such a group by the number of all groups of the rank, which differs between the ranks: they would
+        # wait for each other under different names. This count becomes the name.
+        torchs.group_count = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest())
+    try:
+        made = c10d.new_group(
+            list(ranks), _torch_timeout(how.seconds or world.seconds),
+            torch_backend(how.backend) if how.backend else None, sort_ranks=not how.keeps_order, **how.for_torch,
+        )  # fmt: skip
+    finally:  # torch makes groups by itself as well, for a device mesh
+        if how.local:
+            torchs.group_count = count
+        if isinstance(watched, WatchedStore):
+            watched.ranks = everyone
+    return key, _unless_broken(world, made)
 
 
 def _unless_broken(world: World, made: c10d.ProcessGroup) -> c10d.ProcessGroup:
@@ -130,24 +172,44 @@ def _unless_broken(world: World, made: c10d.ProcessGroup) -> c10d.ProcessGroup:
     return made
 
 
-def _torch_timeout(world: World) -> timedelta:
+def _torch_timeout(seconds: float) -> timedelta:
     """Return torch's own timeout: later than ours, since our error names the ranks that have not come."""
-    return timedelta(seconds=2 * world.seconds + 10)
+    return timedelta(seconds=2 * seconds + 10)
 
 
-def _agree(world: World, ranks: tuple[int, ...]) -> None:
-    """Raise on all ranks unless all request the same group."""
-    world.made += 1  # counted alike on all ranks, as all of them call `new_group`
-    everyone = range(len(world.ranks))
-    keys = [f"new/{world.made}/{rank}" for rank in everyone]
-    world.store.set(keys[world.rank], json.dumps(ranks))
-    wait_until(lambda: world.reached(world.store, keys, everyone), math.inf)
-    asked = [tuple(json.loads(world.store.get(key))) for key in keys]
-    if len(set(asked)) > 1:
-        lines = [f"  {world.named(rank)}: {listed(each)}" for rank, each in enumerate(asked)]
-        raise CollectiveError("\n".join(["ranks request different groups; all must pass new_group the same:", *lines]))
-    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(everyone):
-        raise CollectiveError(f"new_group({listed(ranks)}): pass distinct ranks from 0 to {len(keys) - 1}")
+def _agree(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str:
+    """Return the group's key. Raises on all ranks that call unless all of them request the same valid group."""
+    if how.local:
+        world.made_locally[ranks] += 1
+        key, callers = f"local {listed(ranks)} {world.made_locally[ranks]}", sorted(set(ranks))
+    else:
+        world.made += 1  # counted alike on all ranks, as all of them call `new_group`
+        key, callers = str(world.made), list(range(len(world.ranks)))
+    wrong = _group_fault(world, ranks, how)
+    keys = {rank: f"new/{key}/{rank}" for rank in callers}
+    request = f"{listed(ranks)}{how}"
+    world.store.set(keys[world.rank], f"{request}: {wrong}" if wrong else request)
+    if not (how.local and wrong):  # else the ranks to wait for are not known
+        wait_until(lambda: world.reached(world.store, [*keys.values()], callers), math.inf)
+        asked = {rank: world.store.get(key).decode() for rank, key in keys.items()}
+        if len(set(asked.values())) > 1:
+            lines = [f"  {world.named(rank)}: {each}" for rank, each in asked.items()]
+            title = "ranks request different groups; all must pass new_group the same:"
+            raise CollectiveError("\n".join([title, *lines]))
+    if wrong:
+        raise CollectiveError(f"new_group({request}): {wrong}")
+    return key
+
+
+def _group_fault(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str:
+    """Return the fault of a request for a group; "" if it has none."""
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(len(world.ranks))):
+        return f"pass distinct ranks from 0 to {len(world.ranks) - 1}"
+    try:
+        torch_backend(how.backend or world.backend)
+    except CollectiveError as error:
+        return str(error)
+    return ""
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -173,7 +235,8 @@ def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
     end, flat = member(group), bucket.buffer()
     entered = end.enter("all_reduce(AVG)", layout_name(flat), flat.nbytes)
     try:
-        future = allreduce_hook(end.group, bucket)
+        with OWN_CALLS.on(end.group):
+            future = allreduce_hook(end.group, bucket)
     except BaseException:
         entered.leave(failed=True)
         raise
@@ -198,10 +261,15 @@ _NO_WORLD = "there is no process group here: call init_process_group first, on a
 
 
 class GroupMember:
-    """This rank's membership in a group. `ranks` are numbers in the world; `group` is torch's."""
+    """This rank's membership in a group. `ranks` are numbers in the world, in the group's order; `group` is torch's."""
 
-    def __init__(self, world: World, ranks: tuple[int, ...], group: c10d.ProcessGroup, key: str) -> None:
+    def __init__(
+        self, world: World, ranks: tuple[int, ...], group: c10d.ProcessGroup, key: str, backend: str | None = None,
+        seconds: float | None = None,
+    ) -> None:  # fmt: skip
         self.world, self.ranks, self.group, self.key = world, ranks, group, key
+        self.backend = backend or world.backend
+        self.seconds = seconds  # for each wait; None: those of the world
         self.count = 0  # collectives so far, alike on all ranks
         self.name = "world" if key == "0" else f"group {key}"  # as panels show it
         self.names = tuple(world.ranks[rank].name for rank in ranks)
@@ -213,10 +281,26 @@ class GroupMember:
 
         `shape` and `size`, of the tensors and in bytes, are recorded.
         """
+        return self.world.finish(*self.begin_job(job, op, shape, size))
+
+    def begin_job(
+        self, job: Callable[[], T], op: str, shape: str = "", size: int = 0, seconds: float | None = None
+    ) -> tuple[Pending[T], Wait]:
+        """Do as `carry`, but return the job, and the wait for it."""
         self.world.check()
-        with self.enter(op, shape, size):
-            what = f"{op} of {shape}" if shape else op
-            return self.world.finish(self.world.executor(self.key).put(job), self.wait(what))
+        entered = self.enter(op, shape, size)
+
+        def recorded() -> T:
+            with entered, OWN_CALLS.on(self.group):
+                return job()
+
+        return self.world.executor(self.key).put(recorded), self.wait(f"{op} of {shape}" if shape else op, seconds)
+
+    @functools.cached_property
+    def notes_on(self) -> torch.device:
+        """The device of the small tensors by which ranks compare their calls: the CPU, if the group moves those."""
+        devices = [each.type for each in self.group._device_types]
+        return torch.device("cpu" if "cpu" in devices else devices[0])
 
     def enter(self, op: str, shape: str, size: int) -> CollectivePart:
         """Record that this rank has entered the group's next collective."""
@@ -230,22 +314,23 @@ class GroupMember:
             part.leave(failed=True)
         return part
 
-    def between(self, source: int, to: int, tensor: torch.Tensor) -> CollectivePart:
+    def between(self, source: int, to: int, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of the next transfer from one rank to another."""
-        return self._sent(f"{source}>{to}", "send", [source, to], tensor)
+        return self._sent(f"{source}>{to}", "send", [source, to], tensor, tag)
 
-    def from_any(self, tensor: torch.Tensor) -> CollectivePart:
+    def from_any(self, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of a receive from any rank, until the sender is known."""
-        return self._sent(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor)
+        return self._sent(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor, tag)
 
-    def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor) -> CollectivePart:
+    def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int) -> CollectivePart:
+        way = f"{way} tag {tag}" if tag else way  # numbered apart: transfers keep their order only within a tag
         self._ways[way] += 1
         scope, ends = f"{self._scope}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
         return CollectivePart(scope, self._ways[way], self.name, op, ends, layout_name(tensor), tensor.nbytes)
 
-    def wait(self, what: str) -> Wait:
+    def wait(self, what: str, seconds: float | None = None) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)
-        return Wait(what, self.key, self.count, others)
+        return Wait(what, self.key, self.count, others, self.seconds if seconds is None else seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +354,6 @@ class NamedGroup:
         return member(self).group
 
 
-class group:  # noqa: N801  (as in torch)
-    """`group.WORLD` is the default group."""
-
-    WORLD: None = None
-
-
 AnyGroup = c10d.ProcessGroup | NamedGroup | Outsider | None
 
 
@@ -285,29 +364,37 @@ class _State:
     members: dict[str, GroupMember | Outsider] = {}  # by key of the group; "0" is the default group
 
 
-def init(backend: str, method: str, world_size: int, rank: int, name: str, seconds: float | None) -> None:
+def init(
+    backend: str | None, method: str, world_size: int, rank: int, name: str, seconds: float | None,
+    store: Store | None = None, for_torch: Mapping[str, Any] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Create the default group together with the other ranks."""
     if _State.world is not None:
         _State.world.poll_failure()  # another rank may have broken it, and then a new one may begin
+    if _State.members and not c10d.is_initialized():  # torch's own function has destroyed it
+        destroy()
     if has_world() or (_State.world is None and c10d.is_initialized()):
         raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
-    behind = torch_backend(backend)
-    place = stores.read(method, rank, world_size)
+    if backend is not None:
+        torch_backend(backend)  # a wrong one is an error before any rank is waited for
+    place = stores.read(method, rank, world_size) if store is None else stores.given(store, rank, world_size)
     destroy()
     # Stored before it is complete: if it breaks from now on, the next call of `init` ends it.
-    world = _State.world = _world(place, name, backend.lower(), seconds)
+    world = _State.world = _world(place, name, backend, seconds)
     RankWatch.over(world)
     everyone = tuple(range(len(world.ranks)))
     wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
-    made = world.finish(world.executor("0").put(lambda: default_group(world, behind)), wait)
+    behind = torch_backend(world.backend)
+    made = world.finish(world.executor("0").put(lambda: default_group(world, behind, **for_torch)), wait)
     _State.members = {"0": GroupMember(world, everyone, made, "0")}
 
 
-def _world(place: stores.InitMethod, name: str, backend: str, seconds: float | None) -> World:
+def _world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
     """Return the world of the ranks that meet at this place."""
     try:
-        met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds)
-        return World(met, backend, SECONDS if seconds is None else seconds)
+        met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.offer(backend))
+        offers = {f"rank {rank} ({who.name})": who.offer for rank, who in enumerate(met.ranks)}
+        return World(met, backends.chosen(offers), SECONDS if seconds is None else seconds)
     except c10d.DistError as error:
         raise WorkerLostError(
             "the process group was not founded: the rank that hosts its store has ended or cannot be reached "
@@ -318,6 +405,9 @@ def _world(place: stores.InitMethod, name: str, backend: str, seconds: float | N
 def destroy() -> None:
     """End the default group and all others, even during a collective."""
     world, _State.world, _State.members = _State.world, None, {}
+    OWN_CALLS.numbers.clear()  # the next world counts anew
+    if world is None and c10d.is_initialized():  # torch has made it, by itself
+        c10d.destroy_process_group()
     if world is not None:
         if world.busy:
             me = world.named(world.rank)
@@ -351,9 +441,23 @@ def end_generation(why: str, before: tuple[str, int]) -> None:
         )
 
 
+def world_of(group: c10d.ProcessGroup | None) -> World | None:
+    """Return the world whose default group this is; None for one that torch has made by itself."""
+    found = _State.members.get("0")
+    return found.world if isinstance(found, GroupMember) and found.group is group else None
+
+
 def has_world() -> bool:
     """Return whether there is a world that is not broken."""
     return _State.world is not None and not _State.world.broken
+
+
+def size_here() -> int:
+    """Return the number of ranks in the default group, also in one that torch made by itself; 0 where there is none, or
+    one that is broken."""
+    if _State.world is not None:
+        return 0 if _State.world.broken else len(_State.world.ranks)
+    return c10d.get_world_size() if c10d.is_initialized() else 0
 
 
 def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
@@ -374,29 +478,67 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
     raise CollectiveError(f"{world.named(world.rank)} is not in the group of ranks {listed(found.ranks)}")
 
 
-def _find(group: AnyGroup) -> GroupMember | Outsider | None:
+def _find(group: object) -> GroupMember | Outsider | None:
     if group is None:
         return _State.members.get("0")
     if isinstance(group, Outsider):
         return group
+    if not isinstance(group, NamedGroup | c10d.ProcessGroup) and group == c10d.GroupMember.NON_GROUP_MEMBER:
+        return Outsider(())  # torch does not tell its ranks
     if isinstance(group, NamedGroup):
         # A handle can outlive its world; keys begin at 0 in each world, so the token must match as well.
         assert _State.world is not None
         return _State.members.get(group.key) if group.token == _State.world.token else None
     if isinstance(group, c10d.ProcessGroup):
-        return next((m for m in _State.members.values() if isinstance(m, GroupMember) and m.group is group), None)
+        found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.group is group)
+        return next(found, None) or _adopted(group)
     raise CollectiveError(f"pass a process group that new_group has returned, not {type(group).__name__}")
 
 
-def new(ranks: Sequence[int] | None) -> NamedGroup:
-    """Create a group together with all other ranks, and return its handle."""
+def _adopted(group: c10d.ProcessGroup) -> GroupMember | None:
+    """Return this rank's membership in a group that torch has made in this world, for a device mesh for example."""
+    world = _State.world
+    if world is None or group not in c10d.distributed_c10d._world.pg_map:
+        return None
+    key = f"torch {group.group_name}"  # the same on all ranks of the group
+    made = GroupMember(world, tuple(c10d.get_process_group_ranks(group)), group, key, str(c10d.get_backend(group)))
+    if group.group_desc not in ("", "undefined"):
+        made.name = f"group {group.group_desc}"
+    _State.members[key] = made
+    return made
+
+
+def new(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()) -> NamedGroup:
+    """Create a group together with the other ranks, and return its handle."""
     everyone = member(None)
     world = everyone.world
     chosen = everyone.ranks if ranks is None else tuple(ranks)
-    key, made = everyone.carry(lambda: new_group(world, chosen), f"new_group({listed(chosen)})")
-    inside = world.rank in chosen
-    _State.members[key] = GroupMember(world, tuple(sorted(chosen)), made, key) if inside else Outsider(chosen)
+    inside, what = world.rank in chosen, f"new_group({listed(chosen)})"
+    if not how.local:
+        key, made = everyone.carry(lambda: new_group(world, chosen, how), what)
+    elif inside:  # not a collective of the world, which all of its ranks count
+        wait = Wait(what, f"new {listed(chosen)}", 0, tuple(rank for rank in chosen if rank != world.rank), how.seconds)
+        key, made = world.finish(world.executor("0").put(lambda: new_group(world, chosen, how)), wait)
+    else:
+        key = f"local {listed(chosen)}"
+    ordered = chosen if how.keeps_order else tuple(sorted(chosen))
+    _State.members[key] = (
+        GroupMember(world, ordered, made, key, how.backend, how.seconds) if inside else Outsider(chosen)
+    )
     return NamedGroup(world.token, key, chosen, tuple(world.ranks[rank].name for rank in chosen))
+
+
+def end_group(group: AnyGroup) -> None:
+    """End one group of this rank; the default group with all others. Raises CollectiveError if one of its jobs runs."""
+    end = member(group, at_work=False)
+    if end.key == "0":
+        destroy()
+        return
+    if end.world.busy_in(end.key):
+        me = end.world.named(end.world.rank)
+        raise CollectiveError(f"{me} cannot end {end.name} during a collective: wait for it first")
+    del _State.members[end.key]
+    c10d.destroy_process_group(end.group)
 
 
 def opened(handle: NamedGroup) -> c10d.ProcessGroup | Outsider:

@@ -2,7 +2,7 @@
 
 Guarantees
 - A store at a port listens on the named address only. It lives as long as its process, so one address serves any number
-  of worlds in turn.
+  of worlds in turn. On the workers of a cluster it has a port of its own, and leaves MASTER_PORT to torch.
 - A rank that comes before the store's host waits for it, and Ctrl-C ends that wait.
 - An invalid init method is refused with a message that names a valid one.
 """
@@ -23,6 +23,7 @@ import psutil
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from rpcbench.base.conditions import Condition
+from rpcbench.base.config import STORE_PORT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError
 
 _REQUEST_TIMEOUT = timedelta(seconds=20)
@@ -40,12 +41,22 @@ class InitMethod:
     rank: int = -1  # -1: assigned in the order of arrival
     world_size: int = -1  # -1: not given
     hosts_store: bool | None = None  # whether this process hosts the store; None: the first process that can
+    store: Store | None = None  # one that the program has given, in place of an address
 
 
 def read(method: str, rank: int, world_size: int) -> InitMethod:
     """Parse `env://`, `tcp://host:port` or `file:///path`. Raises CollectiveError for others and for missing parts."""
+    return _checked(lambda: _parsed(method, rank, world_size), method)
+
+
+def given(store: Store, rank: int, world_size: int) -> InitMethod:
+    """Return the place of a store that the program has given. Raises CollectiveError without its number of ranks."""
+    return _checked(lambda: InitMethod(rank=rank, world_size=world_size, store=store), "store")
+
+
+def _checked(parse: Callable[[], InitMethod], method: str) -> InitMethod:
     try:
-        place = _parsed(method, rank, world_size)
+        place = parse()
     except CollectiveError:
         raise
     except (OSError, ValueError) as error:  # a host without an address; a text that is not a number
@@ -58,6 +69,7 @@ def read(method: str, rank: int, world_size: int) -> InitMethod:
     if not -1 <= place.rank < place.world_size:
         raise CollectiveError(f"a world of {place.world_size} has ranks 0 to {place.world_size - 1}, not {place.rank}")
     return place
+
 
 
 def _parsed(method: str, rank: int, world_size: int) -> InitMethod:
@@ -85,10 +97,13 @@ def _environment(rank: int, world_size: int) -> InitMethod:
             "cluster set them; elsewhere use tcp://HOST:PORT or file:///PATH with world_size="
         )
     rank, world_size = (int(os.environ[name]) if value < 0 else value for name, value in given.items())
+    port = os.environ["MASTER_PORT"]
+    theirs, _, ours = os.environ.get(STORE_PORT, "").partition(":")
+    port = ours if theirs == port else port  # else the program has set another MASTER_PORT
     # torchrun's agent hosts a store at this port itself.
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts_store = rank == 0 and not agents
-    return InitMethod("", os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, world_size, hosts_store)
+    return InitMethod("", os.environ["MASTER_ADDR"], int(port), rank, world_size, hosts_store)
 
 
 def _file(method: str, host: str, path: str) -> str:
@@ -127,6 +142,8 @@ def _is_here(host: str) -> bool:
 
 def store_at(place: InitMethod, seconds: float) -> Store:
     """Return the store that the ranks at this place share. Raises RpcTimeoutError where none is hosted in time."""
+    if place.store is not None:
+        return place.store
     if place.file:
         return FileStore(place.file, -1)
     at = place.address, place.port
@@ -164,7 +181,8 @@ def _kept(place: InitMethod) -> Store | None:
         if place.hosts_store is None:
             return None
         raise CollectiveError(
-            f"rank 0 cannot open the store at {place.address}:{place.port}: {error.strerror}; choose another port"
+            f"rank 0 cannot open the store at {place.address}:{place.port}: {error.strerror}; choose another port, "
+            "or end the process group of torch.distributed that uses this one"
         ) from error
     return TCPStore(
         place.address, place.port, None, True, _REQUEST_TIMEOUT, wait_for_workers=False, master_listen_fd=port

@@ -31,7 +31,8 @@ import secrets
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -43,7 +44,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError, counted
-from rpcbench.distributed.events import CollectiveEvents
+from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents
 from rpcbench.distributed.executor import BlockingExecutor, Pending
 from rpcbench.distributed.stores import InitMethod, store_at, wait_until
 from rpcbench.runtime import current
@@ -83,11 +84,13 @@ class RankProcess:
     name: str  # of the worker, or HOST:PID
     host: str  # id of the host
     pid: int
+    offer: str = ""  # its backend or its GPU, see `backends`
 
     @staticmethod
-    def here() -> RankProcess:
+    def here(offer: str = "") -> RankProcess:
         agent = current.find()
-        return RankProcess(agent.name if agent else f"{socket.gethostname()}:{os.getpid()}", host_id(), os.getpid())
+        name = agent.name if agent else f"{socket.gethostname()}:{os.getpid()}"
+        return RankProcess(name, host_id(), os.getpid(), offer)
 
     def has_ended(self) -> bool:
         """Return whether it has certainly ended; False for a process on another host."""
@@ -108,13 +111,14 @@ class RendezvousResult:
     ranks: tuple[RankProcess, ...]  # all processes, by rank
 
 
-def meet(place: InitMethod, group_name: str, seconds: float) -> RendezvousResult:
-    """Wait until all ranks have come. Raises RpcTimeoutError after `seconds`, with the ranks that have not."""
+def meet(place: InitMethod, group_name: str, seconds: float, offer: str = "") -> RendezvousResult:
+    """Wait until all ranks have come; this one makes an offer (see `backends`). Raises RpcTimeoutError after `seconds`,
+    with the ranks that have not."""
     shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds))
     while True:
         number, rank = _arrive(shared, place)
         store = PrefixStore(f"{number}", shared)
-        if not store.check(["verdict"]) and (met := _wait(store, rank, place, seconds)):
+        if not store.check(["verdict"]) and (met := _wait(store, rank, place, seconds, offer)):
             return met
 
 
@@ -126,10 +130,10 @@ def _arrive(shared: Store, place: InitMethod) -> tuple[int, int]:
     return number + 1, rank
 
 
-def _wait(store: Store, rank: int, place: InitMethod, seconds: float) -> RendezvousResult | None:
+def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str) -> RendezvousResult | None:
     """Return the world once all ranks have come; None if one of them has died meanwhile."""
     size = place.world_size
-    store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here())))
+    store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here(offer))))
     if store.add("came", 1) == size:
         dead = any(who.has_ended() for who in _who(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
@@ -176,6 +180,7 @@ class Wait:
     group: str  # key of the group
     number: int  # counts the collectives of the group, alike on all ranks
     members: tuple[int, ...]  # the other ranks that take part
+    seconds: float | None = None  # for it; None: those of the world
 
 
 class World:
@@ -189,6 +194,8 @@ class World:
         self.outdated = False  # whether the cluster has changed, so that ranks belong to other workers now
         self._executors: dict[object, BlockingExecutor] = {}  # by group, and by peer for transfers
         self.made = 0  # groups, counted alike on all ranks
+        self.made_locally = Counter[tuple[int, ...]]()  # groups whose ranks alone have called, by these ranks
+        self._closing: dict[int, Callable[[], None]] = {}  # to be called at the end of this world
         self.kept: Store | None = None  # keeps a reference: torch holds none to a store written in Python
         # Unique to this world and the same on all ranks, as the first one that is written wins.
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
@@ -214,14 +221,31 @@ class World:
         """Return whether a job runs or is queued."""
         return any(lane.busy for lane in list(self._executors.values()))
 
+    def busy_in(self, group: str) -> bool:
+        """Return whether a collective or transfer of the group with this key runs or is queued."""
+        lanes = list(self._executors.items())
+        return any(lane.busy for key, lane in lanes if key == group or (isinstance(key, tuple) and key[0] == group))
+
     def check(self) -> None:
         """Raise the reason if this world is broken."""
-        if self._broken is not None:  # a new error each time, since several threads may raise it
-            raise type(self._broken)(*self._broken.args)
+        if (reason := self.reason()) is not None:
+            raise reason
+
+    def reason(self) -> RpcError | None:
+        """Return the reason why this world is broken; None if it is not."""
+        # A new error each time, since several threads may raise it.
+        return None if self._broken is None else type(self._broken)(*self._broken.args)
 
     @property
     def broken(self) -> bool:
         return self._broken is not None
+
+    def when_closed(self, deed: Callable[[], None]) -> Callable[[], object]:
+        """Call a function at the end of this world, or now if it is over; the function returned revokes that."""
+        self._closing[id(deed)] = deed
+        if self.broken:
+            deed()
+        return lambda: self._closing.pop(id(deed), None)
 
     def finish(self, pending: Pending[T], wait: Wait) -> T:
         """Wait for a job and return its result, or raise the error that breaks the world meanwhile."""
@@ -237,7 +261,7 @@ class World:
         return pending.result()
 
     def _await(self, pending: Pending[T], wait: Wait) -> None:
-        deadline = time.monotonic() + self.seconds
+        deadline = time.monotonic() + self._limit(wait)
         told = False
 
         def over() -> bool:
@@ -255,6 +279,9 @@ class World:
         if told and not self.broken:
             with contextlib.suppress(RuntimeError):  # the store's host may have finished its work and ended
                 self.store.set(f"waits/{self.rank}", "")
+
+    def _limit(self, wait: Wait) -> float:
+        return self.seconds if wait.seconds is None else wait.seconds
 
     # -- exchange of reports through the store
     def poll_failure(self) -> bool:
@@ -310,7 +337,7 @@ class World:
 
     def _late(self, wait: Wait) -> str:
         """Return the text of a timeout: the ranks that have not come, and where the others wait."""
-        lines = [f"{self.seconds:g} s have passed in {wait.what}:"]
+        lines = [f"{self._limit(wait):g} s have passed in {wait.what}:"]
         for rank in sorted({*wait.members, self.rank}):
             said = ""
             with self._kept("read where the others wait"):
@@ -344,6 +371,8 @@ class World:
         for lane in list(self._executors.values()):
             lane.close()
         self.told.abandon(self.token)
+        for deed in list(self._closing.values()):
+            deed()
 
     def ended(self, seconds: float) -> None:
         """Wait for the threads of a closed world, at most this long for each."""
@@ -370,6 +399,7 @@ def _abort() -> None:
     for group in list(c10d.distributed_c10d._world.pg_map):
         if isinstance(group, c10d.ProcessGroup) and group.size() > 1:
             peer = 1 if group.rank() == 0 else 0
-            with contextlib.suppress(RuntimeError):  # the timeout itself, or a connection that has ended before
+            # suppressed: the timeout itself, or a connection that has ended before
+            with OWN_CALLS, contextlib.suppress(RuntimeError):
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
             group.abort()  # for NCCL; gloo ignores it

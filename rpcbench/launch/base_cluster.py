@@ -17,7 +17,8 @@ from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.client import Rerun
 from rpcbench.cells.reload import execute_source, source_of
-from rpcbench.launch import ranks
+from rpcbench.launch import meshes, ranks
+from rpcbench.launch.meshes import ClusterMesh
 from rpcbench.launch.status import ClusterStatus, ProcessSampler, WorkerRecord
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
@@ -183,6 +184,33 @@ class BaseCluster(ABC):
         """Make a process group of these workers, and return a handle for `group=`, which can be sent to the workers.
         UnknownWorkerError; CollectiveError if a worker has not called `init_process_group`."""
         return ranks.group(self.agent, self.workers, workers)
+
+    def mesh(self, *, name: str = "mesh", **sizes: int) -> ClusterMesh:
+        """Make a torch `DeviceMesh` of all workers, as a variable of their cells, and return a description of it.
+
+        Where the workers have no process group, they make one. After `scale` or `restart` call it again; a mesh of
+        another shape may be made at any time.
+
+        Args:
+            name: The variable.
+            **sizes: The name and the number of workers of each dimension, outermost first.
+
+        Raises:
+            ValueError: The product of the sizes is not the number of workers, a size is less than 1, or a name is no
+                identifier.
+            TypeError: A size is no whole number.
+            WorkerLostError: A worker is lost.
+            CollectiveError: Some workers are in process groups of their own.
+
+        >>> cluster.mesh(dp=1, tp=2)
+        mesh(dp=1, tp=2) on cpu
+              tp=0     tp=1
+        dp=0  worker1  worker2
+        >>> cluster.run("worker2", "mesh['tp'].get_local_rank()")
+        1
+        >>> _ = cluster.run("all", "import rpcbench.distributed as dist; dist.destroy_process_group()")
+        """
+        return meshes.make(self.agent, self.workers, self.lost, name, sizes)
 
     def __enter__(self) -> Self:
         self._using = ExitStack()

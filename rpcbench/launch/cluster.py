@@ -31,6 +31,7 @@ from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
 from rpcbench.launch.base import Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
+from rpcbench.launch.gpu_pins import Chosen, GpuPins
 from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
@@ -67,6 +68,10 @@ class Cluster(BaseCluster):
         options: Options of the launcher.
         address: At which workers on other hosts connect to this process, "host", "host:port" or ":port"; by default a
             free port on the interface that leads outward, or on RPCBENCH_BIND.
+        gpus: The GPU of each worker, by number, as [0, 1] or "0,1": CUDA shows it this one alone, as its number 0.
+            "none" pins none. By default each worker has a GPU of its own where there are enough for all; otherwise none
+            is pinned.
+            For launchers of this host; see `rpcbench.launch.gpu_pins`.
         grace: Seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit` functions
             and finalizers run. Then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
         rpc_timeout: Seconds a call may take that names no timeout; 0 for no limit.
@@ -77,7 +82,8 @@ class Cluster(BaseCluster):
 
     Raises:
         RpcError: A worker cannot start.
-        ValueError: `kind`, `start`, `launcher` or an option is unknown, or the device maps do not fit.
+        ValueError: `kind`, `start`, `launcher` or an option is unknown, the device maps do not fit, or there is no such
+            GPU.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -95,16 +101,14 @@ class Cluster(BaseCluster):
         launcher: str | None = None,
         options: Mapping[str, Any] | None = None,
         address: str | None = None,
+        gpus: Chosen = None,
         grace: float = STOP_SECONDS,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        if n < 1:
-            raise ValueError(f"a cluster has at least one worker, not {n}")
-        if not 0 <= grace <= _LONGEST_GRACE:
-            raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST_GRACE:,.0f} seconds to end")
+        _check(n, grace)
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
@@ -115,6 +119,7 @@ class Cluster(BaseCluster):
             undo.callback(directory.remove)
             self._launcher: Launcher = registry.make_launcher(name, directory, {**given, **(options or {})})
             undo.callback(self._launcher.close)
+            self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
             if self._launcher.far:
                 config = replace(config, remote=outbound_address(address), bind=bind_address())
             elif address is not None:
@@ -191,9 +196,11 @@ class Cluster(BaseCluster):
         return str(find(name))
 
     def scale(self, n: int) -> None:
-        """Start workers, or end the last ones, until there are `n`. Lost workers are started again."""
+        """Start workers, or end the last ones, until there are `n`. Lost workers are started again. ValueError if fewer
+        GPUs than `n` were given."""
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
+        self._pins.check(n)
         wanted = [f"worker{i}" for i in range(1, n + 1)]
         with self._scaling:
             if self.workers and wanted != self.workers:
@@ -313,7 +320,7 @@ class Cluster(BaseCluster):
         self._abandoned.pop(name, None)
         leader = self.agent.machine.ask(lambda node: node.members.me.remote)
         ours = replace(self._config, leader=leader, remote="", bind="", devices=())
-        return replace(ours, name=name, id=_id(name), incarnation=incarnation)
+        return replace(ours, name=name, id=_id(name), incarnation=incarnation, gpu=self._pins.of(_id(name)))
 
     def _launch(self, configs: list[WorldConfig]) -> list[Handle]:
         if hasattr(self._launcher, "start_all"):
@@ -425,6 +432,13 @@ class Cluster(BaseCluster):
         if handle is None:
             raise UnknownWorkerError.of(name, self._handles)
         return handle
+
+
+def _check(n: int, grace: float) -> None:
+    if n < 1:
+        raise ValueError(f"a cluster has at least one worker, not {n}")
+    if not 0 <= grace <= _LONGEST_GRACE:
+        raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST_GRACE:,.0f} seconds to end")
 
 
 def _id(name: str) -> int:

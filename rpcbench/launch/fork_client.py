@@ -295,7 +295,7 @@ def import_path() -> list[str]:
 
 def worker_request(config: WorldConfig, entry: str, log: Path) -> dict[str, Any]:
     """Return the request for `worker_bootstrap.run`, without "parent": a worker with surroundings as here."""
-    surroundings = {"cwd": str(Path.cwd()), "environ": dict(os.environ), "sys_path": import_path()}
+    surroundings = {"cwd": str(Path.cwd()), "environ": config.pinned(os.environ), "sys_path": import_path()}
     return {"name": config.name, "entry": entry, "config": config.to_json(), "log": str(log), **surroundings}
 
 

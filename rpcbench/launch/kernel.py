@@ -75,7 +75,7 @@ class KernelProcess:
         self._more = [*_ARGUMENTS, _GUARDED] if named == _LOCAL and hasattr(os, "pidfd_open") else _ARGUMENTS
         self._unwanted = False  # killed before its process exists
         # As of the call of `start`, as the loop runs later. debugpy writes no warning to the log.
-        environ = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", **default_environment()}
+        environ = config.pinned({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **default_environment()})
         self._surroundings: dict[str, Any] = {"cwd": str(Path.cwd()), "env": environ}
         self._code = _JOIN.format(version=sys.version_info[:2], path=import_path(), config=config.to_json())
 
@@ -185,6 +185,7 @@ class KernelLauncher(ForkServerLauncher):
     """
 
     far = False
+    pins = True
 
     def __init__(self, run_directory: RunDirectory, kernel: str = "python3") -> None:
         import ipykernel  # noqa: F401  (if it is missing, the error comes before any process starts)

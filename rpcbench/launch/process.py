@@ -98,6 +98,7 @@ class ProcessLauncher(ForkServerLauncher):
     """
 
     far = False
+    pins = True
 
     def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
         self.mode = _mode(start)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from rpcbench.base.config import STORE_PORT
 from rpcbench.base.errors import CollectiveError, UnknownWorkerError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.runtime import current
@@ -40,8 +41,11 @@ def settle(agent: Agent, ranks: Mapping[str, int], size: int, why: str) -> list[
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     ranks = {name: rank for name, rank in ranks.items() if name in there}  # others were lost just now
     first = next((name for name, rank in ranks.items() if rank == 0 and there[name].remote), None)
-    address, port = agent.call(first, reserve, own=True).wait() if first else agent.part(ReservedPort).at(_LOOPBACK)
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    ports = agent.part(ReservedPorts)
+    address, port, own = agent.call(first, reserve, own=True).wait() if first else ports.at(_LOOPBACK)
+    common = {
+        "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port), STORE_PORT: f"{port}:{own}",
+    }  # fmt: skip
     return [
         agent.call(name, set_rank, ({**common, "RANK": str(rank), **_local(name, size, ranks, there)}, why), own=True)
         for name, rank in ranks.items()
@@ -57,28 +61,38 @@ def _local(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, M
     return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
 
 
-class ReservedPort:
-    """The port of the rendezvous of a generation. One for each agent: `agent.part(ReservedPort)`."""
+class ReservedPorts:
+    """The ports of the rendezvous of a generation: torch's and ours. One object for each agent:
+    `agent.part(ReservedPorts)`."""
 
+    # Two, as our store listens as long as its process, and torch's own init_process_group must find its port free.
     def __init__(self, agent: Agent) -> None:
-        self._release: Callable[[], object] = lambda: None
-        agent.on_end.append(lambda: self._release())
+        self._release: list[Callable[[], object]] = []
+        agent.on_end.append(self._end)
 
-    def at(self, address: str) -> tuple[str, int]:
-        """Return `address`, and a port that is reserved there until the next call, or until the agent ends."""
-        self._release()
+    def _end(self) -> None:
+        while self._release:
+            self._release.pop()()
+
+    def at(self, address: str) -> tuple[str, int, int]:
+        """Return `address`, and two ports that are reserved there until the next call, or until the agent ends."""
+        self._end()
+        return address, self._port(address), self._port(address)
+
+    def _port(self, address: str) -> int:
         holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._release = weakref.finalize(self, holder.close)  # also called if the agent has ended meanwhile
+        self._release.append(weakref.finalize(self, holder.close))  # also called if the agent has ended meanwhile
         # The port stays bound, so no connection of this host takes it, and rank 0 may listen there at any time: Linux
         # allows that if both sockets have SO_REUSEADDR, as torch's stores do, and this one does not listen.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((address, 0))
-        return address, holder.getsockname()[1]
+        port: int = holder.getsockname()[1]
+        return port
 
 
-def reserve() -> tuple[str, int]:
-    """Return the address at which other workers reach this one, and a port there. Called on rank 0."""
-    return current.current().part(ReservedPort).at(_address())
+def reserve() -> tuple[str, int, int]:
+    """Return the address at which other workers reach this one, and two ports there. Called on rank 0."""
+    return current.current().part(ReservedPorts).at(_address())
 
 
 def settled(told: Sequence[Future[None]]) -> None:
@@ -90,12 +104,16 @@ def settled(told: Sequence[Future[None]]) -> None:
 
 def set_rank(place: Mapping[str, str], why: str) -> None:
     """Set torchrun's variables, and end the process groups of the generation before. Called on each worker."""
-    before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
+    before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # inherited if torchrun started the notebook
     os.environ.update(place)
+    if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
+        os.environ["LOCAL_RANK"] = "0"
     if interface := _interface(_address()):  # loopback, if all are on one host: gloo then listens on no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if groups := sys.modules.get("rpcbench.distributed.groups"):
+    if "rpcbench.distributed.groups" in sys.modules:
+        from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
+
         groups.end_generation(why, before)
 
 

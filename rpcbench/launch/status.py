@@ -24,7 +24,9 @@ import psutil
 from rpcbench.base.errors import RpcError, counted
 from rpcbench.base.ids import Row, Table
 from rpcbench.cells.worker_main import WorkerLocation
+from rpcbench.runtime import gpus
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.gpus import Gpu
 from rpcbench.runtime.publisher import Health
 from rpcbench.transport.hosts import host_id
 
@@ -98,16 +100,19 @@ class WorkerStatus(NamedTuple):
     memory: int | None  # bytes that no other process shares; None if the system does not report them
     cpu: float | None  # the share of one core since the last look, at first since the start
     calls: int  # of this process that wait for a reply
+    gpu: Gpu | None = None  # its own, if it has one; without figures for a worker on another host
 
 
 class ClusterStatus(tuple[WorkerStatus, ...]):
-    """The status of all workers, displayed as a table."""
+    """The status of all workers, displayed as a table, with columns for GPUs if a worker has one."""
 
     __slots__ = ()
 
     def _cells(self) -> list[tuple[str, ...]]:
         head = ("worker", "process", "state", "start", "host", "up", "memory", "cpu", "calls")
-        return [head, *map(_words, self)]
+        if not any(row.gpu for row in self):
+            return [head, *map(_words, self)]
+        return [(*head, *_GPU_HEAD), *((*_words(row), *_gpu_words(row.gpu)) for row in self)]
 
     def __repr__(self) -> str:
         rows = self._cells()
@@ -127,6 +132,17 @@ def _words(row: WorkerStatus) -> tuple[str, ...]:
     cpu = "?" if row.cpu is None else f"{row.cpu * 100:.0f} %"
     up = "?" if row.uptime is None else _span(row.uptime)
     return row.name, str(row.pid), row.state, start, row.host, up, memory, cpu, str(row.calls)
+
+
+_GPU_HEAD = ("GPU", "GPU memory", "GPU use")
+
+
+def _gpu_words(gpu: Gpu | None) -> tuple[str, str, str]:
+    if gpu is None:
+        return "", "", ""
+    known = gpu.memory is not None and gpu.total is not None
+    memory = f"{(gpu.memory or 0) / _GB:.1f} of {(gpu.total or 0) / _GB:.1f} GB" if known else "?"
+    return gpu.label, memory, "?" if gpu.use is None else f"{gpu.use * 100:.0f} %"
 
 
 def _span(seconds: float) -> str:
@@ -159,9 +175,14 @@ class ProcessSampler:
     def _at(self, worker: WorkerRecord) -> WorkerStatus:
         place, state = worker.place, worker.lost or _state(worker.place)
         figures: tuple[float | None, int | None, float | None] = 0.0, None, 0.0  # of a process that has ended
+        gpu = None
         if not worker.lost and state != "has ended":
-            figures = self._figures(place.pid) if place.host == host_id() else (None, None, None)
-        return WorkerStatus(worker.name, place.pid, state, worker.incarnation, place.hostname, *figures, worker.calls)
+            here, gpu = place.host == host_id(), place.gpu
+            figures = self._figures(place.pid) if here else (None, None, None)
+            gpu = gpus.measured(gpu) if here and gpu else gpu
+        return WorkerStatus(
+            worker.name, place.pid, state, worker.incarnation, place.hostname, *figures, worker.calls, gpu
+        )
 
     def _figures(self, pid: int) -> tuple[float, int | None, float]:
         """Return uptime, memory and CPU share of a process of this host."""

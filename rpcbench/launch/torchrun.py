@@ -168,6 +168,7 @@ class TorchrunLauncher(ForkServerLauncher):
     """A launcher of workers as ranks of torchrun, with files in `run_directory`. For the methods see `Launcher`."""
 
     far = False
+    pins = True
     inseparable = "torchrun starts its workers together and ends them together"
 
     def __init__(self, run_directory: RunDirectory) -> None:

@@ -125,10 +125,11 @@ Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
+_WHICH_GPUS = "say which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"  # the name of a cluster that was given none
 OPTIONS = {
-    "start": ("--kind", "--launcher", "--name", "--address", "--grace"),
+    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--gpus"),
     "join": ("--name",),
     "restart": ("--replay",),
 }
@@ -186,7 +187,9 @@ class Commands:
         if kind not in (None, *KINDS):
             raise UsageError(_WHICH_KIND)
         words, grace = _option(words, "--grace", _WHICH_GRACE)
-        way: Way = ({} if kind is None else {"kind": kind}) | ({} if grace is None else {"grace": _seconds(grace)})
+        words, gpus = _option(words, "--gpus", _WHICH_GPUS)
+        told = {"kind": kind, "grace": None if grace is None else _seconds(grace), "gpus": gpus}
+        way: Way = {name: value for name, value in told.items() if value is not None}
         if "--launcher" in words:
             words, more = _launched(words)
             way |= more
@@ -277,7 +280,10 @@ class Commands:
         found = cluster()
         if size > len(found.workers):
             warn_of_room(size, found.kind, IN_CELL.warn)
-        found.scale(size)
+        try:
+            found.scale(size)
+        except ValueError as mistake:  # more workers than GPUs
+            raise UsageError(str(mistake)) from mistake
         return sentence(found)
 
     def _restart(self, words: Words) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.cells import shell
 from rpcbench.cells.targets import ALL
+from rpcbench.launch import gpu_pins
 from rpcbench.launch.registry import KINDS, launcher_names
 from rpcbench.notebook.cluster_magic import OPTIONS
 from rpcbench.runtime.current import find
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _OF_WORKERS = ("restart", "interrupt", "logs")  # actions of `%cluster` that take workers
 _STEPS = ("--hold", "--of")
+PANEL_NAMES = ("workers", "rrefs", "autograd", "pipeline", "messages", "shards")  # panels load when shown
 _FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
 
 
@@ -52,6 +54,7 @@ class Vocabulary(NamedTuple):
         if before:
             return []
         others = {"%cluster": list(self.actions), "%autoremote": [*targets, "off"], "%debug": list(self.workers)}
+        others["%panel"] = list(PANEL_NAMES)
         return others.get(magic, targets)
 
     def _after_action(self, before: list[str], targets: list[str]) -> list[str]:
@@ -59,6 +62,8 @@ class Vocabulary(NamedTuple):
             return list(KINDS)
         if before[-1] == "--launcher":
             return launcher_names()
+        if before[-1] == "--gpus":
+            return gpu_pins.offers(next((int(word) for word in before if word.isdecimal()), 1))
         words = {"use": [] if before[1:] else self.clusters, **dict.fromkeys(_OF_WORKERS, targets)}
         return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]
 
@@ -68,7 +73,9 @@ logger = logging.getLogger(__name__)
 PATIENCE = 0.5  # seconds
 _CELL = re.compile(r"\s*%%(?:remote|trace)\b([^\n]*)\n")
 _LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")  # the part before an expression
-_OWN_LINE = re.compile(r"\s*(%%remote|%%trace|%remote|%autoremote|%debug|%cluster|%%step|%chaos)[ \t]+([^\n]*)\Z")
+_OWN_LINE = re.compile(
+    r"\s*(%%remote|%%trace|%remote|%autoremote|%debug|%cluster|%%step|%chaos|%panel)[ \t]+([^\n]*)\Z"
+)
 
 Reply = dict[str, Any]
 

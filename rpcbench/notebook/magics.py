@@ -37,6 +37,7 @@ from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
 from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, RecordMagics, TraceMagics
 from rpcbench.notebook.sidebar import Sidebar
+from rpcbench.telemetry.shard_watch import watch_on_workers
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -140,6 +141,7 @@ class ClusterMagics(Magics):
         %cluster start 2            start two workers, unless they run; the variable `cluster` is the cluster
         %cluster start 2 --kind kernel    start kernels, for other clients, too: cluster.connection_file("worker1")
         %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    start on other hosts
+        %cluster start 2 --gpus 0,1    give each worker a GPU (by default if there are enough); --gpus none gives none
         %cluster start 2 --grace 30    allow 30 s for a worker to end when it is stopped (by default 5)
         %cluster start 2 --name b   start a second cluster, which becomes the current one
         %cluster join tcp://HOST:PORT    join workers that `torchrun … -m rpcbench.worker` started at this address
@@ -260,14 +262,19 @@ class ClusterMagics(Magics):
         %panel autograd    records of distributed-autograd contexts, and progress of backward passes
         %panel pipeline    location of each micro-batch, and idle time of workers
         %panel messages    messages and collectives between members, as a sequence diagram
+        %panel shards model    the pieces of the model that this variable of the workers' cells holds, on each rank
         """
         with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import PANELS, panel
 
-        name = line.strip()
+        name, _, variable = line.strip().partition(" ")
         if name not in PANELS:
             raise UsageError(f"say which panel to show: {', '.join(PANELS)}")
+        if variable and name != "shards":
+            raise UsageError(f"%panel {name} takes no more words; only %panel shards takes a variable")
         with short():
+            if variable:
+                watch_on_workers(variable.strip())
             display(panel(name))  # type: ignore[no-untyped-call]
 
     @line_magic

@@ -83,10 +83,11 @@ def publish(path: Path, content: Any) -> None:
     draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
     with new_file(draft) as file:
         file.write(json.dumps(content, indent=1).encode())
-    _rename(draft, path)
+    rename(draft, path)
 
 
-def _rename(draft: Path, path: Path) -> None:
+def rename(draft: Path, path: Path) -> None:
+    """Give a draft its name, in place of a file that has it. The rename is on disk when this returns."""
     draft.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)  # the rename itself is on disk only after this fsync
     try:
@@ -158,7 +159,7 @@ def write(state: State, directory: str) -> str:
 
 def adopt(directory: str) -> None:
     """Give the owner's draft its name."""
-    _rename(_share(directory).with_suffix(".draft"), _share(directory))
+    rename(_share(directory).with_suffix(".draft"), _share(directory))
 
 
 def _share(directory: str) -> Path:

@@ -1,4 +1,4 @@
-"""Live panels for notebooks: `rpcbench.panel("workers")`, `"rrefs"`, `"autograd"`, `"pipeline"`, `"messages"`."""
+"""Live panels for notebooks: `rpcbench.panel(NAME)`, with the names in `PANELS`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from rpcbench.panels.base import Panel, Source
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.rrefs import RRefPanel
+from rpcbench.panels.shards import ShardsPanel
 from rpcbench.panels.workers import WorkersPanel
 
-__all__ = ["AutogradPanel", "MessagesPanel", "Panel", "PipelinePanel", "RRefPanel", "Source", "WorkersPanel", "panel"]
+__all__ = [
+    "AutogradPanel", "MessagesPanel", "Panel", "PipelinePanel", "RRefPanel", "ShardsPanel", "Source", "WorkersPanel",
+    "panel",
+]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
     "workers": WorkersPanel,
@@ -17,6 +21,7 @@ PANELS: dict[str, type[Panel]] = {
     "autograd": AutogradPanel,
     "pipeline": PipelinePanel,
     "messages": MessagesPanel,
+    "shards": ShardsPanel,
 }
 
 
@@ -24,7 +29,7 @@ def panel(name: str, source: Source | None = None) -> Panel:
     """Make a live panel.
 
     Args:
-        name: "workers", "rrefs", "autograd", "pipeline" or "messages".
+        name: "workers", "rrefs", "autograd", "pipeline", "messages" or "shards".
         source: what to show; by default the current cluster.
 
     Returns:

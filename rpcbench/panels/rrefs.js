@@ -9,6 +9,7 @@ const MIDDLE = 20;
 const SIDE = 200; // pixels beside the columns, for the texts of a row
 const OVERSCAN = 4; // rows drawn above and below those in sight
 const COLOURS = 6; // of types, in rrefs.css
+const NAMED = 3; // types of one colour in the legend
 const MANY_WORKERS = 8; // with more workers or RRefs than these, rows are grouped unless the user decides
 const MANY_RREFS = 50;
 const STACKED = 46; // in narrower columns the two marks of a group stand one above the other
@@ -145,8 +146,15 @@ const legend = (types) => {
     [forkMark("pending", 1), TEXT.legend.pending],
     [forkMark("deleting", 1), TEXT.legend.deleting],
   ];
-  return [...marks, ...types.slice(0, COLOURS).map(([type, colour]) => [swatch(colour), type])];
+  return [...marks, ...coloursIn(types).map(([colour, names]) => [swatch(colour), names])];
 };
+
+// Returns the colours that these types have, and the names of the types of each: [colour, text].
+function coloursIn(types) {
+  const byColour = new Map();
+  for (const type of types) byColour.set(colourOf(type), [...(byColour.get(colourOf(type)) ?? []), type || TEXT.unknown]);
+  return [...byColour].map(([colour, names]) => [colour, names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ", …" : "")]);
+}
 
 // ---- groups
 
@@ -272,16 +280,27 @@ function drawStripes(parent, cols, tall) {
 
 // ---- which rows, and in which order
 
-const ORDERS = { creation: older, newest: (a, b) => older(b, a), size: bigger };
+const ORDERS = {
+  creation: (births) => older(births),
+  newest: (births) => (a, b) => older(births)(b, a),
+  size: (births) => (a, b) => (b.size ?? -1) - (a.size ?? -1) || older(births)(a, b),
+};
 const IN_TRANSIT = ["pending", "deleting"];
 
-function older(a, b) {
-  return (a.made ?? Infinity) - (b.made ?? Infinity) || natural(a.rref, b.rref);
+// Returns when each RRef was created, by its id, in seconds: no later than those that the same member created after it, as the
+// numbers in ids count them. The owner reports when the value came to it, which is not known yet for some, and may be later.
+function birthsOf(rrefs) {
+  const births = new Map();
+  const latest = {};
+  for (const { rref, made } of [...rrefs].sort((a, b) => natural(b.rref, a.rref))) {
+    const maker = rref.split(".")[0];
+    latest[maker] = Math.min(latest[maker] ?? Infinity, made ?? Infinity);
+    births.set(rref, latest[maker]);
+  }
+  return births;
 }
 
-function bigger(a, b) {
-  return (b.size ?? -1) - (a.size ?? -1) || older(a, b);
-}
+const older = (births) => (a, b) => births.get(a.rref) - births.get(b.rref) || natural(a.rref, b.rref);
 
 // A select element that keeps the chosen option, and its node, while the options change.
 class Choice {
@@ -348,7 +367,8 @@ class Controls {
       if (state && rref.state !== state && !forks.some((fork) => fork.state === state)) return false;
       return !searched || description(rref, forks, names).toLowerCase().includes(searched);
     };
-    return Object.values(rrefs).filter(fits).sort(ORDERS[this.order.value || "creation"]).map((rref) => rref.rref);
+    const all = Object.values(rrefs);
+    return all.filter(fits).sort(ORDERS[this.order.value || "creation"](birthsOf(all))).map((rref) => rref.rref);
   }
 }
 
@@ -366,31 +386,16 @@ function revealCell(panel, { cell, number }) {
   return true;
 }
 
-// Gives each type a colour, which it keeps. The first choice depends on the name alone, so that browsers agree as far
-// as they can; after the last free colour, types share colours.
-class TypeColours {
-  constructor() {
-    this.byType = new Map();
-  }
-
-  of(rref) {
-    const type = className(rref);
-    const hash = (sum, letter) => (31 * sum + letter.charCodeAt(0)) % 65521;
-    if (!this.byType.has(type)) this.byType.set(type, this.free([...type].reduce(hash, 7)));
-    return this.byType.get(type);
-  }
-
-  free(first) {
-    const taken = new Set(this.byType.values());
-    const choices = Array.from({ length: COLOURS }, (_, i) => (first + i) % COLOURS);
-    return choices.find((colour) => !taken.has(colour)) ?? choices[0];
-  }
+// Returns the colour of a type, by its name alone: it is the same in all browsers and in pictures (`telemetry/svg.py` has the
+// same sum), whatever other types there are. So types may share a colour. The first summand is chosen so that those of lessons
+// and pipelines do not.
+function colourOf(type) {
+  return [...type].reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 65521, 823) % COLOURS;
 }
 
 export default panel("rrefs", "RRefs", (frame) => {
   const known = new Set(); // rows of earlier draws, in sight or not: they do not fade in when they come into sight
   const open = new Set(); // keys of groups that are unfolded
-  const colours = new TypeColours();
   const [stripes, rows] = [svg("g"), svg("g", { role: "list", "aria-label": "RRefs" })];
   let last = null;
   let pending = 0;
@@ -421,11 +426,11 @@ export default panel("rrefs", "RRefs", (frame) => {
       const at = { ...line, slot: Math.max(0, first) + i };
       if (line.rref) {
         const rref = view.rrefs[line.rref];
-        return { ...at, colour: colours.of(rref), parts: [cols.key, at.slot, line.isInside, rref, ...byRref.get(line.rref)] };
+        return { ...at, colour: colourOf(className(rref)), parts: [cols.key, at.slot, line.isInside, rref, ...byRref.get(line.rref)] };
       }
       const sums = sumUp(line.members, view.rrefs, byRref);
       const told = JSON.stringify([...sums.owned, ...sums.used, ...sums.states, sums.size]);
-      const colour = sums.types.size === 1 ? colours.of(view.rrefs[line.members[0]]) : "mixed";
+      const colour = sums.types.size === 1 ? colourOf([...sums.types][0]) : "mixed";
       return { ...at, sums, colour, parts: [cols.key, at.slot, line.isOpen, colour, told] };
     });
     const active = document.activeElement;
@@ -464,12 +469,10 @@ export default panel("rrefs", "RRefs", (frame) => {
     const counts = ({ id }) => [owned[id] ?? 0, used[id] ?? 0];
     drawHead(frame, cols, (worker) => TEXT.head.short(...counts(worker)), (worker) => TEXT.head.long(...counts(worker)));
     drawStripes(stripes, cols, lines.length ? Math.max(4, lines.length) * ROW + 6 : 0);
-    for (const key of keys) colours.of(rrefs[key]);
     drawLines(lines, view, byRref, cols, names);
-    const types = new Set(Object.values(rrefs).map(className));
-    const shown = [...colours.byType].filter(([type]) => types.has(type));
-    if (legendOf !== String(shown)) frame.showLegend(legend(shown));
-    legendOf = String(shown);
+    const types = [...new Set(Object.values(rrefs).map(className))].sort(natural);
+    if (legendOf !== String(types)) frame.showLegend(legend(types));
+    legendOf = String(types);
     known.clear();
     for (const { key } of lines) known.add(key);
     set(rows, { "data-rows": lines.length });

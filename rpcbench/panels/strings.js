@@ -26,16 +26,17 @@ const STRINGS = {
   workers: {
     help:
       "A row for each process: the notebook and its workers. “now” is what it does: runs a cell or a call, waits for " +
-      "another worker, or idle. The curves are its CPU and memory in the last minute, with one scale for all rows; " +
-      "100 % is one core, and the second figure of the memory is that of the machine. Full squares are threads that " +
-      "run a function, hollow ones wait. “queue” counts calls that have arrived and not begun. A click on a name opens " +
-      "the row: all figures, the bytes for each peer, and the end of its output. “stack” asks where the worker is, and " +
+      "another worker, has calls under way for which it does not wait, or idle. The curves are its CPU and memory in the last minute, with one scale for all rows; " +
+      "100 % is one core, and the second figure of the memory is that of the machine. Where workers have GPUs of their " +
+      "own, there are columns for these: memory in use, by all processes, and the share of time in which it computes. " +
+      "Full squares are threads that run a function, hollow ones wait. “queue” counts calls that have arrived and not " +
+      "begun. A click on a name opens the row: all figures, the bytes for each peer, and the end of its output. “stack” asks where the worker is, and " +
       "shows the lines of Python that its threads run now, also while a cell runs. “interrupt” stops the cell that " +
       "runs there, “restart” ends the process and starts it again.",
     hint: ["No cluster runs. Start one: ", "%cluster start 2"],
     heads: {
-      name: "worker", now: "now", cpu: "CPU", memory: "memory", threads: "threads", queue: "queue", bytes: "bytes",
-      log: "last output", acts: "buttons",
+      name: "worker", now: "now", cpu: "CPU", memory: "memory", gpu: "GPU", gpuMemory: "GPU memory", gpuUse: "GPU use",
+      threads: "threads", queue: "queue", bytes: "bytes", log: "last output", acts: "buttons",
     },
     doing: {
       cell: "runs a cell", busy: "runs a call", waits: "waits", idle: "idle", none: "no report yet", lost: "lost",
@@ -44,6 +45,7 @@ const STRINGS = {
     cells: (more) => `runs a cell, ${more} more ${more === 1 ? "waits" : "wait"}`,
     waits: (names) => `waits for ${names}`,
     alsoWaits: (doing, names) => `${doing}, waits for ${names}`,
+    underWay: (calls) => `${calls} ${calls === 1 ? "call" : "calls"} under way`,
     silent: (seconds) => `no answer for ${seconds} s`,
     lost: (how) => `lost: ${how}`,
     acting: { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" },
@@ -57,13 +59,18 @@ const STRINGS = {
     bytesTip: (sent, received) => `${sent} bytes sent, ${received} received`,
     link: (name, sent, received) => `${name}: ${sent} sent, ${received} received`,
     minute: (most) => `in the last minute at most ${most}`,
-    details: { threads: "threads", queue: "calls in the queue", bytes: "bytes sent and received", memory: "memory" },
+    details: {
+      threads: "threads", queue: "calls in the queue", bytes: "bytes sent and received", memory: "memory", gpu: "GPU",
+      gpuMemory: "GPU memory", gpuUse: "GPU use",
+    },
     noLog: "It wrote nothing outside cells and calls.",
     log: "End of its output",
     stacks: "Where it is",
     legend: {
       cpu: (top) => `CPU in the last minute, 0 to ${top}; dashed: 100 %, one core`,
       memory: (top) => `memory in the last minute, 0 to ${top}`,
+      gpuMemory: (top) => `memory of its GPU, 0 to ${top}`,
+      gpuUse: (top) => `use of its GPU, 0 to ${top}`,
       full: "a thread that runs a function",
       hollow: "a thread that waits",
     },
@@ -342,6 +349,53 @@ const STRINGS = {
     },
     describe: (messages, underWay, lost, collectives) =>
       `${messages}, ${underWay} in flight, ${lost} lost${collectives ? `, ${collectives}` : ""}.`,
+  },
+  shards: {
+    title: "Sharding",
+    help:
+      "Each row is a parameter of a model, each column a rank. The box stands for the whole parameter, its first dimension " +
+      "from top to bottom, the next one from left to right; a narrow box is a vector. The filled part is what the rank holds: " +
+      "blue is a piece, or a copy that is kept equal on several ranks, grey a copy that nothing keeps equal. While " +
+      "fully_shard has the parameter gathered for a forward or a backward pass, the part that it adds lights up in amber; it " +
+      "flashes where that was over before this picture. The bar beside a box, and the one at the head of a column, is memory: " +
+      "the parameter, its gradient, and the state of the optimizer; at the head its full width is the model without any " +
+      "sharding, in one process. The grid above is the DeviceMesh: the ranks, and the names of its dimensions. A model is " +
+      "watched from %panel shards NAME on, or from rpcbench.watch_model(model) in a cell of the workers, after it was sharded.",
+    hint: ["No model is watched. Watch a variable of the workers' cells: ", "%panel shards model"],
+    none: "No model is watched.",
+    corner: "parameter",
+    shown: "Model shown",
+    find: "find",
+    findTip: "Show only parameters whose names have this text",
+    mesh: (dims) => `DeviceMesh ${dims}`,
+    seat: (rank, name) => `rank ${rank}, ${name}`,
+    rank: (rank) => `rank ${rank}`,
+    stage: (number) => `stage ${number}`,
+    share: (own, percent, all) => `${own}, ${percent} of ${all}`,
+    scalar: "scalar",
+    parts: { parameter: "parameters", gradient: "gradients", state: "optimizer state" },
+    ways: {
+      sharded: "a piece", replicated: "a copy, kept equal on all ranks", partial: "a part of a sum",
+      plain: "a copy that nothing keeps equal", alone: "on this rank only", flat: "a part of FSDP1's flat parameter",
+      mixed: "kept differently on other ranks",
+    },
+    whole: (times) => `whole now; gathered ${times} times`,
+    gathered: (times) => (times === 1 ? "gathered once" : `gathered ${times} times`),
+    most: (now, most) => `gathered now: ${now}; at most at once: ${most}`,
+    device: (name) => `on the device ${name}`,
+    nothing: "no memory",
+    missing: (name) => `${name} does not have this parameter.`,
+    also: (names) => `also ${names}`,
+    more: (count) => `${count} more parameters are not drawn: find them by their names.`,
+    stats: {
+      parameter: "parameter", unsharded: "unsharded", step: "optimizer step", gathered: (most) => `gathered (at most ${most})`,
+    },
+    legend: {
+      sharded: "the piece that a rank holds", replicated: "a copy, kept equal", partial: "a part of a sum",
+      plain: "a copy, not kept equal", alone: "on one rank only", lit: "gathered now",
+      parameter: "parameters", gradient: "gradients", state: "optimizer state",
+    },
+    describe: (model, params, ranks, shares) => `${model}: ${params} on ${ranks}; they hold ${shares} of the unsharded model.`,
   },
   step: {
     help:

@@ -4,11 +4,14 @@
 // - Rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if the panel
 //   can act, which the trait `acts` of the model says.
 // - Columns that do not fit are folded, a name at a time, and a line below the table names them. What they show is in the open row.
+// - Columns for GPUs exist while a worker has one of its own.
 // - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened.
 
 const TEXT = STRINGS.workers;
-const COLUMNS = ["name", "now", "cpu", "memory", "threads", "queue", "bytes", "log", "acts"];
-const FOLDS = ["log", "bytes", "of", "queue", "threads", "curves"]; // in this order; `of`: the machine's memory
+const GPU = ["gpu", "gpuMemory", "gpuUse"];
+const COLUMNS = ["name", "now", "cpu", "memory", ...GPU, "threads", "queue", "bytes", "log", "acts"];
+// In this order. `of`: memory of the machine or GPU; `note`: the process; `line`: each row has one line.
+const FOLDS = ["log", "bytes", "of", "queue", "threads", "gpu", "note", "curves", "line"];
 const MAX_SQUARES = 6;
 const CONFIRM_MS = 5000; // how long a button waits for the second press
 const DENSE = 12; // with more workers than this the rows are closer together
@@ -17,7 +20,7 @@ const [WIDE, HIGH] = [64, 20]; // of a curve, in pixels
 
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 
-// Returns the memory of a process as text and, in the same unit if it fits, what the machine has: ["1.2", "of 25 GB"].
+// Returns the memory of a process as text and, in the same unit if it fits, that of its machine or GPU: ["1.2", "of 25 GB"].
 function memoryTexts(memory, ram) {
   const own = formatBytes(memory);
   if (memory === null || !ram) return [own, ""];
@@ -28,10 +31,14 @@ function memoryTexts(memory, ram) {
 
 // ---- the last minute
 
+// Returns the figures that have curves; null for unknown ones. Recordings of earlier versions have none of GPUs.
+const figuresOf = ({ cpu, memory, gpu_memory = null, gpu_use = null }) =>
+  ({ cpu, memory, gpuMemory: gpu_memory, gpuUse: gpu_use });
+
 // The figures of each process in the last minute, taken from the rows of the view. A process that is started again begins anew.
 class History {
   constructor() {
-    this.byWorker = new Map(); // id: { life, row, samples: [{ at, cpu, memory }] }
+    this.byWorker = new Map(); // id: { life, row, samples: [{ at, cpu, memory, gpuMemory, gpuUse }] }
   }
 
   add(workers, now) {
@@ -41,7 +48,7 @@ class History {
       const life = `${row.incarnation} ${row.pid}`;
       if (this.byWorker.get(id)?.life !== life) this.byWorker.set(id, { life, row: null, samples: [] });
       const one = this.byWorker.get(id);
-      if (one.row !== row) one.samples.push({ at: now, cpu: row.cpu, memory: row.memory });
+      if (one.row !== row) one.samples.push({ at: now, ...figuresOf(row) });
       one.row = row;
       while (one.samples.length > 1 && one.samples[1].at <= now - MINUTE) one.samples.shift(); // one before the minute stays
     }
@@ -85,7 +92,7 @@ class Figure {
     this.cell = html("td", { class: `rb-figure rb-${name}` }, curve, this.text, this.more);
   }
 
-  show(samples, now, top, format, text, more = "") {
+  show(samples, now, top, format, text, more = "", tip = `${text} ${more}`) {
     const path = curvePath(samples, now, top);
     set(this.line, { d: path || null });
     set(this.level, { d: path && this.mark !== null ? `M0 ${curveY(this.mark, top)}H${WIDE}` : null });
@@ -93,7 +100,7 @@ class Figure {
     setText(this.text, text);
     setText(this.more, more && ` ${more}`);
     const most = Math.max(...samples.map(([, value]) => value));
-    set(this.cell, { title: samples.length ? `${text} ${more}; ${TEXT.minute(format(most))}` : null });
+    set(this.cell, { title: samples.length ? `${tip}; ${TEXT.minute(format(most))}` : null });
   }
 }
 
@@ -155,12 +162,13 @@ function button(kind, warning, act, whose = "") {
 // Returns the text of a worker's activity and its CSS class; `action` is the running action on the worker, if any.
 function activity(worker, action) {
   if (action) return [TEXT.acting[action.action], "rb-wait"];
-  const { state, doing, awaits, cells, silent } = worker;
+  const { state, doing, awaits, cells, silent, under_way: calls = 0 } = worker;
   if (state === "lost") return [worker.ended ? TEXT.lost(worker.ended) : TEXT.doing.lost, "rb-bad"];
   if (state === "starts") return [TEXT.doing.starts, "rb-wait"];
   if (state !== "up") return [STRINGS.common.members[state] ?? state, state === "left" ? "" : "rb-wait"];
   if (doing === "silent") return [TEXT.silent(silent), "rb-wait"];
   if (doing === "waits") return [awaits ? TEXT.waits(awaits) : TEXT.doing.waits, ""];
+  if (doing === "idle" && calls) return [TEXT.underWay(calls), ""];
   const text = doing === "cell" && cells > 1 ? TEXT.cells(cells - 1) : TEXT.doing[doing || "none"];
   return [awaits && doing !== "idle" ? TEXT.alsoWaits(text, awaits) : text, doing === "idle" ? "rb-idle" : ""];
 }
@@ -173,6 +181,8 @@ class Row {
     this.note = html("span", { class: "rb-note" });
     const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
     [this.cpu, this.memory, this.threads] = [new Figure("cpu", 1), new Figure("memory"), new Threads()];
+    [this.gpu, this.gpuMemory, this.gpuUse] = [cell("gpu"), new Figure("gpuMemory"), new Figure("gpuUse")];
+    this.gpuCells = [this.gpu, this.gpuMemory.cell, this.gpuUse.cell]; // in the row while `showGpus(true)`
     [this.now, this.queue, this.bytes, this.log, this.buttons] = ["now", "queue", "bytes", "log", "acts"].map(cell);
     if (act && worker.id !== 0) {
       const starts = (action) => () => act(action, this.name);
@@ -193,48 +203,68 @@ class Row {
     this.opener.addEventListener("click", () => this.toggle(this.more.hidden));
   }
 
+  showGpus(areThere) {
+    if (areThere === Boolean(this.gpu.parentNode)) return;
+    if (areThere) this.memory.cell.after(...this.gpuCells);
+    else this.gpuCells.forEach((cell) => cell.remove());
+  }
+
   toggle(isOpen) {
     this.more.hidden = !isOpen;
     set(this.opener, { "aria-expanded": isOpen });
   }
 
-  show(worker, { action, stacks, history, now, tops, ...details }) {
+  show(worker, { action, stacks, history, now, tops, onOneHost, ...details }) {
     this.name = worker.name;
     const numbers = ["incarnation", "pid", "cpu", "memory", "busy", "waiting", "queued", "cells", "calls"];
     const data = [...numbers, "state", "doing", "sent", "received"].map((part) => [`data-${part}`, worker[part] ?? ""]);
     set(this.node, { "data-worker": worker.id, ...Object.fromEntries(data) });
     setText(this.opener, worker.name);
-    setText(this.note, TEXT.process(worker.pid, worker.incarnation).filter(Boolean).join(" · "));
+    const process = TEXT.process(worker.pid, worker.incarnation).filter(Boolean).join(" · ");
+    setText(this.note, process);
     const [text, kind] = activity(worker, action);
     setText(this.now, text);
     set(this.now, { class: `rb-now ${kind}`, title: text });
     const id = String(worker.id);
     this.cpu.show(history.of(id, "cpu"), now, tops.cpu, percent, percent(worker.cpu));
     const memory = memoryTexts(worker.memory, worker.ram);
-    this.memory.show(history.of(id, "memory"), now, tops.memory, formatBytes, ...memory);
+    const shown = onOneHost ? [formatBytes(worker.memory), ""] : memory; // the machine's memory stands above the table
+    this.memory.show(history.of(id, "memory"), now, tops.memory, formatBytes, ...shown, memory.join(" "));
+    const onGpu = this.showGpu(worker, history, now, tops);
     this.threads.show(worker.busy, worker.waiting);
     setText(this.queue, worker.queued === null ? "–" : String(worker.queued));
     const both = [formatBytes(worker.sent), formatBytes(worker.received)];
     setText(this.bytes, worker.busy === null ? "–" : TEXT.bytes(...both));
     set(this.bytes, { title: TEXT.bytesTip(worker.sent, worker.received) });
     setText(this.log, details.log.slice(details.log.lastIndexOf("\n") + 1));
-    this.showMore(worker, memory, stacks, details);
+    this.showMore(worker, { process, memory: memory.join(" "), ...onGpu }, stacks, details);
     for (const node of [this.interrupt, this.restart]) {
       const idle = node === this.interrupt && worker.state !== "up" && worker.state !== "stopped";
       if (node) set(node, { "aria-disabled": action || idle ? "true" : null });
     }
   }
 
+  // Fills the cells for the worker's GPU, and returns their texts, by the name of the column; none without a GPU.
+  showGpu(worker, history, now, tops) {
+    const { gpu = null, gpu_memory = null, gpu_total = null, gpu_use = null } = worker;
+    const memory = gpu ? memoryTexts(gpu_memory, gpu_total) : ["", ""];
+    const [id, use] = [String(worker.id), gpu ? percent(gpu_use) : ""];
+    setText(this.gpu, gpu ?? "");
+    this.gpuMemory.show(history.of(id, "gpuMemory"), now, tops.gpuMemory, formatBytes, ...memory);
+    this.gpuUse.show(history.of(id, "gpuUse"), now, tops.gpuUse, percent, use);
+    return gpu ? { gpu, gpuMemory: memory.join(" "), gpuUse: use } : {};
+  }
+
   // Fills the row below: what folded columns show stands there too. Stacks stay until others are asked for.
-  showMore(worker, memory, stacks, { log, links, name }) {
+  showMore(worker, known, stacks, { log, links, name }) {
     const figures = {
-      memory: memory.join(" "),
+      ...known,
       threads: this.threads.text.textContent,
       queue: this.queue.textContent,
       bytes: this.bytes.textContent,
     };
-    const items = Object.entries(figures).map(([key, value]) => ({ key, parts: [value], value }));
-    join(this.figures, items, (key, { value }) => html("span", {}, html("span", { class: "rb-dim" }, TEXT.details[key]), ` ${value}`));
+    const items = Object.entries(figures).filter(([, value]) => value).map(([key, value]) => ({ key, parts: [value], value }));
+    join(this.figures, items, (key, { value }) => html("span", {}, html("span", { class: "rb-dim" }, TEXT.details[key] ?? ""), ` ${value}`));
     const traffic = links.map((link) => TEXT.link(name(link.peer), formatBytes(link.sent), formatBytes(link.received)));
     join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
     setText(this.tail, log || TEXT.noLog);
@@ -243,6 +273,12 @@ class Row {
     const mayAsk = stacks?.state !== "runs" && ["up", "suspect", "stopped"].includes(worker.state);
     if (this.stack) set(this.stack, { "aria-disabled": mayAsk ? null : "true" });
   }
+}
+
+// Returns the workers whose memory is known, if all are on one host; else none.
+function onOneHost(workers) {
+  const here = Object.values(workers).filter((worker) => worker.ram);
+  return new Set(here.map((worker) => worker.host)).size === 1 ? here : [];
 }
 
 // Shows the figures above the table. Returns the number of workers, whether they are being scaled, and a summary as text.
@@ -255,9 +291,8 @@ function headline(frame, workers, actions) {
   if (lost) more.push([lost, TEXT.stats.lost, "rb-warn"]);
   if (suspended) more.push([suspended, TEXT.stats.suspended, "rb-warn"]);
   const work = [countStat(total("cells"), TEXT.stats.cell), [total("queued"), TEXT.stats.queued, total("queued") ? "rb-wait" : ""]];
-  const here = Object.values(workers).filter((worker) => worker.ram);
-  const isOneHost = here.length > 0 && new Set(here.map((worker) => worker.host)).size === 1;
-  const memory = isOneHost ? [[memoryTexts(total("memory", here), here[0].ram).join(" "), TEXT.stats.memory]] : [];
+  const here = onOneHost(workers);
+  const memory = here.length ? [[memoryTexts(total("memory", here), here[0].ram).join(" "), TEXT.stats.memory]] : [];
   frame.showStats([ready, TEXT.stats.ready], ...more, ...work, ...memory, ...leftOutStats(workers));
   const scaling = Object.values(actions).some(({ action, state }) => action === "scale" && state === "runs");
   const present = list.filter((worker) => worker.state !== "left").length;
@@ -267,32 +302,35 @@ function headline(frame, workers, actions) {
 // Folds columns until the table fits. Those that are folded come back only in another width, or with other workers.
 class Folds {
   constructor(table, note) {
-    [this.table, this.note, this.count, this.key] = [table, note, 0, ""];
+    [this.table, this.note, this.count, this.key, this.names] = [table, note, 0, "", FOLDS];
   }
 
-  fit(room, key) {
+  fit(room, key, hasGpus) {
     if (key !== this.key) this.fold(0);
     this.key = key;
-    while (this.count < FOLDS.length && this.table.offsetWidth > room) this.fold(this.count + 1);
-    const names = FOLDS.slice(0, this.count).filter((name) => name in TEXT.heads).map((name) => TEXT.heads[name]);
+    this.names = FOLDS.filter((name) => hasGpus || !GPU.includes(name));
+    while (this.count < this.names.length && this.table.offsetWidth > room) this.fold(this.count + 1);
+    const names = this.names.slice(0, this.count).filter((name) => name in TEXT.heads).map((name) => TEXT.heads[name]);
     const last = names.pop();
     setText(this.note, last ? TEXT.folded(names.length ? `${names.join(", ")} ${TEXT.and} ${last}` : last) : "");
   }
 
   isFolded(name) {
-    return FOLDS.indexOf(name) < this.count;
+    return this.names.slice(0, this.count).includes(name);
   }
 
   fold(count) {
     this.count = count;
-    FOLDS.forEach((name, i) => this.table.classList.toggle(`rb-no-${name}`, i < count));
+    FOLDS.forEach((name) => this.table.classList.toggle(`rb-no-${name}`, this.isFolded(name)));
   }
 }
 
 // Returns the legend of the columns that are shown, with the scale of the curves, which all rows share: [mark, text] each.
 function legendOf(folds, tops) {
   const curve = (name, format) => [sample(name), TEXT.legend[name](format(tops[name]))];
-  const curves = folds.isFolded("curves") || !tops.memory ? [] : [curve("cpu", percent), curve("memory", formatBytes)];
+  const all = [curve("cpu", percent), curve("memory", formatBytes)];
+  if (tops.gpuMemory) all.push(curve("gpuMemory", formatBytes), curve("gpuUse", percent));
+  const curves = folds.isFolded("curves") || !tops.memory ? [] : all;
   return [...curves, ...(folds.isFolded("threads") ? [] : ["full", "hollow"].map((kind) => [square(kind), TEXT.legend[kind]]))];
 }
 
@@ -307,8 +345,14 @@ export default panel("workers", "Workers", (frame, model) => {
     const text = name === "acts" ? html("span", { class: "rb-hidden" }, TEXT.heads.acts) : TEXT.heads[name];
     return html("th", { scope: "col", class: `rb-${name}` }, text);
   });
+  const headsOf = (withGpus) => heads.filter((_, i) => withGpus || !GPU.includes(COLUMNS[i]));
+  const top = html("tr", {}, ...headsOf(false));
+  const showGpus = (areThere) => {
+    if (areThere !== (top.children.length > headsOf(false).length)) top.replaceChildren(...headsOf(areThere));
+    for (const row of rows.values()) row.showGpus(areThere);
+  };
   const list = html("tbody");
-  const table = html("table", {}, caption, html("thead", {}, html("tr", {}, ...heads)), list);
+  const table = html("table", {}, caption, html("thead", {}, top), list);
   const failures = html("ul", { class: "rb-failures", role: "alert" });
   const folded = html("p", { class: "rb-folded" });
   const folds = new Folds(table, folded);
@@ -335,7 +379,10 @@ export default panel("workers", "Workers", (frame, model) => {
     table.classList.toggle("rb-dense", Object.keys(workers).length > DENSE);
 
     const ids = Object.keys(workers).sort(natural);
-    const tops = { cpu: Math.max(1, history.top("cpu")), memory: history.top("memory") };
+    const tops = { cpu: Math.max(1, history.top("cpu")), memory: history.top("memory"), gpuUse: 1 };
+    tops.gpuMemory = Math.max(0, ...ids.map((id) => workers[id].gpu_total ?? 0));
+    const hasGpus = ids.some((id) => workers[id].gpu);
+    const isOneHost = onOneHost(workers).length > 0;
     const name = (id) => workers[id]?.name ?? `id ${id}`;
     const byWorker = new Map(ids.map((id) => [Number(id), []]));
     for (const link of Object.values(links)) byWorker.get(link.worker)?.push(link);
@@ -356,9 +403,10 @@ export default panel("workers", "Workers", (frame, model) => {
       const running = Object.values(actions).find((one) => one.state === "runs" && one.action in TEXT.acting && concerns(one));
       const stacks = actions[`stacks ${workers[id].name}`];
       const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), name };
-      row.show(workers[id], { action: running, stacks, history, now, tops, ...details });
+      row.show(workers[id], { action: running, stacks, history, now, tops, onOneHost: isOneHost, ...details });
     }
-    folds.fit(frame.body.clientWidth, `${frame.body.clientWidth} ${ids.map(name)}`);
+    showGpus(hasGpus);
+    folds.fit(frame.body.clientWidth, `${frame.body.clientWidth} ${ids.map(name)} ${hasGpus}`, hasGpus);
     const marks = table.hidden ? [] : legendOf(folds, tops);
     const words = marks.map(([, text]) => text).join();
     if (words !== legend) frame.showLegend(marks);

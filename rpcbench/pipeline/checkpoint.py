@@ -171,6 +171,7 @@ def _count(optimizer: LocalOptimizer | None) -> int:
 
 
 MANIFEST = "checkpoint.json"
+WEIGHTS_SUFFIX = ".safetensors"  # of a file with parameters and buffers only: see `weights_file`
 _FORMAT = 2  # version of the manifest
 _FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt", re.ASCII)  # step, stage, token of the write
 _DRAFT = re.compile(r"checkpoint\.[0-9a-f]{8}\.draft")
@@ -185,6 +186,11 @@ class Checkpoints:
             raise PipelineError(
                 f"checkpoint={folder!r}, checkpoint_every={every!r}: give both, a folder and a number of optimizer "
                 "steps of at least 1, or none"
+            )
+        if folder and Path(folder).suffix == WEIGHTS_SUFFIX:
+            raise PipelineError(
+                f"checkpoint={folder!r}: to resume, a pipeline needs its optimizers' state, which is not in a "
+                f"{WEIGHTS_SUFFIX} file. Give a folder with another suffix"
             )
         self._seeds, self._optimizer = seeds, optimizer
         self._folder, self._every = folder, every
@@ -275,9 +281,9 @@ class Checkpoints:
         return number
 
 
-def load_state(worker_group: WorkerGroup, state: Mapping[str, torch.Tensor]) -> None:
+def load_state(worker_group: WorkerGroup, state: Mapping[str, torch.Tensor], what: str = "the state") -> None:
     """Load these parameters and buffers into the stages; optimizers, and the count of their steps, stay."""
-    names = _names(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, "the state")
+    names = _names(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, what)
     parts = {stage: ({own: state[name] for name, own in owns.items()},) for stage, owns in names.items()}
     with worker_group.commit_state.replaced(worker_group.commit_state.least):
         worker_group.on_stages(take, parts)

@@ -25,7 +25,7 @@ import torch
 
 from rpcbench import autograd
 from rpcbench.base.errors import PipelineError, counted
-from rpcbench.pipeline import batchnorm, microbatch
+from rpcbench.pipeline import batchnorm, microbatch, weights_file
 from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.checkpoint import Checkpoints, load_state
 from rpcbench.pipeline.data_parallel import replicated, warn_of_hosts
@@ -316,12 +316,24 @@ class Pipeline:
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint: each worker writes its own stages' parameters and optimizers.
         It replaces the one in `folder`, which all workers must reach under this path, once it is complete; if that
-        fails, the old one stays. StageLostError, PipelineError; OSError that names the file and its worker."""
-        self._checkpoints.save(self.worker_group, folder)
+        fails, the old one stays. StageLostError, PipelineError; OSError that names the file and its worker.
+
+        With the suffix .safetensors it is one file, which this process writes: the parameters and buffers under the
+        un-split model's names, for other programs. It has no optimizer's state and no random state, so training cannot
+        continue from it exactly."""
+        if weights_file.names_one(folder):
+            weights_file.save(self.worker_group, folder)
+        else:
+            self._checkpoints.save(self.worker_group, folder)
 
     def load(self, folder: str | Path) -> int:
         """Continue from a checkpoint of the model, made with any split and schedule; return its optimizer step.
-        PipelineError where there is no complete one, or it does not fit; then nothing has changed."""
+        PipelineError where there is no complete one, or it does not fit; then nothing has changed.
+
+        From a .safetensors file the stages get parameters and buffers. The optimizers keep their state, of which a
+        warning tells where they have made steps, and the count of these is returned."""
+        if weights_file.names_one(folder):
+            return weights_file.load(self.worker_group, folder)
         return self._checkpoints.load(self.worker_group, folder)
 
     def resume(self) -> int:

@@ -236,12 +236,20 @@ def start_agent(
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, Health, *parts):
         agent.part(part)
+    agent.bus.on_watch.append(lambda: _torch_collectives(agent))
     current.start(agent, timeout)
     if problem := agent.values.routes.problem(config.world_size is not None):
         # Graceful: the peers find the same problem, but must have seen a complete world first.
         agent.shutdown()
         raise ValueError(problem)
     return agent
+
+
+def _torch_collectives(agent: Agent) -> None:
+    """Begin or end to report the collectives of torch itself, as the member is watched or not."""
+    from rpcbench.distributed.torch_collectives import TorchCollectives  # here: not all programs need it
+
+    agent.part(TorchCollectives).watch_changed()
 
 
 def join(

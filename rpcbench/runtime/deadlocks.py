@@ -222,6 +222,14 @@ class Watchdog:
         at = self._agent.member(name).id
         return deadlock_report(members, self.ask({id_: _THREADS if id_ == at else None for id_, _ in members}), name)
 
+    def awaited(self) -> set[int]:
+        """Return the other members, by id, that serve calls for which a thread of this process waits now."""
+        if not self._agent.machine.ask(lambda node: bool(node.calls.outgoing)):
+            return set()  # the stacks of all threads need not be read
+        frames = [frame for stack in _stacks().values() for frame in stack if frame.f_code is Future.wait.__code__]
+        needs = [need for frame in frames for need in self._needs(frame.f_locals["self"])]
+        return {need.at for need in needs} - {self._agent.id}
+
     # -- looking for circles
     def _long_wait(self, seconds: float) -> None:
         """Start a search; called now and then by a thread that waits."""

@@ -65,6 +65,7 @@ MESSAGES_KEPT = 10_000
 class EventLog:
     def __init__(self) -> None:
         self.listening = self.telling = False  # a watcher asks for changes; for messages
+        self.on_watch: list[Callable[[], object]] = []  # called after a watch has begun or ended; may block briefly
         self.filled = Event()  # there are changes or messages to drain
         self.hidden: set[str] = set()  # channels left out: those that carry the events themselves
         self._lock = threading.Lock()  # guards the five below

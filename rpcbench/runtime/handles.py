@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+import typing_extensions
 
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.base.futures import Future
@@ -47,8 +48,10 @@ def notebook_cell() -> Origin | None:
     return Origin(str(parent.get("metadata", {}).get("cellId", "")), number)
 
 
-# Files that are not the user's program: rpcbench, torch, and the base of a pool thread's stack.
-_NOT_THE_USER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
+# Files that are not the user's program: rpcbench, torch and its decorators, and the base of a pool thread's stack.
+_NOT_THE_USER = (
+    str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), typing_extensions.__file__, threading.__file__
+)  # fmt: skip
 
 
 class CreationSite(NamedTuple):
@@ -62,6 +65,12 @@ class CreationSite(NamedTuple):
         spans = self.code.co_lines()
         return next((line for begin, end, line in spans if begin <= self.at < end and line), self.code.co_firstlineno)
 
+    @property
+    def place(self) -> str:
+        """The place in short: `train.py:12`; for a cell `Cell In[3], line 2`."""
+        file, line = self.code.co_filename, self.line
+        return _cell_of(file, line) or f"{Path(file).name}:{line}"
+
     def __str__(self) -> str:
         """Return `train.py:12 in main: rref = remote(...)`; for a cell `Cell In[3], line 2: …`."""
         file, line = self.code.co_filename, self.line
@@ -73,7 +82,7 @@ class CreationSite(NamedTuple):
 def creation_site() -> CreationSite | None:
     """Return the innermost place of this thread in the user's program; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_the_users(frame.f_code.co_filename):
+    while frame is not None and not is_the_users(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else CreationSite(frame.f_code, frame.f_lasti)
 
@@ -87,13 +96,14 @@ def site_of(asked: CreationSite | int) -> CreationSite | None:
 def creation_sites(frame: FrameType | None) -> Iterator[CreationSite]:
     """Yield the places of a stack that are in the user's program, innermost first."""
     while frame is not None:
-        if _is_the_users(frame.f_code.co_filename):
+        if is_the_users(frame.f_code.co_filename):
             yield CreationSite(frame.f_code, frame.f_lasti)
         frame = frame.f_back
 
 
 @lru_cache(maxsize=4096)
-def _is_the_users(file: str) -> bool:
+def is_the_users(file: str) -> bool:
+    """Return whether a file is of the user's program."""
     return not file.startswith(_NOT_THE_USER)
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,9 @@ import psutil
 
 from rpcbench.base.ids import MESSAGES, Row, Table
 from rpcbench.protocol.node import Node
+from rpcbench.runtime import gpus
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.runtime.members import GONE
 from rpcbench.transport.hosts import host_id
 
@@ -56,6 +58,7 @@ class Health:
     def __init__(self, agent: Agent) -> None:
         self.cells: Callable[[], int] = lambda: 0  # how many cells run or wait here; set by `cells`
         self.others: list[Callable[[], object]] = []  # called with each request, to measure at the same moment
+        self.waits: list[Callable[[], Iterable[int]]] = []  # ids of members that threads wait for in ways of their own
         self._agent = agent
         self._lock = threading.Lock()  # guards `_rows`
         self._rows: Table = {}
@@ -83,8 +86,13 @@ class Health:
         return {
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu(), "memory": self._uss(),
             "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
-            "queued": agent.machine.ask(_queued), "cells": self.cells(), "peers": peers,
+            "queued": agent.machine.ask(_queued), "cells": self.cells(), "peers": peers, "awaits": self._awaits(),
+            "gpu": gpus.report(),
         }  # fmt: skip
+
+    def _awaits(self) -> list[int]:
+        """Return the members for which a thread here waits, by id; calls that nobody waits for have none."""
+        return sorted(self._agent.part(Watchdog).awaited().union(*(ids() for ids in list(self.waits))))
 
     def _cpu(self) -> float:
         """Return the share of one core that all threads have used since the last call; at first, since the start."""
@@ -141,6 +149,7 @@ class Publisher:
         with self._lock:
             self._watchers[source] = asked
             self._listen()
+        self._watch_changed()
         with self._telling:
             self._send_snapshot()  # after the log has begun to keep changes, so that none is missed
         with self._lock:
@@ -155,6 +164,12 @@ class Publisher:
             self._listen()
             if not self._watchers:
                 self._agent.bus.filled.set()  # wakes the thread, which ends
+        self._watch_changed()
+
+    def _watch_changed(self) -> None:
+        """Let features begin or end to report. Without a lock, as they may block."""
+        for changed in self._agent.bus.on_watch:
+            changed()
 
     def _listen(self) -> None:
         """Have the log keep as much as the most demanding watcher asks for. The caller holds the lock."""

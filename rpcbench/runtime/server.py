@@ -19,6 +19,7 @@ from rpcbench.base.conditions import Event
 from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.base.futures import Future
 from rpcbench.base.rebuild import set_field, story, words
+from rpcbench.runtime import gpus
 from rpcbench.runtime.handles import site_of
 from rpcbench.runtime.interceptors import Interceptors
 from rpcbench.runtime.locked_node import LockedNode, interruptible
@@ -156,6 +157,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
 
 
 def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
+    gpus.explain(error, agent.name)
     agent.on_error(error)
     if isinstance(message, Create):
         agent.values.made(message.rref, None, stored(agent, error))

@@ -72,6 +72,7 @@ def collectives_view(world: World) -> View:
     for worker, key, row in rows_of(world, "collectives"):
         found.setdefault(key, {})[str(worker)] = _on_our_clock(row, world[worker], ("begin", "end"))
     shown = {key: _collective(parts, world) for key, parts in found.items()}
+    _place_missing(shown, found, world)
     order = sorted(shown, key=lambda key: float(shown[key]["begin"]))
     return {
         "workers": everybody(world, ()),
@@ -117,6 +118,9 @@ def _collective(parts: Table, world: World) -> Row:
     state = _collective_state(parts, world)
     return {
         **{name: rows[0][name] for name in ("group", "number", "op", "shape", "bytes")},
+        "site": rows[0].get("site", ""),
+        "elsewhere": [],
+        "end_known": all(row.get("end_known", True) for row in rows),
         "members": list(rows[0]["members"]),
         "missing": [] if through else missing,  # no member completes it before all have entered
         "state": state,
@@ -125,6 +129,37 @@ def _collective(parts: Table, world: World) -> Row:
         "last": int(last) if known else None,
         "waited": parts[last]["begin"] - begin if known else None,
     }
+
+
+def _place_missing(shown: Table, found: dict[str, Table], world: World) -> None:
+    """Add to each open collective where its missing members are, and which members call another operation in it."""
+    inside: dict[str, Row] = {}  # name of a member → the collective that it entered last, if it is still there
+    for key in sorted(shown, key=lambda key: float(shown[key]["begin"])):
+        for id_, part in found[key].items():
+            if part["end"] is None:
+                inside[world[int(id_)]["name"]] = {**shown[key], **part}
+    for key, row in shown.items():
+        if row["state"] == "open":
+            row["elsewhere"] = [*_differing(row, found[key], world), *_places(row, inside)]
+
+
+def _differing(row: Row, parts: Table, world: World) -> Iterable[str]:
+    """Yield a sentence for each member that calls another operation than the first one does."""
+    for id_, part in parts.items():
+        if part["op"] != row["op"]:
+            yield f"{world[int(id_)]['name']} calls {part['op']} there{_asked(part)}"
+
+
+def _places(row: Row, inside: dict[str, Row]) -> Iterable[str]:
+    if idle := [name for name in row["missing"] if name not in inside]:
+        yield f"{', '.join(idle)} {'are' if len(idle) > 1 else 'is'} in no collective"
+    for name in row["missing"]:
+        if (there := inside.get(name)) is not None:
+            yield f"{name} is in {there['op']} #{there['number']} of {there['group']}{_asked(there)}"
+
+
+def _asked(row: Row) -> str:
+    return f" ({row['site']})" if row.get("site") else ""
 
 
 def _collective_state(parts: Table, world: World) -> str:
@@ -138,8 +173,10 @@ def _collective_state(parts: Table, world: World) -> str:
 def _entries(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row]]:
     came = None if collective["last"] is None else parts[str(collective["last"])]["begin"]
     for id_, row in parts.items():
-        waited = None if came is None else came - row["begin"]
-        times = {"begin": row["begin"], "end": row["end"], "waited": waited, "failed": row["failed"]}
+        waited, end = None if came is None else came - row["begin"], row["end"]
+        if end is not None and came is not None and not row.get("end_known", True):
+            end = max(end, came)  # no member ends before all have come
+        times = {"begin": row["begin"], "end": end, "waited": waited, "failed": row["failed"]}
         yield id_, {"collective": key, "worker": int(id_), **times}
 
 

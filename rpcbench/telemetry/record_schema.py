@@ -60,11 +60,22 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "collectives": {
         "group": str, "number": int, "op": str, "members": [str], "shape": str, "bytes": int, "begin": float,
-        "end": (None, float), "failed": bool,
+        "end": (None, float), "failed": bool, "site?": str, "end_known?": bool,
+    },
+    "models": {
+        "model": str, "stage": (None, int), "kind": str, "rank": (None, int), "world": int, "parameters": int,
+        "remarks": [str], "meshes": [[[str], [int], [int]]], "steps": int, "gathered": int, "most": int,
+        "groups": [[bool, int]],
+    },
+    "shards": {
+        "name": str, "also": [str], "order": int, "group": (None, int), "kind": str, "shape": [int], "offset": [int],
+        "size": [int], "gathered": (None, [[int], [int]]), "dtype": str, "placements": [str], "over": [str],
+        "device": str, "trainable": bool, "bytes": int, "whole": int, "gradient": int, "state": int,
     },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
-        "peers?": {NUMBER: [int, int]},
+        "peers?": {NUMBER: [int, int]}, "awaits?": [int],
+        "gpu?": (None, {"name": str, "memory": (None, int), "total": (None, int), "use": (None, float)}),
     },
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip

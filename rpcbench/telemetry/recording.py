@@ -76,7 +76,9 @@ class Still:
 
 FORMAT, VERSION = "rpcbench record", 1
 # Tables of the protocol; others, with logs, paths and pids, are recorded on request only.
-TABLES = ("owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives")
+TABLES = (
+    "owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives", "models", "shards",
+)  # fmt: skip
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values, as "1" or "true", would be removed from all texts
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")  # of users on other hosts too

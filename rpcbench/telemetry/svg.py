@@ -5,7 +5,6 @@ They are drawn in Python, as nbclient and scripts have no browser. A view withou
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,7 +17,8 @@ from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.runtime.handles import class_of
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, now, step_line, text, when
+from rpcbench.telemetry.shard_pictures import draw_shards
+from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, now, on_gpu, step_line, text, when
 from rpcbench.telemetry.views import View
 
 # All lengths are in pixels of the picture.
@@ -43,6 +43,9 @@ def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
         picture.rect(4, y - 4, picture.width - 8, 1, "plate")
         _worker(picture, row, largest, y + 12)
         y += _ROW
+        if row["gpu"]:
+            picture.text(_NOW, y + 4, on_gpu(row), "note")
+            y += _LINE
         if last := view["logs"].get(str(row["id"]), {}).get("text", "").rpartition("\n")[2]:
             picture.text(_NOW, y + 4, short(last, 80), "note code")
             y += _LINE
@@ -244,12 +247,21 @@ def _rrefs(picture: Picture, view: View, at: Columns) -> None:
     forks: dict[str, list[Row]] = {}
     for fork in view["forks"].values():
         forks.setdefault(fork["rref"], []).append(fork)
-    kinds = dict.fromkeys(class_of(view["rrefs"][key]["type"]) for key in keys)
-    colours = dict(zip(kinds, itertools.cycle(("blue", "purple", "green", "amber")), strict=False))
     for n, key in enumerate(keys[:MOST]):
         rref = view["rrefs"][key]
-        _rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, colours[class_of(rref["type"])])
+        _rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, type_colour(rref["type"]))
     rest(picture, len(keys), MOST, at.top + MOST * ROW)
+
+
+def type_colour(type_: str) -> str:
+    """Return the colour of a type of values, by the name of its class alone, as in panels/rrefs.js."""
+    total = 823
+    for letter in class_of(type_):
+        total = (31 * total + ord(letter)) % 65521
+    return _TYPES[total % len(_TYPES)]
+
+
+_TYPES = ("blue", "purple", "green", "olive", "indigo", "teal")
 
 
 def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
@@ -357,5 +369,6 @@ _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
     "contexts": ("Autograd contexts", _contexts),
     "steps": ("Pipeline", _steps),
     "messages": ("Messages", draw_messages),
+    "pieces": ("Sharding", draw_shards),
     "logs": ("Workers", draw_workers),
 }

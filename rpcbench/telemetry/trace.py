@@ -100,7 +100,7 @@ def _collectives(view: View) -> Iterator[TraceEvent]:
         if end is None:
             continue
         at = {"cat": "collectives", "pid": entry["worker"], "tid": 0, "id": f"collective {key}"}
-        args = {field: row[field] for field in ("group", "number", "shape", "bytes", "members", "state")}
+        args = {field: row[field] for field in ("group", "number", "shape", "bytes", "members", "state", "site")}
         yield {"ph": "b", "name": row["op"], **at, "ts": entry["begin"], "args": args}
         if entry["waited"]:
             waits = {"name": f"waits for {view['workers'][str(row['last'])]['name']}", **at}
@@ -199,12 +199,16 @@ class CollectiveTimeline:
         for one in self.stragglers[:_NAMED]:
             waited = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{one.seconds * 1e3:.1f} ms"
             lines.append(f"{self._names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
+        if unknown := sum(not row["end_known"] for row in self.rows.values()):
+            lines.append(f"{unknown} of {len(self.rows)} began while nobody watched: their ends are not known")
         return "\n".join([*lines, *self._unfinished()])
 
     def _unfinished(self) -> Iterator[str]:
         for row in [row for row in self.rows.values() if row["state"] == "open"][-_NAMED:]:
             gone = f"; {', '.join(row['missing'])} not there yet" if row["missing"] else ""
-            yield f"{named(row)} is under way{gone}"
+            site = f" ({row['site']})" if row["site"] else ""
+            yield f"{named(row)}{site} is under way{gone}"
+            yield from (f"    {sentence}" for sentence in row["elsewhere"])
 
     @property
     def chart(self) -> Chart:

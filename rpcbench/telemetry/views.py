@@ -276,11 +276,13 @@ def workers_view(world: World) -> View:
     `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` is `cell`, `busy`, `waits`,
     `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. `cpu`: share of one core; `memory`: bytes,
     of its host's `ram`; numbers of `busy` functions, of `waiting` ones (for a future, a reply or the like), of `queued`
-    calls and of `cells` that run or wait. All are None before its first report. `calls`: calls of other members that
-    wait for it; `awaits`: the members that its own calls wait for, in words. `sent` and `received`: sums of bytes;
-    `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last output outside cells and calls.
-    `actions`: those that run or have failed, and stacks. A member that has left in good order is not listed, unless the
-    whole world has ended.
+    calls and of `cells` that run or wait. `gpu`: its own GPU, None if it has none; `gpu_memory`, of `gpu_total`: bytes
+    in use there; `gpu_use`: the share of time in which it computes. All are None before its first report. `calls`:
+    calls of other members that wait for it; `awaits`: the members that its threads wait for, in words; `under_way`: its
+    calls to others that have no reply yet, whether or not a thread waits for them. `sent` and
+    `received`: sums of bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last
+    output outside cells and calls. `actions`: those that run or have failed, and stacks. A member that has left in good
+    order is not listed, unless the whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}
     there = _listed(world) | {
@@ -316,8 +318,8 @@ def _absent(id_: int, process: Row) -> dict[str, Any]:
 
 
 def _awaits(member: dict[str, Any], there: World) -> str:
-    """Return the other members at which calls of this one are in flight: their names, or how many of many."""
-    at = sorted({row["to"] for row in _table(member, "calls").values() if row["to"] in there} - {member["id"]})
+    """Return the other members that threads of this one wait for: their names, or how many of many."""
+    at = sorted({*_health(member).get("awaits", ())} & there.keys() - {member["id"]})
     return f"{len(at)} workers" if len(at) > 2 else ", ".join(str(there[id_]["name"]) for id_ in at)
 
 
@@ -332,14 +334,18 @@ def _worker(member: dict[str, Any], process: Row, asked: int, calls: int, awaits
     figures = {name: told.get(name) for name in _FIGURES}
     waiting = max(0, told["waiting"] - cells) if told else None  # without the threads that wait for the end of a cell
     figures["pid"] = figures["pid"] or process.get("pid")
+    gpu = told.get("gpu") or {}
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
     return {
         **own, **figures,
         "state": "stopped" if stopped else member["state"],
         "doing": _doing(told, bool(waiting or awaits), bool(silent)),
         "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
+        "under_way": sum(row["to"] != member["id"] for row in _table(member, "calls").values()),
         "ended": process.get("state", "") if member["state"] == "lost" else "",
         "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
+        "gpu": gpu.get("name"), "gpu_memory": gpu.get("memory"), "gpu_total": gpu.get("total"),
+        "gpu_use": gpu.get("use"),
     }  # fmt: skip
 
 

@@ -78,6 +78,41 @@ for step in range(4):
     "import rpcbench\nrpcbench.collectives()",
 ]
 
+# FSDP times tensor parallel, stopped in the middle of a forward pass: one block and the root are gathered.
+SHARDED = [
+    """%%remote all
+import warnings, torch, rpcbench.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+model = nn.Sequential(nn.Embedding(96, 64), Block(), Block(), nn.Linear(64, 96, bias=False))
+for block in model[1:3]:
+    parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(block, mesh=mesh["dp"])
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.Adam(model.parameters())""",
+    "%panel shards model",
+    """%%remote all
+for step in range(10):
+    optimizer.zero_grad()
+    model(torch.arange(96).view(8, 12)).square().mean().backward()
+    optimizer.step()
+model.unshard()
+model[1].unshard()""",
+]
+
 # A backward pass that takes its time, and a moment in the middle of it. From then on the panel stands still.
 BACKWARD = [
     "%panel autograd",
@@ -218,6 +253,14 @@ def of_collectives(shots: Shots) -> None:
     shots.take(page, "stragglers", "img[alt*='kept the others waiting']")
 
 
+def of_shards(shots: Shots) -> None:
+    """A sharded model, of which a part is gathered."""
+    notebook = shots.open(4, SHARDED, 1500)
+    shots.run(notebook, *SHARDED)
+    notebook.page.locator(".rb-shards [data-param='1.up.weight'] .rb-now").first.wait_for()
+    shots.take(notebook.page, "shards")
+
+
 def of_autograd(shots: Shots) -> None:
     """A backward pass in its middle, and with `--workers` after its context is released."""
     notebook = shots.open(3, BACKWARD, 1400)
@@ -270,6 +313,7 @@ PANELS = {
     "workers": of_workers,
     "messages": of_messages,
     "collectives": of_collectives,
+    "shards": of_shards,
     "autograd": of_autograd,
     "training": of_training,
 }

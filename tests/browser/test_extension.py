@@ -307,7 +307,7 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     page = lab.visit("lab/tree/notebooks?reset&", option="rpcbenchStart")
     start = page.locator(".rbx-start-page")
     cards = start.get_by_role("list", name="Lessons").get_by_role("button")
-    cards.nth(16).wait_for()
+    cards.nth(17).wait_for()
     first = cards.first.inner_text()
     assert "Start here" in first and "10 min" in first
     page.wait_for_function("() => [...document.querySelectorAll('.rbx-card img')].every(one => one.naturalWidth > 0)")

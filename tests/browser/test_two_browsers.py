@@ -40,12 +40,11 @@ with dist_autograd.context() as context:
     pathlib.Path('go').unlink()"""
 ALL_IN_SIGHT = ".rb-panel .rb-body { max-height: none !important; }"
 
-# All that a panel draws: kinds, data and words of its nodes. Not where they lie: a place that was free when a row
-# came is its place, so that depends on the frames that a browser has painted, as do colours where two types want the
-# same one; nor ages, which each browser counts.
+# All that a panel draws: kinds, colours, data and words of its nodes. Not where they lie: a place that was free when a
+# row came is its place, so that depends on the frames that a browser has painted; nor ages, which each browser counts.
 DRAWN = """name => [...document.querySelectorAll(`.rb-${name} :is(.rb-body, .rb-stats, .rb-legend) *`)].map(node => {
   const told = [...node.attributes].filter(one => /^(data|aria)-/.test(one.name));
-  const kind = [...node.classList].filter(one => one !== 'rb-new' && !/^rb-type-\\d/.test(one)).sort().join('.');
+  const kind = [...node.classList].filter(one => one !== 'rb-new').sort().join('.');
   const words = [...node.childNodes].filter(one => one.nodeType === 3).map(one => one.data).join('');
   const age = node.classList.contains('rb-age');
   return [node.localName, kind, ...told.map(one => `${one.name}=${one.value}`), age ? '' : words].join(' ');

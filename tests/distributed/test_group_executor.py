@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as c10d
 from worlds import until
 
-from rpcbench.distributed import world
-from rpcbench.distributed.executor import BlockingExecutor
+from rpcbench.distributed import executor, world
+from rpcbench.distributed.executor import BlockingExecutor, Pending
 from rpcbench.distributed.world import RankProcess, RendezvousResult
 
 ROUNDS, THREADS = 300, 4
@@ -67,3 +67,32 @@ def test_two_requests_for_a_new_executor_get_the_same_one(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(world, "BlockingExecutor", Slow)
     assert here.executor("0") is others[0] is here.executor("0")
+
+
+def test_an_idle_thread_ends_and_the_next_job_starts_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0.01)
+    lane, ran, threads = BlockingExecutor("lane", lambda: None), [], []
+    for job in range(3):
+        pending = lane.put(lambda: threads.append(threading.current_thread()))
+        pending.then(lambda job=job: ran.append(job))  # type: ignore[misc]
+        until(lambda: pending.done and not threads[-1].is_alive() and not lane.busy)  # noqa: B023
+    assert ran == [0, 1, 2] and len(set(threads)) == 3
+
+
+@pytest.mark.usefixtures("restless")
+def test_no_job_is_lost_between_two_threads_of_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0.0)
+    lane, ran = BlockingExecutor("lane", lambda: None), []
+    for job in range(ROUNDS):
+        lane.put(lambda job=job: ran.append(job))  # type: ignore[misc]
+    until(lambda: len(ran) == ROUNDS)
+    assert ran == [*range(ROUNDS)]
+
+
+def test_a_follower_is_called_once_before_or_after_the_job() -> None:
+    told: list[str] = []
+    pending = Pending(lambda: told.append("job"), lambda: None)
+    pending.then(lambda: told.append("early"))
+    pending.run()
+    pending.then(lambda: told.append("late"))
+    assert told == ["job", "early", "late"]

@@ -24,7 +24,7 @@ from rpcbench.distributed import groups, stores
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(4) as made:
+    with rpcbench.Cluster(4, gpus="none") as made:
         yield made
 
 

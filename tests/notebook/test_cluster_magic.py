@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from fake_gpus import fake_gpus
 from IPython.core.error import UsageError
 
 from rpcbench.cells.targets import Targets
@@ -62,6 +63,45 @@ def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
         commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
     assert commands.started == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("2 --gpus", "say which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"),
+        ("2 --gpus 0,7", "there is no GPU 7: this host has 0, 1, 2"),
+        ("2 --gpus=1", "gpus=[1] has 1 GPU for 2 workers: name one for each"),
+        ("2 --gpus 0,first", "'first' is not the number of a GPU"),
+        ("2 --gpus 0,1 --launcher command template={cmd}", "the launcher 'command' assigns no GPUs; let its command"),
+    ],
+)
+def test_a_mistake_about_gpus_is_one_sentence(tmp_path, no_leaks, words, sentence):
+    commands = Commands(Targets(), lambda cluster: None)
+    with fake_gpus(tmp_path, 3), pytest.raises(UsageError) as told:
+        commands.run("start", words.split())
+    assert sentence in str(told.value) and "\n" not in str(told.value)
+    assert commands.started == []
+
+
+def test_gpus_are_offered_as_many_as_workers(tmp_path):
+    vocabulary = Vocabulary((), (), (), ("start",))
+    with fake_gpus(tmp_path, 3):
+        assert vocabulary.after("%cluster", ["start", "2", "--gpus"]) == ["0,1", "none"]
+        assert vocabulary.after("%cluster", ["start", "4", "--gpus"]) == ["none"]
+
+
+@pytest.mark.process
+def test_gpus_are_said_in_a_line_and_seen_in_the_status(tmp_path, no_leaks):
+    commands = Commands(Targets(), lambda cluster: None)
+    with fake_gpus(tmp_path, 3):
+        try:
+            commands.run("start", ["2", "--gpus", "2,1"])
+            lines = repr(commands.run("status", [])).splitlines()
+            assert "GPU memory" in lines[0] and "2 Fake 80GB" in lines[1] and "1 Fake 80GB" in lines[2]
+            with pytest.raises(UsageError, match=r"gpus=\[2, 1\] has 2 GPUs for 3 workers"):
+                commands.run("scale", ["3"])
+        finally:
+            commands.stop_started()
 
 
 @pytest.mark.process

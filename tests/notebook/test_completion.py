@@ -11,7 +11,8 @@ from worlds import PATIENCE, stop
 
 from rpcbench.cells.shell import Names
 from rpcbench.notebook.cluster_magic import OPTIONS
-from rpcbench.notebook.completion import Assist, RemoteCode, Vocabulary
+from rpcbench.notebook.completion import PANEL_NAMES, Assist, RemoteCode, Vocabulary
+from rpcbench.panels import PANELS
 
 pytestmark = pytest.mark.process
 
@@ -119,6 +120,7 @@ def test_the_line_of_a_magic_has_its_own_words(there):
     assert there.complete("x = 1\n%cluster sta|")[0] == ["start", "status"]
     assert there.complete("%cluster restart al|")[0] == ["all"]
     assert there.complete("%autoremote o|")[0] == ["off"]
+    assert there.complete("%panel sh|")[0] == ["shards"]
 
 
 def test_help_is_shown_in_the_pager_or_in_the_output(there):
@@ -189,6 +191,7 @@ def test_words_of_a_line():
     assert words.after("%cluster", ["use", "main"]) == []
     assert words.after("%cluster", ["stop"]) == []
     assert words.after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
+    assert words.after("%panel", []) == [*PANEL_NAMES] == [*PANELS] and words.after("%panel", ["shards"]) == []
     assert words.after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
     assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
 

@@ -257,6 +257,18 @@ def test_redirections_hold_for_remote_output(kernel):
 def test_a_panel_is_shown_by_name(kernel):
     assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel rrefs").results[0]
     assert "say which panel to show: workers, rrefs" in kernel.run("%panel nope").text
+    assert "only %panel shards takes a variable" in kernel.run("%panel rrefs model").text
+
+
+def test_the_sharding_panel_watches_a_variable_of_the_workers(kernel):
+    assert kernel.run("%%remote all\nimport torch\nlayer = torch.nn.Linear(4, 2)").status == "ok"
+    shown = kernel.run("%panel shards layer")
+    assert "application/vnd.jupyter.widget-view+json" in shown.results[0] and not shown.text
+    kernel.run("import rpcbench\nseen = rpcbench.shards('layer')")
+    assert "weight float32 [2, 4], plain copies: worker1 all of it; worker2 all of it" in kernel.run("print(seen)").text
+    failed = kernel.run("%panel shards torch")
+    assert failed.evalue == "no worker has a model torch: on worker1 torch is no model but a module"
+    assert kernel.run("%%remote all\ndel layer").status == "ok"
 
 
 def test_starting_again_is_harmless(kernel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from rpcbench.telemetry.message_views import gather
@@ -139,6 +140,32 @@ def send(at: World, source: int, to: int, kind: str, sent: float, took: float | 
     if took is not None:
         arrive(at, key, sent + took)
     return key
+
+
+def watch(at: World, worker: int, rank: int, world: int, name: str = "model", **more: Any) -> None:
+    """A worker watches a model of two parameters: a matrix of which each rank has some rows, and a copy of a vector."""
+    mesh = [["dp"], [world], list(range(world))]
+    at[worker]["tables"].setdefault("models", {})[name] = {
+        "model": name, "stage": None, "kind": "Net", "rank": rank, "world": world, "parameters": 2, "remarks": [],
+        "meshes": [mesh], "steps": 0, "gathered": 0, "most": 0, "groups": [[False, 0]], **more,
+    }  # fmt: skip
+    rows = 12 // world
+    shard(at, worker, f"{name}/up.weight", 0, [12, 8], [rank * rows, 0], [rows, 8], ["Shard(0)"], 0)
+    shard(at, worker, f"{name}/up.bias", 1, [12], [0], [12], ["Replicate"])
+
+
+def shard(
+    at: World, worker: int, key: str, order: int, shape: list[int], offset: list[int], size: list[int],
+    placements: list[str], group: int | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """The piece of a parameter that a worker has, of four bytes an element."""
+    kind = "plain" if not placements else "replicated" if set(placements) == {"Replicate"} else "sharded"
+    at[worker]["tables"].setdefault("shards", {})[key] = {
+        "name": key.partition("/")[2], "also": [], "order": order, "group": group, "kind": kind, "shape": shape,
+        "offset": offset, "size": size, "gathered": None if group is None else [[0] * len(shape), shape],
+        "dtype": "float32", "placements": placements, "over": ["dp", "tp"][: len(placements)], "device": "cpu",
+        "trainable": True, "bytes": 4 * prod(size), "whole": 4 * prod(shape), "gradient": 0, "state": 0, **more,
+    }  # fmt: skip
 
 
 def arrive(at: World, key: str, time: float) -> None:

@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { grouping, linesOf, sumUp, older, TypeColours, COLOURS } =
-  load("rrefs", "grouping", "linesOf", "sumUp", "older", "TypeColours", "COLOURS");
+const { grouping, linesOf, sumUp, birthsOf, older, colourOf, coloursIn, COLOURS } =
+  load("rrefs", "grouping", "linesOf", "sumUp", "birthsOf", "older", "colourOf", "coloursIn", "COLOURS");
 
 const rref = (key, type, more = {}) => [
   key, { rref: key, type, state: "ready", owner: 1, size: null, made: 1, number: null, cell: "", by: 0, ...more },
@@ -46,17 +46,26 @@ test("a group counts what each member owns and uses, its states and bytes", () =
     [[[1, 1], [2, 1]], [[0, 2]], [["ready", 1], ["failed", 1]], 15, ["Stage"]]);
 });
 
-test("RRefs stand in the order of their creation, those of unknown age last", () => {
-  const list = [{ rref: "0.10", made: null }, { rref: "0.9", made: 5 }, { rref: "0.11", made: 5 }, { rref: "0.2", made: 4 }];
-  assert.deepEqual(plain(list.sort(older).map((one) => one.rref)), ["0.2", "0.9", "0.11", "0.10"]);
+const inOrder = (list) => plain([...list].sort(older(birthsOf(list))).map((one) => one.rref));
+const ages = (all) => Object.entries(all).map(([rref, made]) => ({ rref, made }));
+
+test("RRefs of one member stand in the order of the numbers in their ids, also if a value came late or is not known", () => {
+  assert.deepEqual(inOrder(ages({ "0.18": 5, "0.9": 4, "0.10": 7, "0.100": 9 })), ["0.9", "0.10", "0.18", "0.100"]);
+  assert.deepEqual(inOrder(ages({ "0.18": 5, "0.9": null, "0.10": null })), ["0.9", "0.10", "0.18"]);
 });
 
-test("a type keeps its colour, whatever comes later", () => {
-  const colours = new TypeColours();
-  const of = (type) => colours.of({ type });
-  assert.equal(of("A (N=2)"), of("A"), "a class has one colour, whatever the names of its dimensions");
-  assert.equal(new TypeColours().of({ type: "A" }), of("A"), "the first choice depends on the name alone");
-  const all = [..."ABCDEFG"].map(of);
-  assert.equal(new Set(all.slice(0, COLOURS)).size, COLOURS, "no two types share a colour while one is free");
-  assert.equal(new Set(all).size, COLOURS);
+test("RRefs of several members stand in the order of their creation, those of unknown age last", () => {
+  assert.deepEqual(inOrder(ages({ "2.1": 6, "0.10": 5, "1.7": 5.5, "0.9": 5 })), ["0.9", "0.10", "1.7", "2.1"]);
+  assert.deepEqual(inOrder(ages({ "0.10": null, "0.9": 5, "1.11": 5.1, "0.2": 4 })), ["0.2", "0.9", "1.11", "0.10"]);
+});
+
+test("the colour of a type depends on its name alone, and those of lessons and pipelines differ", () => {
+  const common = ["Tensor", "StageWorker", "LocalOptimizer", "list", "Sequential", "Linear"];
+  assert.deepEqual(plain(common.map(colourOf)), [0, 1, 2, 3, 4, 5], "as test_stills.py has them");
+  assert.ok([..."ABCDEFGHIJ"].every((type) => colourOf(type) >= 0 && colourOf(type) < COLOURS));
+});
+
+test("the legend names types that share a colour together", () => {
+  const shared = Array.from({ length: 40 }, (_, i) => `T${i}`).filter((type) => colourOf(type) === 0).slice(0, 4);
+  assert.deepEqual(plain(coloursIn(["Linear", ...shared])), [[5, "Linear"], [0, `${shared.slice(0, 3).join(", ")}, …`]]);
 });

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 
-from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, world
+from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, watch, world
 
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import diff
 
-PICTURES = [name for name in PANELS if name != "workers"]  # drawn as SVG
+PICTURES = [name for name in PANELS if name not in ("workers", "shards")]  # drawn as SVG
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
 
@@ -82,6 +82,8 @@ def busy_world(names=None):
     send(at, 2, 3, "Gradients", 50.002, took=None, context=1 << 48, label=NASTY[2])
     send(at, 3, 3, "Create", 50.003, rrefs=["0.90"])
     meet(at, 1, {1: 50.0015, 2: 50.004}, None, NASTY[2], shape=NASTY[1])
+    for worker in (1, 2, 3):
+        watch(at, worker, worker - 1, 3, steps=2, gathered=384, most=384, groups=[[worker < 3, 4]])
     name = at[1]["name"]
     tell(at, 1, cells=2, waiting=3, busy=1, queued=4, cpu=1.5, peers={"0": [1500, 12], "2": [4_200_000, 0]})
     tell(at, 2, 3)

@@ -39,6 +39,35 @@ def test_who_came_last_and_how_long_each_waited() -> None:
     assert waited == {"w.0.1/1": 0.5, "w.0.1/2": 0.0, "w.0.1/3": 0.4}
 
 
+def test_a_hang_tells_where_each_missing_member_is_and_who_calls_something_else() -> None:
+    at = world(4)
+    meet(at, 1, {1: 10.0, 2: 10.1}, None, site="train.py:12")
+    pair = {"group": "tp", "members": ["worker3", "worker4"], "site": "FSDP layers.0"}
+    at[3]["tables"]["collectives"] = {
+        "w.1.5": {**at[1]["tables"]["collectives"]["w.0.1"], **pair, "op": "all_gather", "number": 5, "begin": 10.2}
+    }
+    at[2]["tables"]["collectives"]["w.0.1"].update(op="barrier", site="")
+    view = collectives_view(at)["collectives"]
+    assert view["w.0.1"]["elsewhere"] == [
+        "worker2 calls barrier there", "worker4 is in no collective",
+        "worker3 is in all_gather #5 of tp (FSDP layers.0)",
+    ]  # fmt: skip
+    assert view["w.1.5"]["elsewhere"] == ["worker4 is in no collective"]
+    lines = CollectiveTimeline.of(at).summary.splitlines()
+    assert "all_reduce(SUM) #1 of world (train.py:12) is under way; worker3, worker4 not there yet" in lines
+    assert "    worker3 is in all_gather #5 of tp (FSDP layers.0)" in lines
+
+
+def test_a_collective_whose_end_is_not_known_ends_no_earlier_than_its_last_member_begins() -> None:
+    at = world(2)
+    key = meet(at, 1, {1: 10.0, 2: 10.5}, 10.0, end_known=False)
+    at[2]["tables"]["collectives"][key]["end"] = 10.5
+    view = collectives_view(at)
+    assert (the(at)["state"], the(at)["end_known"]) == ("done", False)
+    assert [view["entries"][f"{key}/{id_}"]["end"] for id_ in (1, 2)] == [10.5, 10.5]
+    assert "1 of 1 began while nobody watched: their ends are not known" in CollectiveTimeline.of(at).summary
+
+
 def test_who_cost_most_is_named_first() -> None:
     timeline = CollectiveTimeline.of(three())
     found = [Straggler(one.worker, round(one.seconds, 6), one.collectives) for one in timeline.stragglers]
@@ -125,7 +154,9 @@ def test_what_is_under_way_waits_until_now_and_what_failed_is_marked_so() -> Non
     assert [(bar.mark, bar.begin, bar.end, bar.running) for bar in timeline.chart.bars] == [
         (FAILED, 10.0, 12.0, False), (WAITS, 13.0, 20.0, True),
     ]  # fmt: skip
-    assert timeline.summary.splitlines()[-1] == "all_reduce(SUM) #2 of world is under way; worker2 not there yet"
+    assert timeline.summary.splitlines()[-2:] == [
+        "all_reduce(SUM) #2 of world is under way; worker2 not there yet", "    worker2 is in no collective",
+    ]  # fmt: skip
     assert timeline.text().splitlines()[-3].startswith("worker2 │"), "who is missing has a lane, too"
 
 

@@ -143,7 +143,7 @@ def test_a_collective_is_a_row_of_dots_that_fills_and_then_tells_who_came_last(s
     assert dots(shown, key) == [(1, "rb-came"), (3, "rb-came"), (2, "rb-missing")]
     row = shown.page.locator(f"[data-message='{key}']")
     said = row.locator("title").text_content()
-    assert said.endswith("open, entered: worker1 worker3, missing: worker2, 16 B of data")
+    assert said.endswith("open, entered: worker1 worker3, missing: worker2, worker2 is in no collective, 16 B of data")
     x1, _, x2, _ = drawn_line(shown, key)
     names = [shown.page.locator(".rb-top text", has_text=name).bounding_box() for name in ("worker1", "worker3")]
     assert x2 - x1 == pytest.approx(names[1]["x"] - names[0]["x"], abs=3)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.browser
 
 
 HINTS = {"rrefs": "rpc.remote(", "autograd": "context()", "pipeline": ".step(", "messages": "rpc_sync("}
+HINTS["shards"] = "%panel shards model"
 
 
 @pytest.mark.parametrize(("name", "hint"), HINTS.items())
@@ -93,7 +94,7 @@ def test_a_second_view_opened_later_shows_the_present(show, name):
     first, second = shown.page.locator(".rb-panel").all()
     for curve in shown.page.locator(".rb-curves path").all():  # each begins when its view is opened
         curve.evaluate("one => one.removeAttribute('d')")
-    for part in (".rb-stats", "table") if name == "workers" else (".rb-stats", ".rb-picture", ".rb-legend"):
+    for part in (".rb-stats", "table") if name in ("workers", "shards") else (".rb-stats", ".rb-picture", ".rb-legend"):
         assert settled(first.locator(part)) == settled(second.locator(part))
 
 

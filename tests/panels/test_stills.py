@@ -155,6 +155,13 @@ def test_a_snapshot_is_saved_as_a_page_or_a_picture(tmp_path):
         made.save(tmp_path / "a.png")
 
 
+def test_the_colour_of_a_type_is_that_of_the_live_panel():
+    common = ["Tensor (N=2)", "StageWorker", "LocalOptimizer", "list", "Sequential", "Linear"]
+    css = (base._HERE / "rrefs.css").read_text()
+    live = [re.search(rf"\.rb-type-{n} {{\s+--rb-type: var\(--rb-(\w+)\)", css)[1] for n in range(1, 6)]
+    assert [stills.type_colour(each) for each in common] == ["blue", *live], "as rrefs.test.mjs has them"
+
+
 def test_colours_are_those_of_the_live_panels():
     css = (base._HERE / "common.css").read_text()
     light, dark = css.partition("@media")[0].split("[data-jp-theme-light")

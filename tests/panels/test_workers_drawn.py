@@ -22,7 +22,7 @@ def test_a_row_for_each_worker_says_how_it_is(show):
     first = cells(shown, 1)
     assert first.pop("buttons") == "stackinterruptrestart"
     assert first == {
-        "worker": "worker1process 101", "now": "starts again …", "CPU": "150 %", "memory": "20.0 MB of 25 GB",
+        "worker": "worker1process 101", "now": "starts again …", "CPU": "150 %", "memory": "20.0 MB",
         "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last output": "worker1 says <b>",
     }  # fmt: skip
     assert cells(shown, 2)["now"] == "no answer for 3 s"
@@ -30,6 +30,32 @@ def test_a_row_for_each_worker_says_how_it_is(show):
     assert shown.count(".rb-squares .rb-full") == shown.count(".rb-squares .rb-hollow") == 1
     assert shown.texts(".rb-failures li") == ["interrupt worker1: RpcError: worker1"]
     assert shown.texts(".rb-stat") == ["3 ready", "2 cells", "4 queued", "40.0 MB of 25 GB memory"]
+
+
+def test_columns_for_gpus_stand_while_a_worker_has_one(show):
+    at = busy_world()
+    names = ["GPU", "GPU memory", "GPU use"]
+    gpu = {"name": "0 H100 80GB HBM3", "memory": 20_000_000_000, "total": 80_000_000_000, "use": 0.5}
+    health = at[1]["tables"]["health"]
+    with_gpu = at | {1: {**at[1], "tables": {**at[1]["tables"], "health": {"1": {**health["1"], "gpu": gpu}}}}}
+    shown = show("workers", at)
+    shown.page.set_viewport_size({"width": 1600, "height": 700})
+    assert not {*names} & {*shown.texts("thead th")}
+    shown.move(with_gpu)
+    first, second = cells(shown, 1), cells(shown, 2)
+    assert list(first)[3:7] == ["memory", *names]
+    assert [first[name] for name in names] == ["0 H100 80GB HBM3", "20.0 of 80 GB", "50 %"]
+    assert [second[name] for name in names] == ["", "", ""]
+    assert "memory of its GPU, 0 to 80.0 GB" in shown.texts(".rb-legend")[0]
+    shown.page.locator("tr[data-worker='1'] .rb-opener").click()
+    inside = shown.texts("tr[data-worker='1'] + tr .rb-figures > span")
+    assert {"GPU 0 H100 80GB HBM3", "GPU memory 20.0 of 80 GB", "GPU use 50 %"} <= {*inside}
+    shown.page.set_viewport_size({"width": 560, "height": 700})
+    shown.move(at | {2: {**at[2], "left_out": 1}} | {1: with_gpu[1]})
+    assert " and GPU: a click on" in shown.texts(".rb-folded")[0]
+    shown.page.set_viewport_size({"width": 1000, "height": 700})
+    shown.move(at)
+    assert not {*names} & {*shown.texts("thead th")} and not {*names} & {*cells(shown, 1)}
 
 
 def test_what_was_lost_says_how(show):
@@ -130,7 +156,6 @@ def test_columns_that_do_not_fit_are_named_and_stand_in_the_open_row(show, page,
     at = busy_world()
     at[2]["incarnation"] = 1
     shown = show("workers", at)
-    assert any("restarted once" in note for note in shown.texts(".rb-note"))
     said = "".join(shown.texts(".rb-folded"))
     assert all(name in said for name in folded) and (folded != []) == (said != "")
     heads = [one.inner_text() for one in shown.page.locator("thead th").all() if one.is_visible()]
@@ -205,9 +230,47 @@ def test_the_stack_button_asks_and_shows_what_comes_below_the_row(show):
 
 def test_the_notebook_says_for_whom_it_waits(show):
     at = world(3)
-    tell(at, 0)
+    tell(at, 0, awaits=[3])
     at[0]["tables"]["calls"] = {"1": {"call": 1, "to": 3, "label": "this cell", "since": 1.0}}
-    assert cells(show("workers", at), 0)["now"] == "waits for worker3"
+    shown = show("workers", at)
+    assert cells(shown, 0)["now"] == "waits for worker3"
+    tell(at, 0, awaits=[])
+    shown.move(at)
+    assert cells(shown, 0)["now"] == "1 call under way"
+
+
+def test_memory_of_the_machine_stands_in_each_row_only_where_there_are_several(show, page):
+    page.set_viewport_size({"width": 1600, "height": 700})
+    at = world(2)
+    tell(at, 1)
+    tell(at, 2, host="another", ram=50_000_000_000)
+    shown = show("workers", at)
+    assert [cells(shown, i)["memory"] for i in (1, 2)] == ["20.0 MB of 25 GB", "20.0 MB of 50 GB"]
+    tell(at, 2)
+    shown.move(at)
+    assert [cells(shown, i)["memory"] for i in (1, 2)] == ["20.0 MB"] * 2
+    assert "40.0 MB of 25 GB memory" in shown.texts(".rb-stat")
+    assert "20.0 MB of 25 GB" in shown.page.locator("tr[data-worker='1'] td.rb-memory").get_attribute("title")
+    page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def test_columns_stand_at_the_width_of_the_docs_and_rows_have_one_line_at_that_of_the_dashboard(show, page):
+    at = world(8)
+    for i in range(9):
+        tell(at, i, cpu=0.01, memory=215_000_000, cells=int(i == 1), busy=3 * (i == 2), peers={"0": [3_000_000, 4900]})
+    tell(at, 0, awaits=[1, 2])
+    page.set_viewport_size({"width": 1120, "height": 700})
+    shown = show("workers", at)
+    assert shown.texts(".rb-folded") == [""]
+    at[3]["incarnation"] = 1
+    page.set_viewport_size({"width": 535, "height": 700})
+    shown.move(at)
+    heights = shown.page.eval_on_selector_all("tr[data-worker]", "all => all.map(one => one.offsetHeight)")
+    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
+    shown.page.locator("tr[data-worker='3'] .rb-opener").click()
+    assert "process 103 · restarted once" in shown.page.locator("tr[data-worker='3'] + tr").inner_text()
+    page.set_viewport_size({"width": 1000, "height": 700})
+    assert max(heights) <= 36 and wide <= room, heights
 
 
 def test_workers_stand_in_order_whoever_comes_and_goes(show):

@@ -28,6 +28,13 @@ test("figures of the last minute are kept, and one before it, so that the curve 
   assert.deepEqual([history.top("cpu"), new History().top("cpu")], [1, 0], "rounded up from 0.9");
 });
 
+test("figures of a GPU are kept too, and are unknown in rows of earlier versions", () => {
+  const history = new History();
+  history.add({ 1: row(), 2: row({ gpu: "0 H100", gpu_memory: 7e9, gpu_use: 0.25 }) }, 1000);
+  const of = (id) => ["gpuMemory", "gpuUse"].map((name) => plain(history.of(id, name)));
+  assert.deepEqual([of("1"), of("2")], [[[], []], [[[1000, 7e9]], [[1000, 0.25]]]]);
+});
+
 test("a row that has not changed is no new figure", () => {
   const history = new History();
   const same = row();
@@ -56,7 +63,8 @@ test("the activity of a worker in words", () => {
     [{}, { doing: "cell", cells: 1 }, { doing: "cell", cells: 3 }, { doing: "busy" }, { doing: "silent", silent: 3 }, { doing: "" }].map((more) => said(more)),
     ["idle", "runs a cell", "runs a cell, 2 more wait", "runs a call", "no answer for 3 s", "no report yet"],
   );
-  assert.equal(said({ doing: "waits", awaits: "worker3" }), "waits for worker3");
+  assert.equal(said({ doing: "waits", awaits: "worker3", under_way: 2 }), "waits for worker3");
+  assert.deepEqual([1, 2].map((calls) => said({ under_way: calls })), ["1 call under way", "2 calls under way"]);
   assert.equal(said({ doing: "cell", cells: 1, awaits: "worker3" }), "runs a cell, waits for worker3");
   assert.deepEqual(["left", "stopped", "starts"].map((state) => said({ state })), ["stopped", "suspended", "starts …"]);
   assert.equal(said({ state: "lost", ended: "killed by SIGKILL" }), "lost: killed by SIGKILL");

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 import rpcbench.autograd as dist_autograd
+from rpcbench.runtime import gpus
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import Route
 from tests.worlds import mapped
@@ -115,3 +119,29 @@ def test_a_map_can_swap_two_devices(tmp_path: Path) -> None:
     with mapped(tmp_path, {"worker1": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}, {}) as (me, _):
         answer = me.call("worker1", doubled, (torch.ones(2, device=ZERO), "cuda:1")).wait()
         assert answer.device == ZERO and answer.tolist() == [2, 2]
+
+
+READ = """
+import torch
+from rpcbench.runtime import gpus
+print(gpus.own().label, gpus.report()["total"])
+assert not torch.cuda.is_initialized()
+total = torch.cuda.get_device_properties(0).total_memory
+assert abs(gpus.report()["total"] - total) < 0.1 * total and gpus.own().name == torch.cuda.get_device_name(0)
+"""
+
+
+def test_the_driver_and_torch_agree_on_the_gpu_and_reading_initialises_nothing() -> None:
+    pytest.importorskip("pynvml", reason="figures need nvidia-ml-py")
+    last = torch.cuda.device_count() - 1
+    shown = gpus.visible()[last].entry
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": shown}
+    subprocess.run([sys.executable, "-c", READ], env=environ, check=True, timeout=100)
+
+
+def test_an_error_about_memory_is_explained_with_sizes() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.empty(1 << 44, dtype=torch.uint8, device=ZERO)
+    gpus.explain(raised.value, "worker7")
+    (note,) = raised.value.__notes__
+    assert note.startswith("worker7 ran out of GPU memory on GPU ") and "it asked for 16384.00 GiB." in note

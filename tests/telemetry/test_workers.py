@@ -54,6 +54,19 @@ def test_a_member_that_has_told_nothing_has_no_figures():
     assert {row[name] for name in ("pid", "cpu", "memory", "busy", "waiting", "queued", "cells")} == {None}
 
 
+def test_a_gpu_is_seen_with_its_figures_and_in_the_text():
+    gpu = {"name": "0 H100", "memory": 20_000_000_000, "total": 80_000_000_000, "use": 0.5}
+    at = {1: member(1, health=health(1, gpu=gpu)), 2: member(2, health=health(2, gpu=None)), 3: member(3)}
+    seen = rows(at)
+    names = ("gpu", "gpu_memory", "gpu_total", "gpu_use")
+    assert [seen["1"][name] for name in names] == [*gpu.values()]
+    assert [seen[key][name] for key in ("2", "3") for name in names] == [None] * 8
+    lines = text(workers_view(at)).splitlines()
+    assert lines[1].endswith("0 queued, GPU 0 H100: 20.0 of 80.0 GB, 50 % use") and "GPU" not in lines[2] + lines[3]
+    unknown = {1: member(1, health=health(1, gpu={"name": "MIG-1", "memory": None, "total": None, "use": None}))}
+    assert text(workers_view(unknown)).endswith("0 queued, GPU MIG-1")
+
+
 @pytest.mark.parametrize(
     ("figures", "doing"),
     [
@@ -117,12 +130,23 @@ def test_a_member_says_for_which_others_it_waits():
     calls = [
         {str(n): {"to": to, "label": "f"} for n, to in enumerate(ends)} for ends in ([3], [1, 3, 2, 0, 3], [], [0, 1])
     ]
-    at = {i: member(i, health=health(i, cells=int(i == 3)), calls=calls[i]) for i in range(4)}
+    waits = [[3], [0, 2, 3], [], [0, 1, 7]]  # 7 has left
+    at = {i: member(i, health=health(i, cells=int(i == 3), awaits=waits[i]), calls=calls[i]) for i in range(4)}
     found = rows(at)
-    assert [(row["doing"], row["awaits"]) for row in found.values()] == [
-        ("waits", "w3"), ("waits", "3 workers"), ("idle", ""), ("cell", "w0, w1"),
+    assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
+        ("waits", "w3", 1), ("waits", "3 workers", 4), ("idle", "", 0), ("cell", "w0, w1", 2),
     ]  # fmt: skip
     assert text(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, cpu")
+
+
+def test_calls_that_no_thread_waits_for_are_under_way():
+    calls = {"1": {"to": 2, "label": "f"}, "2": {"to": 0, "label": "g"}, "3": {"to": 1, "label": "h"}}
+    at = {i: member(i, health=health(i, awaits=[]), calls=calls if i == 0 else {}) for i in range(3)}
+    found = rows(at)
+    assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
+        ("idle", "", 2), ("idle", "", 0), ("idle", "", 0),
+    ]  # fmt: skip
+    assert text(workers_view(at)).splitlines()[1].startswith("  w0: 2 calls under way, cpu")
 
 
 def test_logs_and_actions_are_those_of_who_started_the_workers():
@@ -231,6 +255,31 @@ def test_threads_and_queues_are_those_of_the_pool(agents: list[Agent]) -> None:
         future.wait()
     until(lambda: (row()["doing"], row()["busy"], row()["queued"], row()["calls"]) == ("idle", 0, 0, 0))
     until(lambda: workers_view(source.world())["workers"]["2"]["waiting"] == 0)
+    stop()
+
+
+def test_a_member_waits_only_while_a_thread_of_it_does(agents: list[Agent]) -> None:
+    GATES["own"] = threading.Event()
+    source = collector.current_poller()
+    stop = source.subscribe(lambda: None)
+
+    def told(id_: str) -> list[Any]:
+        row = workers_view(source.world())["workers"].get(id_, {})
+        return [row.get(name) for name in ("doing", "awaits", "under_way")]
+
+    futures = [rpc_async(f"worker{n}", wait_here, ("own",)) for n in (1, 2, 1)]
+    until(lambda: told("0") == ["idle", "", 3])
+    waits = threading.Thread(target=futures[1].wait)
+    waits.start()
+    until(lambda: told("0") == ["waits", "worker2", 3])
+    futures.append(rpc_async("worker2", rpc_sync, ("worker1", wait_here, ("own",))))
+    until(lambda: told("2") == ["busy", "worker1", 1])
+    assert told("1") == ["busy", "", 0]
+    GATES["own"].set()
+    for future in futures:
+        future.wait()
+    waits.join()
+    until(lambda: told("0") == ["idle", "", 0])
     stop()
 
 

@@ -1,0 +1,146 @@
+"""The `*_multigpu` functions of torch.distributed 0.4: collectives of several tensors of each rank, one on each device.
+
+Guarantees
+- The lists have the same length on all ranks, and all their tensors one layout; else all ranks raise a CollectiveError.
+- Each rank first combines its own tensors, and then the group combines the results. So they work on all devices of the
+  backend, also on one device. torch has dropped them in favour of one process for each GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ReduceOp
+
+from rpcbench.base.errors import counted
+from rpcbench.distributed import groups
+from rpcbench.distributed.arguments import stranger
+from rpcbench.distributed.comparison import op_name, together
+from rpcbench.distributed.groups import AnyGroup
+
+_COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that a rank can apply to its own tensors
+    "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "PRODUCT": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
+    "MIN": lambda stacked: stacked.amin(0),
+    "MAX": lambda stacked: stacked.amax(0),
+}
+
+
+def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: AnyGroup = None) -> None:
+    """Copy `tensor_list[0]` of rank `src` into all tensors of all ranks.
+
+    Args:
+        tensor_list: One tensor on each device, all of one layout.
+        src: Source, as a rank of the world.
+        group: By default all ranks.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    what = f"broadcast_multigpu(src={src})"
+    act = lambda: c10d.broadcast(tensor_list[0], src, end.group)  # noqa: E731
+    together(end, what, tensor_list, act, _multigpu_fault(tensor_list) or stranger(end.ranks, src))
+    _spread(tensor_list)
+
+
+def all_reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
+) -> None:
+    """Combine all tensors of all ranks; each of them gets the result.
+
+    Args:
+        tensor_list: One tensor on each device, all of one layout.
+        op: SUM, PRODUCT, MIN or MAX.
+        group: By default all ranks.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+
+    def act() -> None:
+        tensor_list[0].copy_(_combined(tensor_list, op))
+        c10d.all_reduce(tensor_list[0], op, end.group)
+        _spread(tensor_list)
+
+    together(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _multigpu_fault(tensor_list, op))
+
+
+def reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
+) -> None:
+    """Combine all tensors of all ranks in `tensor_list[0]` of rank `dst`; other ranks' tensors do not change.
+
+    Args:
+        tensor_list: One tensor on each device, all of one layout.
+        dst: Destination, as a rank of the world.
+        op: SUM, PRODUCT, MIN or MAX.
+        group: By default all ranks.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+
+    def act() -> None:
+        combined = _combined(tensor_list, op)
+        c10d.reduce(combined, dst, op, end.group)
+        if end.world.rank == dst:
+            tensor_list[0].copy_(combined)
+
+    wrong = _multigpu_fault(tensor_list, op) or stranger(end.ranks, dst)
+    together(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
+
+
+def all_gather_multigpu(
+    output_tensor_lists: Sequence[Sequence[torch.Tensor]], input_tensor_list: Sequence[torch.Tensor],
+    group: AnyGroup = None,
+) -> None:  # fmt: skip
+    """Copy tensor j of rank r into `output_tensor_lists[i][r * n + j]`, for each of the n lists, on all ranks.
+
+    Args:
+        output_tensor_lists: n lists of n * (size of the group) tensors, all of one layout.
+        input_tensor_list: The n tensors of this rank, one on each device.
+        group: By default all ranks.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    """
+    end = groups.member(group)
+    n, size = len(input_tensor_list), len(end.ranks)
+    wrong = _multigpu_fault(input_tensor_list)
+    if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
+        wrong = f"output_tensor_lists must have {counted(n, 'list')} of {n * size} tensors"
+    wrong = wrong or _multigpu_fault(
+        [input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)]
+    )
+
+    def act() -> None:
+        mine = torch.stack([each.to(input_tensor_list[0].device) for each in input_tensor_list])
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        c10d.all_gather(parts, mine, end.group)
+        for outputs in output_tensor_lists:
+            for into, part in zip(outputs, torch.cat(parts), strict=True):
+                into.copy_(part)
+
+    together(end, "all_gather_multigpu", input_tensor_list, act, wrong)
+
+
+def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
+    if not tensors:
+        return "the list of tensors is empty"
+    if len({groups.layout_name(each) for each in tensors}) > 1:
+        return "the tensors of a list must be alike"
+    return "" if op_name(op) in _COMBINE else f"{op_name(op)} is not supported: use one of {', '.join(_COMBINE)}"
+
+
+def _combined(tensors: Sequence[torch.Tensor], op: object) -> torch.Tensor:
+    return _COMBINE[op_name(op)](torch.stack([each.to(tensors[0].device) for each in tensors]))
+
+
+def _spread(tensors: Sequence[torch.Tensor]) -> None:
+    for each in tensors[1:]:
+        each.copy_(tensors[0])

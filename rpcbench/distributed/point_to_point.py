@@ -1,0 +1,258 @@
+"""Sends and receives between two ranks, in the foreground and in the background, with tags, and in batches.
+
+Guarantees
+- The sender first sends the layout, and the tensor only once the receiver has one of that layout. If they differ, both
+  ranks raise a CollectiveError, and the group stays usable.
+- Messages of one tag from one rank to another arrive in order, including those in the background. Messages of different
+  tags do not wait for each other.
+- A receive from any rank gets the message that comes first. It is refused during a receive of the same tag that names
+  its rank, and the reverse: gloo could give either the other's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as c10d
+
+from rpcbench.base.errors import CollectiveError
+from rpcbench.distributed import groups
+from rpcbench.distributed.arguments import chosen_rank
+from rpcbench.distributed.comparison import NOTE, note, said
+from rpcbench.distributed.events import CollectivePart
+from rpcbench.distributed.groups import AnyGroup, GroupMember
+from rpcbench.distributed.work import Work
+from rpcbench.distributed.world import Wait
+
+# Point to point:   sender ── offer: layout ───────────────────> receiver
+#                          <── answer: _FITS, or the fault ─────
+#                          ── data: the tensor, if it fits ────>
+_OFFER, _ANSWER, _DATA, _EACH = 1, 2, 3, 4
+_FIRST = 0x5E4D00
+"""Torch's tags of the messages of tag t are `_FIRST + 4 * t` and the three after it: programs that also use torch's own
+functions are unlikely to use them."""
+MOST_TAG = (2**31 - 1 - _FIRST) // _EACH - 1
+_FITS = "fits"
+_ANY = -1  # in place of the source's rank
+
+
+def send(
+    tensor: torch.Tensor, dst: int | None = None, group: AnyGroup = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Send a tensor, and return once the peer has received it.
+
+    Args:
+        tensor: Any tensor of the backend's devices and dtypes.
+        dst: Destination, as a rank of the world.
+        group: By default all ranks.
+        tag: A number from 0; a receive gets only messages of its tag.
+        group_dst: Destination, as a position in the group, in place of `dst`.
+
+    Raises:
+        CollectiveError: The receiver's tensor has another layout, or this call is invalid; the group stays usable. Or,
+            as the following errors, the world is broken.
+        RpcTimeoutError: The receiver has not come in time.
+        WorkerLostError: A rank has ended.
+    """
+    isend(tensor, dst, group, tag, group_dst).wait()
+
+
+def isend(
+    tensor: torch.Tensor, dst: int | None = None, group: AnyGroup = None, tag: int = 0, group_dst: int | None = None
+) -> Work:
+    """Send a tensor in the background.
+
+    Args:
+        tensor, dst, group, tag, group_dst: As of `send`.
+
+    Returns:
+        A Work, whose `wait` returns the peer's rank and raises the errors of `send`.
+
+    Raises:
+        CollectiveError: This call is invalid.
+    """
+    end, to = _end(tensor, dst, group_dst, "dst", group, tag)
+    return send_as(end, tensor, to, tag, groups.layout_name(tensor))
+
+
+def send_as(end: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: str) -> Work:
+    """Send a tensor in the background, by a name for its layout that the receiver must give, too. For `objects`."""
+    entered = end.begin(end.between(end.world.rank, to, tensor, tag))
+    job = lambda: _send(end, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
+    wait = Wait(f"send to rank {to}{_tagged(tag)}", f"send {end.key}", 0, (to,), end.seconds)
+    return Work(end.world, end.world.executor((end.key, "to", to, tag)).put(job), wait, [tensor])
+
+
+def recv(
+    tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None, tag: int = 0, group_src: int | None = None
+) -> int:
+    """Receive a tensor.
+
+    Args:
+        tensor: The output, of the sender's layout.
+        src: Source, as a rank of the world; None, and no `group_src`: the rank that sends first.
+        group: By default all ranks.
+        tag: That of the message.
+        group_src: Source, as a position in the group, in place of `src`.
+
+    Returns:
+        The sender's rank.
+
+    Raises:
+        CollectiveError, RpcTimeoutError, WorkerLostError: As of `send`. CollectiveError also for a receive from any
+            rank during another receive of this tag, or the reverse.
+    """
+    return irecv(tensor, src, group, tag, group_src).wait()
+
+
+def irecv(
+    tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None, tag: int = 0, group_src: int | None = None
+) -> Work:
+    """Receive a tensor in the background.
+
+    Args:
+        tensor, src, group, tag, group_src: As of `recv`.
+
+    Returns:
+        A Work, whose `wait` and `source_rank` return the sender's rank; `wait` raises the errors of `send`.
+
+    Raises:
+        CollectiveError: This call is invalid, as of `recv`.
+    """
+    end, source = _end(tensor, src, group_src, "src", group, tag)
+    return receive_as(end, tensor, source, tag, groups.layout_name(tensor))
+
+
+def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str) -> Work:
+    """Receive a tensor in the background, from the rank `source` or -1 for any, by the layout's name of `send_as`."""
+    anyone, me = source == _ANY, end.world.rank
+    # gloo could give either the other's message.
+    if any(end.world.executor(_from(end, rank, tag)).busy for rank in (end.ranks if anyone else [_ANY])):
+        one, other = ("recv from any rank", "an irecv") if anyone else ("recv", "an irecv from any rank")
+        raise CollectiveError(f"{one} is not possible while {other} waits: wait for the irecv first")
+    part = end.from_any(tensor, tag) if anyone else end.between(source, me, tensor, tag)
+    what = f"recv from {'any rank' if anyone else f'rank {source}'}{_tagged(tag)}"
+    members = end.wait("").members if anyone else (source,)
+    entered = end.begin(part)
+    job = lambda: _receive(end, tensor, source, tag, layout, entered)  # noqa: E731
+    wait = Wait(what, f"recv {end.key}", 0, members, end.seconds)
+    return Work(end.world, end.world.executor(_from(end, source, tag)).put(job), wait, [tensor])
+
+
+class P2POp:
+    """A send or receive for `batch_isend_irecv`."""
+
+    def __init__(
+        self, op: Callable[..., object], tensor: torch.Tensor, peer: int | None = None, group: AnyGroup = None,
+        tag: int = 0, group_peer: int | None = None,
+    ) -> None:  # fmt: skip
+        """Describe a send or receive; it does not begin.
+
+        Args:
+            op: `isend` or `irecv`.
+            tensor: The tensor to send, or the output.
+            peer: The other rank, as a rank of the world.
+            group: By default all ranks.
+            tag: That of the message.
+            group_peer: The other rank, as a position in the group, in place of `peer`.
+
+        Raises:
+            CollectiveError: The arguments are wrong.
+        """
+        known = {isend: isend, irecv: irecv, c10d.isend: isend, c10d.irecv: irecv}
+        if op not in known:
+            raise CollectiveError(f"a P2POp is an isend or an irecv, not {getattr(op, '__name__', op)}")
+        end, self.peer = _end(tensor, peer, group_peer, "peer", group, tag)
+        self.op = known[op]
+        self.tensor, self.group, self.tag = tensor, group, tag
+        self.group_peer = end.ranks.index(self.peer)
+
+    def begin(self) -> Work:
+        """Begin it."""
+        return self.op(self.tensor, self.peer, self.group, self.tag)
+
+    def __repr__(self) -> str:
+        where = f"{'to' if self.op is isend else 'from'} rank {self.peer}{_tagged(self.tag)}"
+        return f"P2POp({self.op.__name__} of {groups.layout_name(self.tensor)} {where})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Begin sends and receives, which then run at once.
+
+    Args:
+        p2p_op_list: The operations. Their order matters only among those of one direction, peer and tag.
+
+    Returns:
+        A Work for each, in order.
+
+    Raises:
+        CollectiveError: The list is empty, or has anything else in it; none has begun then.
+    """
+    wrong = [each for each in p2p_op_list if not isinstance(each, P2POp)]
+    if wrong or not p2p_op_list:
+        found = type(wrong[0]).__name__ if wrong else "an empty list"
+        raise CollectiveError(f"batch_isend_irecv takes a list of P2POp of rpcbench.distributed, not {found}")
+    return [each.begin() for each in p2p_op_list]
+
+
+def _from(end: GroupMember, rank: int, tag: int) -> tuple[str, str, int, int]:
+    # One thread for each sender and tag: receives from one rank run in order, those from different ranks run at once.
+    return end.key, "from", rank, tag
+
+
+def _tagged(tag: int) -> str:
+    return f" with tag {tag}" if tag else ""
+
+
+def _end(
+    tensor: torch.Tensor, other: int | None, group_other: int | None, name: str, group: AnyGroup, tag: int
+) -> tuple[GroupMember, int]:
+    """Return this rank's membership, and the other rank. Raises CollectiveError where it cannot send or receive."""
+    end = groups.member(group)
+    wrong = groups.backend_fault(end.backend, tensor) or tag_fault(tag)
+    peer = _ANY
+    if not (name == "src" and other is None and group_other is None):  # a receive may be from any rank
+        peer, unknown = chosen_rank(end.ranks, other, group_other, name)
+        wrong = wrong or unknown or (f"rank {peer} is this rank" if peer == end.world.rank else "")
+    if wrong:
+        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {wrong}")
+    return end, peer
+
+
+def tag_fault(tag: object) -> str:
+    """Return the fault of a tag; "" if it has none."""
+    fine = isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag <= MOST_TAG
+    return "" if fine else f"tag={tag!r} is not a number from 0 to {MOST_TAG}"
+
+
+def _send(
+    end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart
+) -> int:
+    with entered:
+        c10d.send(note(layout).to(end.notes_on), to, end.group, first + _OFFER)
+        answer = torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
+        c10d.recv(answer, to, end.group, first + _ANSWER)
+        if said(answer) != _FITS:
+            raise CollectiveError(said(answer))
+        c10d.send(tensor, to, end.group, first + _DATA)
+    return to
+
+
+def _receive(
+    end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str, entered: CollectivePart
+) -> int:
+    world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
+    first = _FIRST + _EACH * tag
+    with entered:
+        sender = int(c10d.recv(offer, None if source == _ANY else source, end.group, first + _OFFER))
+        if source == _ANY:  # recorded so far as a receive from any rank
+            entered.becomes(end.between(sender, world.rank, tensor, tag))
+        there = said(offer)
+        differs = f"{world.named(sender)} sends {there}, but {world.named(world.rank)} receives {layout}"
+        answer = note(_FITS if layout == there else differs)
+        c10d.send(answer.to(end.notes_on), sender, end.group, first + _ANSWER)
+        if layout != there:
+            raise CollectiveError(differs)
+        c10d.recv(tensor, sender, end.group, first + _DATA)
+    return sender

@@ -1,0 +1,508 @@
+"""The collectives that a program calls through torch itself, as rows of the table "collectives": also DDP's and FSDP's.
+
+Guarantees
+- Without a watcher torch runs as if this file did not exist; what it recorded itself is read when a watch begins.
+- While this member is watched, every collective and transfer of a group that the program has made passes a kernel in
+  torch's dispatcher: those of Python, of functional collectives, of DTensor, and of DistributedDataParallel's C++.
+- All ranks give the same number to the same collective, though their watches begin at different times, and though each
+  has other transfers. Transfers between two ranks are numbered from the beginning of the watch.
+- This package's own calls make no row here: `distributed.groups` records those.
+"""
+
+# Theory of operation
+#
+#     torch.distributed, DDP, FSDP, DTensor            flight recorder of torch
+#               │ c10d::allreduce_, …                        │ all collectives so far: number, begin, sizes
+#               ▼                                            │
+#     dispatcher ──► Probe.kernel ──► gloo, NCCL             ▼
+#                     │ while watched              TorchCollectives.set: once, when a watch begins
+#                     └───────────► CollectiveEvents ◄───────┘
+#
+# The kernel stands at the dispatch key BackendSelect, which is on in every thread. It is registered once, and covered
+# by a fall-through kernel whenever no member is watched. It is never unregistered: a thread of torch that is about to
+# run it may wait for Python's lock meanwhile.
+#
+# A group's backend counts its operations, transfers included, which differ between ranks. So the number of a collective
+# is the backend's count less this rank's transfers, and the flight recorder, which numbers collectives alone, gives
+# their difference at the beginning of a watch.
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as c10d
+from torch._C import DispatchKey, _dispatch_keyset_full_after
+from torch._C._distributed_c10d import Work, _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+from rpcbench.base.conditions import Event
+from rpcbench.distributed import groups
+from rpcbench.distributed.call_sites import calling_site
+from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.handles import layout_of
+
+_log = logging.getLogger(__name__)
+_STORE_SECONDS = timedelta(seconds=3)
+_POLL_SECONDS = 0.005  # between two looks at operations that torch lets nobody wait for
+
+
+class TorchOp(NamedTuple):
+    """An operator of torch's dispatcher: its name for users, and the positions of its arguments."""
+
+    name: str
+    tensors: int  # the tensors of this rank: one, a list, or a list of lists
+    group: int
+    reduce_op: int | None = None
+    root: int | None = None  # a rank of the group
+    side: str = ""  # of the root: "src" or "dst"
+
+
+_OPS = {
+    "allreduce_": TorchOp("all_reduce", 0, 1, 2),
+    "allreduce_coalesced_": TorchOp("all_reduce", 0, 1, 2),
+    "broadcast_": TorchOp("broadcast", 0, 1, None, 2, "src"),
+    "reduce_": TorchOp("reduce", 0, 1, 2, 3, "dst"),
+    "allgather_": TorchOp("all_gather", 1, 2),
+    "_allgather_base_": TorchOp("all_gather", 1, 2),
+    "allgather_coalesced_": TorchOp("all_gather", 1, 2),
+    "allgather_into_tensor_coalesced_": TorchOp("all_gather", 1, 2),
+    "reduce_scatter_": TorchOp("reduce_scatter", 1, 2, 3),
+    "_reduce_scatter_base_": TorchOp("reduce_scatter", 1, 2, 3),
+    "reduce_scatter_tensor_coalesced_": TorchOp("reduce_scatter", 1, 2, 3),
+    "gather_": TorchOp("gather", 1, 2, None, 3, "dst"),
+    "scatter_": TorchOp("scatter", 0, 2, None, 3, "src"),
+    "alltoall_": TorchOp("all_to_all", 1, 2),
+    "alltoall_base_": TorchOp("all_to_all", 1, 2),
+    "barrier": TorchOp("barrier", 0, 1),
+    "monitored_barrier_": TorchOp("monitored_barrier", 0, 1),
+    "send": TorchOp("send", 0, 1, None, 2),
+    "recv_": TorchOp("recv", 0, 1, None, 2),
+    "recv_any_source_": TorchOp("recv from any rank", 0, 1),
+}
+_TRANSFERS = {"send", "recv_", "recv_any_source_", "monitored_barrier_"}  # each rank makes as many as it has peers
+_BARRIERS = {"barrier", "monitored_barrier_"}  # their tensor is a dummy
+_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")  # in the order of c10d
+
+
+@dataclass(slots=True, eq=False)
+class WatchedGroup:
+    """A process group of torch, as this rank sees it."""
+
+    name: str  # torch's, alike on all ranks
+    label: str  # for people
+    scope: str  # of its parts
+    ranks: tuple[int, ...]  # of the world, in the group's order
+    members: tuple[str, ...]
+    lock: threading.Lock = field(default_factory=threading.Lock)  # from an operation's begin until it has its number
+    transfers: int | None = None  # of this rank so far; None: not known since the watch began
+    ways: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
+
+
+class FlightEntry(NamedTuple):
+    """A collective in torch's flight recorder."""
+
+    group: str
+    number: int  # among the group's collectives, alike on all ranks
+    op_id: int  # the backend's count of operations with it
+    op: str
+    shape: str
+    size: int  # bytes
+    begin: float  # monotonic seconds
+    runs: bool
+    backend: str  # torch's number of the group's backend in this process
+
+
+def flight_record() -> list[FlightEntry]:
+    """Return the latest collectives of this process, oldest first: about two thousand, which takes some 50 ms."""
+    offset = time.time() - time.monotonic()
+    entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
+    return [_flight_entry(entry, offset) for entry in entries if not entry["is_p2p"]]
+
+
+def _flight_entry(entry: dict[str, Any], offset: float) -> FlightEntry:
+    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
+    parts = [_layout(*each) for each in zip(sizes, dtypes, strict=False)]
+    op = entry["profiling_name"].rpartition(":")[2]  # gloo makes a reduce_scatter of an all_reduce, recorded as such
+    return FlightEntry(
+        entry["process_group"][0], entry["collective_seq_id"], entry["op_id"], op,
+        ", ".join(text for text, _ in parts), sum(size for _, size in parts),
+        entry["time_created_ns"] / 1e9 - offset, not entry["retired"], str(entry["pg_id"]),
+    )  # fmt: skip
+
+
+def _layout(size: list[int], dtype: str) -> tuple[str, int]:
+    """Return text and bytes of a tensor of the flight recorder, which has C++'s names of dtypes."""
+    kind = _CPP_DTYPES.get(dtype)
+    if kind is None:
+        return f"{dtype}{size}", 0
+    return f"{str(kind).removeprefix('torch.')}{size}", kind.itemsize * torch.Size(size).numel()
+
+
+_CPP_DTYPES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
+}  # fmt: skip
+
+
+class Probe:
+    """The kernels in torch's dispatcher, of which a process has one set. They report to the member watched last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: list[TorchCollectives] = []
+        self._library: Any = None  # registers the kernels
+        self._cover: Any = None  # hides them, while no member is watched
+
+    @property
+    def active(self) -> bool:
+        """Whether collectives of torch pass the kernels now."""
+        return self._library is not None and self._cover is None
+
+    def set(self, reports: TorchCollectives, on: bool) -> None:
+        """Begin or end to report to one member's table."""
+        with self._lock:
+            self._watched = [each for each in self._watched if each is not reports] + [reports] * on
+            if self._watched and self._library is None:
+                self._library = self._registered(self._kernel)
+            if self._watched and self._cover is not None:
+                self._cover._destroy()
+                self._cover = None
+            elif not self._watched and self._cover is None and self._library is not None:
+                self._cover = self._registered(lambda _name: torch.library.fallthrough_kernel)
+
+    @staticmethod
+    def _registered(kernel: Callable[[str], Callable[..., Any]]) -> Any:
+        """Return a library that registers a kernel for each operator."""
+        library: Any = torch.library.Library("c10d", "IMPL", "BackendSelect")  # type: ignore[no-untyped-call]
+        # torch warns where a kernel covers another, which is what is wanted here.
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel.*c10d::")
+        for name in _OPS:
+            made = kernel(name)
+            library.impl(name, made, with_keyset=made is not torch.library.fallthrough_kernel)
+        return library
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        op = getattr(torch.ops.c10d, name).default
+        rest = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+        def kernel(keys: Any, *args: Any, **options: Any) -> Any:
+            go = partial(op.redispatch, keys & rest, *args, **options)
+            watched = self._watched[-1:]
+            return watched[0].seen(name, args, go) if watched else go()
+
+        return kernel
+
+
+PROBE = Probe()
+
+
+class TorchCollectives:
+    """Reports of torch's collectives to the table of one agent: `agent.part(TorchCollectives)`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._told = agent, agent.part(CollectiveEvents)
+        self._lock = threading.RLock()  # guards the following; held while a watch begins
+        self._on = False
+        self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
+        self._token = ""  # of that world, alike on all ranks
+        self._groups: dict[str, WatchedGroup | None] = {}  # by torch's name; None: not one of the program's
+        self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
+        self._recorded: dict[str, int] = {}  # group → number of the last collective that has a row
+        self._backends: dict[str, str] = {}  # group → the flight recorder's name of its backend
+        self._unheard: dict[CollectivePart, Callable[[], bool]] = {}  # part → whether it has ended: torch reports none
+        self._wake = Event()  # there are such parts
+        self._poller: threading.Thread | None = None
+        agent.on_end.append(lambda: PROBE.set(self, on=False))
+
+    # -- the watch
+    def watch_changed(self) -> None:
+        """Begin or end to report, as the event log is watched or not. Blocks for some 0.1 s at most."""
+        with self._lock:
+            on = self._agent.bus.listening
+            if on == self._on:
+                return
+            self._on = on
+            PROBE.set(self, on)  # first: so no collective falls between the flight recorder and the kernel
+            if on:
+                self._begin()
+            else:
+                self._wake.set()  # ends the poller
+
+    def _begin(self) -> None:
+        if self._look():  # operations of an earlier watch
+            self._start_poller()
+        before, self._groups, self._record = self._groups, {}, {}  # they may have been used since the last watch
+        for group in filter(None, before.values()):
+            for way in group.ways:
+                self._told.forget(f"{group.scope}.{way}")
+        if not c10d.is_initialized() or not self._settled():
+            return
+        entries = flight_record()
+        self._record = {entry.group: entry for entry in entries}
+        self._backends.update((entry.group, entry.backend) for entry in entries)
+        own = {(group, n) for group, first, last in OWN_CALLS.ranges() for n in range(first, last + 1)}
+        for entry in entries:
+            if entry.number > self._recorded.get(entry.group, 0) and (entry.group, entry.op_id) not in own:
+                self._absorb(entry)
+
+    def _absorb(self, entry: FlightEntry) -> None:
+        """Make a row of a collective that began before the watch."""
+        group = self._group(entry.group)
+        if group is None:
+            return
+        self._recorded[entry.group] = entry.number
+        part = CollectivePart(
+            group.scope, entry.number, group.label, entry.op, group.members, entry.shape, entry.size
+        )  # fmt: skip
+        self._told.enter(part, entry.begin)
+        if entry.runs:
+            self._poll(part, partial(_completed, entry.backend, entry.op_id))
+        else:
+            self._told.leave(part, failed=False, end=entry.begin)
+
+    # -- the world and its groups
+    def _settled(self) -> bool:
+        """Take over torch's present world. Returns whether it has one."""
+        world = distributed_c10d._get_default_group() if c10d.is_initialized() else None
+        if world is not self._world:
+            if self._token:
+                self._told.abandon(self._token)
+            self._world, self._groups, self._record, self._recorded, self._backends = world, {}, {}, {}, {}
+            self._token = "" if world is None else f"{self._world_token()}.torch"
+        return world is not None
+
+    def _world_token(self) -> str:
+        ours = groups.world_of(self._world)
+        if ours is not None:
+            return ours.token
+        mine = secrets.token_hex(8)
+        try:
+            store: Any = distributed_c10d._get_default_store()
+            store = store.clone()  # a connection of its own, with a deadline
+            store.set_timeout(_STORE_SECONDS)
+            token: bytes = store.compare_set("rpcbench/token", "", mine)
+            return token.decode()
+        except (c10d.DistError, RuntimeError, NotImplementedError) as error:
+            why = str(error).splitlines()[0]
+            _log.warning("collectives of torch cannot be joined with those of other ranks: %s", why)
+            return mine
+
+    def _group(self, name: str) -> WatchedGroup | None:
+        if name not in self._groups:
+            there: list[c10d.ProcessGroup] = list(distributed_c10d._world.pg_map)
+            known: dict[str, c10d.ProcessGroup] = {each.group_name: each for each in there}
+            self._groups[name] = self._watched_group(known[name]) if name in known else None
+        return self._groups[name]
+
+    def _watched_group(self, group: c10d.ProcessGroup) -> WatchedGroup:
+        ranks = tuple(c10d.get_process_group_ranks(group))
+        whole = group is self._world
+        label = "world" if whole else group.group_desc.removeprefix("mesh_")
+        label = f"group {group.group_name}" if label in ("", "undefined") else label
+        return WatchedGroup(
+            group.group_name, label, f"{self._token}.{group.group_name}", ranks, tuple(map(self._name_of, ranks))
+        )
+
+    def _name_of(self, rank: int) -> str:
+        """Return the name of the member with this rank."""
+        if (ours := groups.world_of(self._world)) is not None:
+            return ours.ranks[rank].name
+        assert self._world is not None
+        # The ids of members are in the order of their ranks, in a cluster from 1 on, as the notebook has none.
+        id_ = self._agent.id + rank - self._world.rank()
+        return self._agent.member_table.name(id_)
+
+    # -- operations
+    def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
+        """Run an operator of torch, and record it unless it is this package's own."""
+        op = _OPS[name]
+        backend = c10d.ProcessGroup.unbox(args[op.group])
+        group = self._known(backend)
+        if group is None:
+            return go()
+        if name == "monitored_barrier_":  # returns when all have come, so no lock may be held
+            return self._waited(group, op, backend, go)
+        with group.lock:
+            before = self._count(group, backend)
+            part = None if OWN_CALLS.active else self._enter(group, name, args, before)
+            try:
+                result = go()
+            except BaseException:
+                if part is not None:
+                    part.leave(failed=True)
+                raise
+            if name in _TRANSFERS:
+                assert group.transfers is not None
+                group.transfers += operations(backend) - before
+        if part is not None:
+            self._follow(part, group, before + 1, args, result)
+        return result
+
+    def _known(self, backend: c10d.ProcessGroup) -> WatchedGroup | None:
+        """Return the group of an operation, if it is one of the program's."""
+        if distributed_c10d._world.default_pg is self._world and (found := self._groups.get(backend.group_name)):
+            return found
+        with self._lock:
+            return self._group(backend.group_name) if self._settled() else None
+
+    def _count(self, group: WatchedGroup, backend: c10d.ProcessGroup) -> int:
+        """Return the backend's count of operations so far, and find this rank's transfers among them."""
+        count = operations(backend)
+        if group.transfers is None:
+            with self._lock:  # the flight recorder has been read when a watch has begun
+                last = self._record.get(group.name)
+            # Operations since the last recorded collective are transfers, as the kernel sees all others.
+            group.transfers = count if last is None else count - last.number
+        return count
+
+    def _enter(self, group: WatchedGroup, name: str, args: Sequence[Any], before: int) -> CollectivePart:
+        op = _OPS[name]
+        tensors = [] if name in _BARRIERS else _flat(args[op.tensors])
+        shape, size = _layouts(tensors), sum(each.nbytes for each in tensors)
+        if name in _TRANSFERS:
+            return self._told.enter(self._transfer(group, op, args, shape, size))
+        assert group.transfers is not None
+        label = _label(op, args, group.ranks)
+        number = self._recorded[group.name] = before - group.transfers + 1
+        return self._told.enter(
+            CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
+        )
+
+    def _transfer(self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: str, size: int) -> CollectivePart:
+        """Return this rank's part of its next transfer in one direction."""
+        assert self._world is not None
+        me = self._world.rank()
+        pair: tuple[int, ...]
+        if op.root is None:
+            way, pair = f">{me}", (me,)
+        else:
+            peer = group.ranks[args[op.root]]
+            pair = (me, peer) if op.name == "send" else (peer, me)
+            way = f"{pair[0]}>{pair[1]}.{args[3]}"  # by tag, within which transfers keep their order
+        ends = tuple(group.members[group.ranks.index(rank)] for rank in pair)
+        group.ways[way] += 1
+        name = op.name if op.root is None else "send"
+        scope = f"{group.scope}.{way}"
+        return CollectivePart(scope, group.ways[way], group.label, name, ends, shape, size, calling_site())
+
+    def _waited(self, group: WatchedGroup, op: TorchOp, backend: c10d.ProcessGroup, go: Callable[[], Any]) -> Any:
+        """Run and record an operation that returns only when all ranks have come, and consists of transfers."""
+        with group.lock:
+            before = self._count(group, backend)
+            group.ways[op.name] += 1
+            number = group.ways[op.name]
+        scope, site = f"{group.scope}.{op.name}", calling_site()
+        try:
+            with self._told.enter(CollectivePart(scope, number, group.label, op.name, group.members, site=site)):
+                return go()
+        finally:
+            with group.lock:
+                assert group.transfers is not None
+                group.transfers += operations(backend) - before
+
+    # -- ends
+    def _follow(
+        self, part: CollectivePart, group: WatchedGroup, op_id: int, args: Sequence[Any], result: Any
+    ) -> None:
+        """Record the end of an operation that torch has begun. `op_id`: the backend's count with it."""
+        work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo has none for transfers, nor for reduce_scatter, whose work is never complete
+            if part.scope != group.scope:
+                self._poll(part, work.is_completed)
+            elif any(arg is False for arg in args):  # not asynchronous: the caller would wait now
+                with part:
+                    work.wait()
+            else:
+                self._poll(part, partial(_completed, self._backend_of(group), op_id))
+        else:
+            future.add_done_callback(partial(_ended, part))
+
+    def _backend_of(self, group: WatchedGroup) -> str:
+        """Return the flight recorder's name of a group's backend, in which a collective has just begun."""
+        if group.name not in self._backends:
+            with self._lock:
+                self._backends.update((entry.group, entry.backend) for entry in flight_record())
+        return self._backends[group.name]
+
+    def _poll(self, part: CollectivePart, ended: Callable[[], bool]) -> None:
+        with self._lock:
+            self._unheard[part] = ended
+            self._start_poller()
+
+    def _start_poller(self) -> None:
+        if self._poller is None:
+            self._poller = threading.Thread(target=self._poll_all, name="rpcbench-transfers", daemon=True)
+            self._poller.start()
+
+    def _poll_all(self) -> None:
+        """Look for the ends of such operations, while there are any and a watcher."""
+        while True:
+            with self._lock:  # so that no part is added to a poller that ends
+                if not self._on or not self._look():
+                    self._poller = None
+                    return
+            self._wake.wait(_POLL_SECONDS)
+            self._wake.clear()
+
+    def _look(self) -> bool:
+        """Record the operations that have ended of which torch gives no event. Returns whether others run."""
+        with self._lock:
+            for part in [part for part, ended in self._unheard.items() if part.end is not None or ended()]:
+                part.leave()
+                del self._unheard[part]
+            return bool(self._unheard)
+
+
+def _ended(part: CollectivePart, future: torch.futures.Future[Any]) -> None:
+    """Record the end of a part, on a thread of torch."""
+    try:
+        future.value()
+    except RuntimeError:
+        part.leave(failed=True)
+    else:
+        part.leave()
+
+
+def _completed(backend: str, count: int) -> bool:
+    """Return whether a backend has ended its operation with this count."""
+    status = json.loads(_dump_fr_trace_json(False, False))["pg_status"][backend]
+    return int(status["last_completed_collective"]) >= count
+
+
+def _label(op: TorchOp, args: Sequence[Any], ranks: Sequence[int]) -> str:
+    """Return an operation's name with its arguments, as `all_reduce(SUM)` or `broadcast(src=1)`."""
+    told = []
+    if op.reduce_op is not None:
+        told.append(_REDUCE_OPS[args[op.reduce_op].op()])
+    if op.root is not None:
+        told.append(f"{op.side}={ranks[args[op.root]]}")
+    return f"{op.name}({', '.join(told)})" if told else op.name
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [each for inner in tensors for each in _flat(inner)]
+
+
+def _layouts(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the layouts of tensors; of many, the first one and their number."""
+    if len(tensors) <= 3:
+        return ", ".join(map(layout_of, tensors))
+    return f"{layout_of(tensors[0])} and {len(tensors) - 1} more"

@@ -1,0 +1,112 @@
+"""A collective or transfer in the background: the result of `async_op=True`, of `isend` and of `irecv`.
+
+Guarantees
+- Its error is raised by each `wait`, never lost in a thread: also that of ranks with different calls.
+- Each wait ends: after its timeout, with the group's world, or by Ctrl-C, as `world` describes.
+- Its future gets the result, or the error, also where the world ends before the operation has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+from torch.futures import Future
+
+from rpcbench.base.errors import CollectiveError
+from rpcbench.distributed.arguments import seconds_of
+from rpcbench.distributed.executor import Pending
+from rpcbench.distributed.world import Wait, World
+
+
+class Work:
+    """An operation in the background. Its tensors must not be touched before `wait` has returned."""
+
+    def __init__(self, world: World, pending: Pending[int], wait: Wait, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._world, self._pending, self._wait = world, pending, wait
+        self._tensors = list(tensors)  # those that get the result
+        self._lock = threading.Lock()  # two threads may ask for the future, and two may complete it
+        self._future: Future[list[torch.Tensor]] | None = None
+        self._settled = False  # whether the future is complete
+        self._revoke: Callable[[], object] = lambda: None
+
+    def wait(self, timeout: float | timedelta | None = None) -> int:
+        """Wait until the operation has completed.
+
+        Args:
+            timeout: Seconds for this wait; None: the timeout of the group. After it the process group is over.
+
+        Returns:
+            True; for a send or a receive the rank of the peer.
+
+        Raises:
+            CollectiveError: The calls of the ranks differ, or one is invalid; the group stays usable. Or, as the
+                following errors, the world is broken.
+            RpcTimeoutError: A rank has not come in time.
+            WorkerLostError: A rank has ended.
+        """
+        limit = seconds_of(timeout)
+        return self._world.finish(self._pending, self._wait if limit is None else replace(self._wait, seconds=limit))
+
+    def synchronize(self) -> None:
+        """Do as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether it has completed or failed."""
+        return self._pending.done or self._world.broken
+
+    def is_success(self) -> bool:
+        """Return whether it has completed without an error."""
+        return self._pending.done and self._pending.error is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error; None while it runs, and after success."""
+        return self._pending.error if self._pending.done else self._world.reason()
+
+    def source_rank(self) -> int:
+        """Return the rank that has sent, of a completed receive. Raises its error; CollectiveError while it runs."""
+        return self._completed()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the result. Raises its error; CollectiveError while it runs."""
+        self._completed()
+        return self._tensors
+
+    def _completed(self) -> int:
+        if (error := self.exception()) is not None:
+            raise error
+        if not self._pending.done:
+            raise CollectiveError(f"{self._wait.what} has not completed: call wait() first")
+        return self._pending.result()
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Return a future of the tensors with the result.
+
+        Functions that follow it run on the thread of the group: there they must not wait for another operation.
+        """
+        with self._lock:
+            first = self._future is None
+            future = self._future = Future() if self._future is None else self._future
+        if first:
+            self._revoke = self._world.when_closed(self._settle)
+            self._pending.then(self._settle)
+        return future
+
+    def _settle(self) -> None:
+        """Complete the future, once: after the operation, or at the end of the world."""
+        with self._lock:
+            if self._settled or self._future is None:
+                return
+            self._settled = True
+        self._revoke()
+        if (error := self.exception()) is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(error)  # type: ignore[arg-type]
+
+
+Request = Work  # its name in torch 0.4

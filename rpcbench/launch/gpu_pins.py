@@ -1,0 +1,112 @@
+"""Which worker of a cluster has which GPU: `Cluster(4, gpus=[0, 1, 2, 3])`, `%cluster start 4 --gpus 0,1,2,3`.
+
+Guarantees
+- worker1 has the first GPU of the list, worker2 the second, and so on; a worker that is started again has the same one.
+- Numbers count the GPUs that CUDA shows to this process: with CUDA_VISIBLE_DEVICES=4,5 there are 0 and 1.
+- Two workers share a GPU only where its number is said twice.
+- Without a list each worker has a GPU of its own if there are enough for all; otherwise none is pinned, and each sees
+  the GPUs that this process sees. Workers that are added later and find no GPU left are not pinned either.
+- A mistake is a ValueError in one sentence, before any process starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from rpcbench.base.config import VISIBLE_GPUS
+from rpcbench.base.errors import counted
+from rpcbench.runtime import gpus
+
+NONE = "none"
+"""The word for workers without a GPU of their own."""
+Chosen = str | Sequence[int] | None
+"""Numbers, as a sequence or in a text with commas; "none"; None: one GPU for each worker, if there are enough."""
+_ELSEWHERE = {
+    "command": "let its command choose: template='ssh {host} env CUDA_VISIBLE_DEVICES=0 {cmd}'",
+    "ray": "Ray assigns GPUs: options={'gpus': 1}",
+}
+"""How workers of the launchers that pin none get their GPUs."""
+
+
+class GpuPins:
+    """The GPUs of the workers of one cluster.
+
+    Args:
+        chosen: As above.
+        n: The number of workers.
+        launcher: The name of their launcher.
+        can_pin: Whether that launcher gives a worker its GPU.
+
+    Raises:
+        ValueError: The launcher cannot; a word is no number; there is no such GPU; there are more workers than GPUs.
+    """
+
+    def __init__(self, chosen: Chosen, n: int, launcher: str, can_pin: bool) -> None:
+        self._entries: tuple[str, ...] = ()  # of CUDA_VISIBLE_DEVICES, one for each worker
+        self._chosen: tuple[int, ...] | None = None  # numbers, if they were given
+        if chosen is None:
+            there = gpus.visible() if can_pin else []
+            self._entries = tuple(gpu.entry for gpu in there) if len(there) >= n else ()
+        elif chosen != NONE:
+            if not can_pin:
+                how = _ELSEWHERE.get(launcher, "leave gpus out, and choose there")
+                raise ValueError(f"{_said(chosen)}: the launcher {launcher!r} assigns no GPUs; {how}")
+            self._chosen = _numbers(chosen)
+            self._entries = _entries(self._chosen)
+        self.check(n)
+
+    def check(self, n: int) -> None:
+        """Raise ValueError if a list was given that is too short for `n` workers."""
+        if self._chosen is not None and n > len(self._chosen):
+            raise ValueError(
+                f"{_said(self._chosen)} has {counted(len(self._chosen), 'GPU')} for {counted(n, 'worker')}: name one "
+                f"for each (a number said twice is shared), or pin none: gpus={NONE!r}, in a notebook --gpus {NONE}"
+            )
+
+    def of(self, number: int) -> str:
+        """Return the entry of CUDA_VISIBLE_DEVICES for worker `number`, counted from 1; empty: it is not pinned."""
+        return self._entries[number - 1] if number <= len(self._entries) else ""
+
+
+def offers(n: int) -> list[str]:
+    """Return the values of `--gpus` that suit `n` workers, for completion."""
+    numbers = list(map(str, range(len(gpus.visible()))))
+    return [",".join(numbers[:n]), NONE] if len(numbers) >= n else [NONE]
+
+
+def _said(chosen: str | Sequence[int]) -> str:
+    return f"gpus={chosen if isinstance(chosen, str) else list(chosen)}"
+
+
+def _numbers(chosen: str | Sequence[int]) -> tuple[int, ...]:
+    words = chosen.split(",") if isinstance(chosen, str) else chosen
+    if not isinstance(words, list | tuple | range):
+        raise ValueError(f"gpus={chosen!r} is no list of GPUs: gpus=[0, 1], in a notebook --gpus 0,1")
+    return tuple(_number(word) for word in words)
+
+
+def _number(word: object) -> int:
+    text = str(word).strip()
+    if isinstance(word, bool) or not (text.isascii() and text.isdecimal()):
+        raise ValueError(
+            f"{text!r} is not the number of a GPU: say numbers with commas, gpus=[0, 1], in a notebook --gpus 0,1; "
+            f"or {NONE}"
+        )
+    return int(text)
+
+
+def _entries(numbers: Sequence[int]) -> tuple[str, ...]:
+    there = gpus.visible()
+    if missing := [number for number in numbers if number >= len(there)]:
+        raise ValueError(f"there is no GPU {missing[0]}: {_census(len(there))}")
+    return tuple(there[number].entry for number in numbers)
+
+
+def _census(count: int) -> str:
+    """Return the numbers that may be given."""
+    shown = os.environ.get(VISIBLE_GPUS)
+    where = f"{VISIBLE_GPUS}={shown}" if shown is not None else "this host"
+    if not count:
+        return f"{where} has none that this process can use"
+    return f"{where} has {', '.join(map(str, range(count)))}"

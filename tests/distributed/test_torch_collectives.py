@@ -1,0 +1,363 @@
+"""Collectives that programs call through torch itself are seen, by themselves and under DDP, FSDP and DTensor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import addresses
+import pytest
+import torch
+import torch.distributed as c10d
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from worlds import until
+
+import rpcbench
+import rpcbench.distributed as dist
+from rpcbench.base.futures import wait_all
+from rpcbench.base.ids import Row
+from rpcbench.distributed.torch_collectives import PROBE, flight_record
+from rpcbench.runtime import current
+from rpcbench.telemetry.collector import Collector
+
+pytestmark = pytest.mark.process
+Everyone = Callable[..., list[Any]]
+NAMES = ["worker1", "worker2", "worker3"]
+_gate = threading.Event()
+
+
+def begin(method: str = "env://") -> None:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    c10d.init_process_group("gloo", method, timeout=timedelta(seconds=60), rank=rank, world_size=size)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[rpcbench.Cluster]:
+    """Three workers in a world of torch's own."""
+    with rpcbench.Cluster(3) as cluster, current.using(cluster.agent):
+        wait_all([cluster.rpc_async(name, begin) for name in cluster.workers])
+        yield cluster
+
+
+@pytest.fixture
+def everyone(three: rpcbench.Cluster) -> Everyone:
+    return lambda function, *args: wait_all([three.rpc_async(name, function, args) for name in three.workers])
+
+
+@pytest.fixture
+def watched(three: rpcbench.Cluster) -> Iterator[Callable[[], list[Row]]]:
+    """A function that returns the rows that have come since the watch began."""
+    collector = three.agent.part(Collector)
+    stop = collector.subscribe(lambda: None)
+    assert collector.settle(20)
+    before = rpcbench.collectives(10_000).rows
+    yield lambda: [row for key, row in rpcbench.collectives(10_000).rows.items() if key not in before]
+    stop()
+
+
+@pytest.fixture
+def free() -> Iterator[int]:
+    with addresses.port() as number:
+        yield number
+
+
+def settled(look: Callable[[], list[Row]]) -> list[Row]:
+    """Return the rows once all have ended, which transfers and reduce_scatters report a little later."""
+    until(lambda: all(row["state"] != "open" for row in look()), "all collectives to end")
+    return look()
+
+
+def many_kinds() -> None:
+    me, size = c10d.get_rank(), c10d.get_world_size()
+    x, wide = torch.ones(4), torch.ones(4 * size)
+    parts = [torch.ones(4) for _ in range(size)]
+    first = me == 0
+    c10d.all_reduce(x, c10d.ReduceOp.MAX)
+    c10d.all_reduce(x, async_op=True).wait()
+    c10d.broadcast(x, 1)
+    c10d.reduce(x, 2)
+    c10d.all_gather(parts, x)
+    c10d.all_gather_single(wide, x)
+    c10d.reduce_scatter_single(x, wide)
+    c10d.gather(x, parts if first else None, 0)
+    c10d.scatter(x, parts if first else None, 0)
+    c10d.all_to_all_single(torch.empty(4 * size), wide)
+    c10d.barrier()
+    c10d.monitored_barrier()
+
+
+KINDS = [
+    ("all_reduce(MAX)", 16), ("all_reduce(SUM)", 16), ("broadcast(src=1)", 16), ("reduce(SUM, dst=2)", 16),
+    ("all_gather", 16), ("all_gather", 16), ("reduce_scatter(SUM)", 48), ("gather(dst=0)", 16),
+    ("scatter(src=0)", 16), ("all_to_all", 48), ("barrier", 0), ("monitored_barrier", 0),
+]  # fmt: skip
+
+
+def test_each_collective_of_torch_has_one_row_with_all_ranks(everyone: Everyone, watched: Any) -> None:
+    everyone(many_kinds)
+    found = settled(watched)
+    assert [(row["op"], row["bytes"]) for row in found] == KINDS
+    numbers = [row["number"] for row in found[:-1]]  # of the group; a monitored barrier consists of transfers
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    for row in found:
+        assert (row["group"], row["members"], row["state"], row["missing"]) == ("world", NAMES, "done", [])
+        assert row["end_known"] and row["last"] is not None and row["end"] >= row["begin"]
+        assert row["site"].startswith("test_torch_collectives.py:")
+    assert [row["shape"] for row in found[:1]] == ["float32[4]"]
+
+
+def two() -> None:
+    x = torch.ones(3)
+    c10d.all_reduce(x)
+    c10d.reduce_scatter_single(torch.empty(1), x)
+
+
+def test_what_ran_unwatched_is_read_from_torchs_own_record(everyone: Everyone) -> None:
+    before = rpcbench.collectives(10_000).rows
+    until(lambda: not any(everyone(kernel_stands)), "the end of this look")
+    everyone(two)
+    seen = rpcbench.collectives(10_000)
+    new = [row for key, row in seen.rows.items() if key not in before]
+    # gloo makes a reduce_scatter of an all_reduce, and records that
+    assert [(row["op"], row["shape"], row["members"]) for row in new] == [
+        ("all_reduce", "float32[3]", NAMES), ("all_reduce", "float32[3]", NAMES),
+    ]  # fmt: skip
+    assert {(row["state"], row["end_known"], row["last"] is not None) for row in new} == {("done", False, True)}
+    assert "began while nobody watched: their ends are not known" in seen.summary
+    # a second look neither doubles nor changes them
+    again = rpcbench.collectives(10_000).rows
+    assert list(again) == list(seen.rows)
+
+
+def lopsided() -> int:
+    """Make transfers, of which each rank has another number, and then a collective."""
+    x, me = torch.ones(2), c10d.get_rank()
+    if me == 0:
+        for _ in range(3):
+            c10d.send(x, 1)
+    if me == 1:
+        for _ in range(3):
+            c10d.recv(x, 0)
+    c10d.all_reduce(x)
+    return max(each.number for each in flight_record() if each.group == "0")
+
+
+def test_ranks_number_alike_though_their_transfers_differ(everyone: Everyone, three: rpcbench.Cluster) -> None:
+    numbers = set(everyone(lopsided))  # unwatched
+    collector = three.agent.part(Collector)
+    stop = collector.subscribe(lambda: None)
+    try:
+        assert collector.settle(20)
+        numbers |= set(everyone(lopsided))  # watched
+        found = settled(lambda: list(rpcbench.collectives(10_000).rows.values()))
+    finally:
+        stop()
+    last = [row for row in found if row["op"] == "all_reduce(SUM)"][-1]
+    assert (last["number"], last["state"], last["missing"]) == (max(numbers), "done", [])
+    assert len(numbers) == 2, "the ranks agree, before and after"
+    sends = [row for row in found if row["op"] == "send"][-3:]
+    assert [(row["number"], row["members"], row["state"]) for row in sends] == [
+        (number, ["worker1", "worker2"], "done") for number in (1, 2, 3)
+    ]
+
+
+def data_parallel() -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def test_collectives_of_ddp_are_seen(everyone: Everyone, watched: Any) -> None:
+    everyone(data_parallel)
+    found = settled(watched)
+    assert found[-1]["op"] == "all_reduce(SUM)" and found[-1]["bytes"] == 80, "the gradients, from torch's C++"
+    assert {row["state"] for row in found} == {"done"}
+    assert found[0]["site"].startswith("DistributedDataParallel, test_torch_collectives.py:")
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x))  # type: ignore[no-any-return]
+
+
+def sharded() -> None:
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+    model = Block()
+    for part in (model.up, model.down, model):
+        fully_shard(part, mesh=mesh)
+    model(torch.ones(2, 6)).sum().backward()
+
+
+def test_collectives_of_fsdp_name_the_part_of_the_model(everyone: Everyone, watched: Any) -> None:
+    everyone(sharded)
+    found = [(row["op"], row["site"], row["group"]) for row in settled(watched)]
+    gathers = [(site, group) for op, site, group in found if op == "all_gather"]
+    scatters = [(site, group) for op, site, group in found if op.startswith("reduce_scatter")]
+    assert [site for site, _ in gathers] == ["FSDP up", "FSDP down", "FSDP down", "FSDP up"]
+    assert [site for site, _ in scatters] == ["FSDP down", "FSDP up"]
+
+
+def redistribute() -> None:
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+    made = distribute_tensor(torch.ones(6, 2), mesh, [Shard(0)])
+    made.redistribute(placements=[Replicate()]).to_local().sum()
+
+
+def test_collectives_of_dtensor_are_seen_with_the_line_of_the_program(everyone: Everyone, watched: Any) -> None:
+    everyone(redistribute)
+    last = settled(watched)[-1]
+    assert last["op"] == "all_gather" and last["site"].startswith("test_torch_collectives.py:"), last
+
+
+def shut() -> None:
+    _gate.clear()
+
+
+def unlock() -> None:
+    _gate.set()
+
+
+def late(here: str) -> None:
+    """Come to a collective only when the gate opens, or to another one on another rank."""
+    if here == "late":
+        _gate.wait(60)
+    elif here == "other":
+        c10d.broadcast(torch.ones(2), 0, group=_pair())
+        return
+    c10d.all_reduce(torch.ones(2))
+
+
+def _pair() -> Any:
+    (pair,) = [group for group in distributed_c10d._world.pg_map if group.group_desc == "pair"]
+    return pair
+
+
+def new_pair() -> None:
+    c10d.new_group([0, 2], group_desc="pair")
+
+
+@pytest.mark.parametrize("when", ["watched", "unwatched"])
+def test_a_hang_names_the_missing_ranks_and_where_each_is(
+    three: rpcbench.Cluster, everyone: Everyone, request: pytest.FixtureRequest, when: str
+) -> None:
+    if when == "watched":
+        request.getfixturevalue("watched")
+    everyone(shut)
+    if not everyone(pairs)[0]:
+        everyone(new_pair)
+    waiting = [three.rpc_async("worker1", late, ("now",)), three.rpc_async("worker2", late, ("late",))]
+    waiting.append(three.rpc_async("worker3", late, ("other",)))
+
+    def hang() -> Row | None:
+        rows = rpcbench.collectives(10_000).rows.values()
+        return next((row for row in rows if row["state"] == "open" and row["group"] == "world"), None)
+
+    until(lambda: (row := hang()) is not None and len(row["missing"]) == 2 and "broadcast" in str(row["elsewhere"]))
+    row = hang()
+    assert row is not None
+    first, second = row["elsewhere"]
+    assert first == "worker2 is in no collective"
+    assert second.startswith("worker3 is in broadcast") and " of pair" in second
+    assert "worker2 is in no collective" in rpcbench.collectives(10_000).summary
+    three.rpc_sync("worker2", unlock)
+    waiting.append(three.rpc_async("worker1", late, ("other",)))
+    waiting.append(three.rpc_async("worker3", late, ("now",)))
+    wait_all(waiting)
+    until(lambda: hang() is None, "the hang to end in the rows too")
+
+
+def pairs() -> int:
+    return sum(group.group_desc == "pair" for group in distributed_c10d._world.pg_map)
+
+
+def wrong() -> str:
+    try:
+        c10d.all_reduce(torch.ones(2, dtype=torch.float32).to_sparse(), c10d.ReduceOp.MAX)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return type(error).__name__
+    return ""
+
+
+def test_a_call_that_torch_refuses_is_shown_as_failed(everyone: Everyone, watched: Any) -> None:
+    assert all(everyone(wrong))
+    assert {row["state"] for row in settled(watched)} <= {"failed"}
+
+
+def kernel_stands() -> bool:
+    """Return whether a collective of torch would pass our kernel in this process now."""
+    return PROBE.active
+
+
+def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, everyone: Everyone) -> None:
+    until(lambda: everyone(kernel_stands) == [False] * 3, "the end of earlier watches")
+    collector = three.agent.part(Collector)
+    stop = collector.subscribe(lambda: None)
+    assert collector.settle(20)
+    assert everyone(kernel_stands) == [True] * 3
+    stop()
+    until(lambda: everyone(kernel_stands) == [False] * 3)
+
+
+def busy(count: int) -> int:
+    x = torch.ones(4)
+    for _ in range(count):
+        c10d.all_reduce(x)
+    return count
+
+
+def test_watches_may_begin_and_end_while_a_program_runs(three: rpcbench.Cluster) -> None:
+    running = [three.rpc_async(name, busy, (2000,)) for name in three.workers]
+    looks = 0
+    while not all(future.done() for future in running) or looks < 3:
+        assert rpcbench.collectives(50).rows
+        looks += 1
+    assert wait_all(running) == [2000] * 3
+    rows = list(rpcbench.collectives(50).rows.values())
+    numbers = [row["number"] for row in rows if row["op"].startswith("all_reduce") and row["group"] == "world"]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "none is missing, none is there twice"
+
+
+def anew(method: str) -> None:
+    c10d.destroy_process_group()
+    begin(method)
+    c10d.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_the_rows_of_a_new_world_are_its_own(
+    everyone: Everyone, watched: Any, free: int, store: str, tmp_path: Path
+) -> None:
+    everyone(anew, f"file://{tmp_path}/store" if store == "file" else f"tcp://127.0.0.1:{free}")
+    (row,) = settled(watched)
+    assert (row["op"], row["number"], row["members"], row["state"]) == ("all_reduce(SUM)", 1, NAMES, "done")
+
+
+def ours(method: str) -> None:
+    c10d.destroy_process_group()
+    dist.init_process_group("gloo", timeout=30)
+    dist.all_reduce(torch.ones(2))
+    c10d.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+    begin(method)
+
+
+def test_calls_of_this_package_have_one_row_beside_those_of_torch(
+    everyone: Everyone, watched: Any, free: int
+) -> None:
+    everyone(ours, f"tcp://127.0.0.1:{free}")
+    found = [(row["op"], row["shape"], row["members"]) for row in settled(watched)]
+    assert ("all_reduce(SUM)", "float32[2]", NAMES) in found
+    assert ("all_reduce(SUM)", "float32[3]", NAMES) in found
+    assert len(found) == 2, found
