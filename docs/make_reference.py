@@ -95,7 +95,8 @@ def _page(page: str, described: dict[int, str]) -> str:
     module = importlib.import_module(_module(page))
     text = Text(_file(page), "Errors" if page == "errors" else f"`{_module(page)}`", module)
     text.add(_prose(_doc(module)), _where(module))
-    offered = [*names(module)]
+    # Those with several names are described under their own.
+    offered = sorted(names(module), key=lambda each: getattr(each[1], "__name__", each[0]) != each[0])
     also = []
     for name, value in offered:
         if id(value) in described:

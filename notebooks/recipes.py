@@ -130,10 +130,10 @@ def pipeline_and_tensor(model: TinyTransformer, mesh: DeviceMesh) -> nn.Module:
 def pipeline_backward(stage: TinyTransformer, mesh: DeviceMesh, inputs: Tensor, targets: Tensor, parts: int) -> Tensor:
     """Forward with all parts of the batch, then backward with all: GPipe. The loss on the last stage, elsewhere 0."""
     group, rank, last = mesh.get_group("pp"), mesh["pp"].get_local_rank(), mesh["pp"].size() - 1
-    kept, loss = [], torch.zeros(())
+    kept, loss = [], torch.zeros((), device=inputs.device)
     for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
         if rank > 0:
-            x = torch.empty(*x.shape, stage.blocks[next(iter(stage.blocks))].norm1.normalized_shape[0])
+            x = torch.empty(*x.shape, stage.width, device=x.device)
             dist.recv(x, group=group, group_src=rank - 1)
             x.requires_grad_()
         y_here = stage(x)
@@ -189,7 +189,7 @@ def answers_of_all(layer: Experts, group: dist.ProcessGroup, tokens: Tensor, cou
     dist.all_to_all_single(coming, counts, group=group)  # how many each rank has for each expert here
     sent, received = (each.view(ranks, share).sum(1).tolist() for each in (counts, coming))
     came = Exchange.apply(tokens, sent, received, group)
-    expert = torch.arange(share).repeat(ranks).repeat_interleave(coming)  # of each token that came
+    expert = torch.arange(share, device=tokens.device).repeat(ranks).repeat_interleave(coming)  # of each token that came
     by_expert = expert.argsort(stable=True)
     answers = layer.answers_here(came[by_expert], expert.bincount(minlength=share))
     return Exchange.apply(put_back(answers, by_expert), received, sent, group)

@@ -121,6 +121,7 @@ class TinyTransformer(nn.Module):
 
     def __init__(self, blocks: int = 2, experts: int = 0, width: int = WIDTH) -> None:
         super().__init__()
+        self.width = width
         self.embed: nn.Module | None = nn.Embedding(WORDS, width)
         self.positions: nn.Module | None = nn.Embedding(LONGEST, width)
         self.blocks = nn.ModuleDict({str(number): Block(width, HEADS, experts) for number in range(blocks)})

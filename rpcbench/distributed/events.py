@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup
 
@@ -139,9 +140,9 @@ class CollectiveEvents:
         return {part.key: part.row() for part in parts}
 
 
-def operations(group: ProcessGroup) -> int:
-    """Return how many operations of a group this rank has begun, transfers included."""
-    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+def operations(group: Any) -> int:
+    """Return how many operations of a group, or of one of its backends, this rank has begun; gloo counts transfers."""
+    return int(group._get_sequence_number_for_group())
 
 
 class OwnCalls:

@@ -473,9 +473,11 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
         return found
     if found is None:
         raise CollectiveError(
-            f"this process group belongs to a world that has ended, not to the current one. {RETRY_HINT}"
+            "this process group has been destroyed, or belongs to a world that has ended, not to the current one. "
+            + RETRY_HINT
         )
-    raise CollectiveError(f"{world.named(world.rank)} is not in the group of ranks {listed(found.ranks)}")
+    which = f"the group of ranks {listed(found.ranks)}" if found.ranks else "this group"
+    raise CollectiveError(f"{world.named(world.rank)} is not in {which}")
 
 
 def _find(group: object) -> GroupMember | Outsider | None:

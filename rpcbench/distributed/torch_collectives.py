@@ -106,6 +106,7 @@ class WatchedGroup:
     scope: str  # of its parts
     ranks: tuple[int, ...]  # of the world, in the group's order
     members: tuple[str, ...]
+    backend: Any  # torch's, which counts the operations on one type of device
     lock: threading.Lock = field(default_factory=threading.Lock)  # from an operation's begin until it has its number
     transfers: int | None = None  # of this rank so far; None: not known since the watch began
     ways: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
@@ -219,9 +220,10 @@ class TorchCollectives:
         self._on = False
         self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
         self._token = ""  # of that world, alike on all ranks
-        self._groups: dict[str, WatchedGroup | None] = {}  # by torch's name; None: not one of the program's
+        # by torch's name, and type of device; None: not one of the program's
+        self._groups: dict[tuple[str, str], WatchedGroup | None] = {}
         self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
-        self._recorded: dict[str, int] = {}  # group → number of the last collective that has a row
+        self._recorded: dict[str, int] = {}  # scope of a group → number of the last collective that has a row
         self._backends: dict[str, str] = {}  # group → the flight recorder's name of its backend
         self._unheard: dict[CollectivePart, Callable[[], bool]] = {}  # part → whether it has ended: torch reports none
         self._wake = Event()  # there are such parts
@@ -256,15 +258,15 @@ class TorchCollectives:
         self._backends.update((entry.group, entry.backend) for entry in entries)
         own = {(group, n) for group, first, last in OWN_CALLS.ranges() for n in range(first, last + 1)}
         for entry in entries:
-            if entry.number > self._recorded.get(entry.group, 0) and (entry.group, entry.op_id) not in own:
+            if (entry.group, entry.op_id) not in own:
                 self._absorb(entry)
 
     def _absorb(self, entry: FlightEntry) -> None:
         """Make a row of a collective that began before the watch."""
         group = self._group(entry.group)
-        if group is None:
+        if group is None or entry.number <= self._recorded.get(group.scope, 0):
             return
-        self._recorded[entry.group] = entry.number
+        self._recorded[group.scope] = entry.number
         part = CollectivePart(
             group.scope, entry.number, group.label, entry.op, group.members, entry.shape, entry.size
         )  # fmt: skip
@@ -301,21 +303,27 @@ class TorchCollectives:
             _log.warning("collectives of torch cannot be joined with those of other ranks: %s", why)
             return mine
 
-    def _group(self, name: str) -> WatchedGroup | None:
-        if name not in self._groups:
+    def _group(self, name: str, device: str = "cpu") -> WatchedGroup | None:
+        """Return a group as a user of one type of device: torch has a backend for each."""
+        if (name, device) not in self._groups:
             there: list[c10d.ProcessGroup] = list(distributed_c10d._world.pg_map)
             known: dict[str, c10d.ProcessGroup] = {each.group_name: each for each in there}
-            self._groups[name] = self._watched_group(known[name]) if name in known else None
-        return self._groups[name]
+            self._groups[name, device] = self._watched_group(known[name], device) if name in known else None
+        return self._groups[name, device]
 
-    def _watched_group(self, group: c10d.ProcessGroup) -> WatchedGroup:
+    def _watched_group(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup:
         ranks = tuple(c10d.get_process_group_ranks(group))
         whole = group is self._world
         label = "world" if whole else group.group_desc.removeprefix("mesh_")
         label = f"group {group.group_name}" if label in ("", "undefined") else label
-        return WatchedGroup(
-            group.group_name, label, f"{self._token}.{group.group_name}", ranks, tuple(map(self._name_of, ranks))
-        )
+        scope = f"{self._token}.{group.group_name}" + ("" if device == "cpu" else f".{device}")
+        made = WatchedGroup(
+            group.group_name, label, scope, ranks, tuple(map(self._name_of, ranks)),
+            group._get_backend(torch.device(device)),
+        )  # fmt: skip
+        if made.backend.name() != "gloo":
+            made.transfers = 0  # NCCL counts collectives alone
+        return made
 
     def _name_of(self, rank: int) -> str:
         """Return the name of the member with this rank."""
@@ -330,14 +338,13 @@ class TorchCollectives:
     def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
         """Run an operator of torch, and record it unless it is this package's own."""
         op = _OPS[name]
-        backend = c10d.ProcessGroup.unbox(args[op.group])
-        group = self._known(backend)
+        group = self._known(c10d.ProcessGroup.unbox(args[op.group]), _first(args[op.tensors]).device.type)
         if group is None:
             return go()
         if name == "monitored_barrier_":  # returns when all have come, so no lock may be held
-            return self._waited(group, op, backend, go)
+            return self._waited(group, op, go)
         with group.lock:
-            before = self._count(group, backend)
+            before = self._count(group)
             part = None if OWN_CALLS.active else self._enter(group, name, args, before)
             try:
                 result = go()
@@ -346,28 +353,33 @@ class TorchCollectives:
                     part.leave(failed=True)
                 raise
             if name in _TRANSFERS:
-                assert group.transfers is not None
-                group.transfers += operations(backend) - before
+                self._add_transfers(group, before)
         if part is not None:
             self._follow(part, group, before + 1, args, result)
         return result
 
-    def _known(self, backend: c10d.ProcessGroup) -> WatchedGroup | None:
+    def _known(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
         """Return the group of an operation, if it is one of the program's."""
-        if distributed_c10d._world.default_pg is self._world and (found := self._groups.get(backend.group_name)):
+        key = group.group_name, device
+        if distributed_c10d._world.default_pg is self._world and (found := self._groups.get(key)) is not None:
             return found
         with self._lock:
-            return self._group(backend.group_name) if self._settled() else None
+            return self._group(*key) if self._settled() else None
 
-    def _count(self, group: WatchedGroup, backend: c10d.ProcessGroup) -> int:
+    def _count(self, group: WatchedGroup) -> int:
         """Return the backend's count of operations so far, and find this rank's transfers among them."""
-        count = operations(backend)
+        count = operations(group.backend)
         if group.transfers is None:
             with self._lock:  # the flight recorder has been read when a watch has begun
                 last = self._record.get(group.name)
             # Operations since the last recorded collective are transfers, as the kernel sees all others.
             group.transfers = count if last is None else count - last.number
         return count
+
+    @staticmethod
+    def _add_transfers(group: WatchedGroup, before: int) -> None:
+        assert group.transfers is not None
+        group.transfers += operations(group.backend) - before
 
     def _enter(self, group: WatchedGroup, name: str, args: Sequence[Any], before: int) -> CollectivePart:
         op = _OPS[name]
@@ -377,7 +389,7 @@ class TorchCollectives:
             return self._told.enter(self._transfer(group, op, args, shape, size))
         assert group.transfers is not None
         label = _label(op, args, group.ranks)
-        number = self._recorded[group.name] = before - group.transfers + 1
+        number = self._recorded[group.scope] = before - group.transfers + 1
         return self._told.enter(
             CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
         )
@@ -399,10 +411,10 @@ class TorchCollectives:
         scope = f"{group.scope}.{way}"
         return CollectivePart(scope, group.ways[way], group.label, name, ends, shape, size, calling_site())
 
-    def _waited(self, group: WatchedGroup, op: TorchOp, backend: c10d.ProcessGroup, go: Callable[[], Any]) -> Any:
+    def _waited(self, group: WatchedGroup, op: TorchOp, go: Callable[[], Any]) -> Any:
         """Run and record an operation that returns only when all ranks have come, and consists of transfers."""
         with group.lock:
-            before = self._count(group, backend)
+            before = self._count(group)
             group.ways[op.name] += 1
             number = group.ways[op.name]
         scope, site = f"{group.scope}.{op.name}", calling_site()
@@ -411,8 +423,7 @@ class TorchCollectives:
                 return go()
         finally:
             with group.lock:
-                assert group.transfers is not None
-                group.transfers += operations(backend) - before
+                self._add_transfers(group, before)
 
     # -- ends
     def _follow(
@@ -493,6 +504,12 @@ def _label(op: TorchOp, args: Sequence[Any], ranks: Sequence[int]) -> str:
     if op.root is not None:
         told.append(f"{op.side}={ranks[args[op.root]]}")
     return f"{op.name}({', '.join(told)})" if told else op.name
+
+
+def _first(tensors: Any) -> torch.Tensor:
+    while not isinstance(tensors, torch.Tensor):
+        tensors = tensors[0]
+    return tensors
 
 
 def _flat(tensors: Any) -> list[torch.Tensor]:

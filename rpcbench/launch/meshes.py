@@ -92,7 +92,8 @@ class ClusterMesh:
             f"<tr><th>{html.escape(label)}</th>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>"
             for label, row in self._rows()
         )
-        return f"<table><caption>{html.escape(self._title)}</caption><tr>{heads}</tr>{rows}</table>"
+        caption = f'<caption style="text-align: left; white-space: nowrap">{html.escape(self._title)}</caption>'
+        return f"<table>{caption}<tr>{heads}</tr>{rows}</table>"
 
 
 def make(
@@ -159,7 +160,7 @@ def _join(agent: Agent, workers: Sequence[str]) -> None:
         there = ", ".join(f"{name} {f'in one of {size}' if size else 'in none'}" for name, size in sizes)
         raise CollectiveError(
             f"a mesh needs one process group of all {counted(len(workers), 'worker')}, and they are in different ones "
-            f"({there}): run torch.distributed.destroy_process_group() on those, then call mesh again"
+            f"({there}): run rpcbench.distributed.destroy_process_group() on those, then call mesh again"
         )
 
 

@@ -6,6 +6,8 @@ import gc
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from test_faults_of_ranks import full, me, told
 
 import rpcbench
 import rpcbench.distributed as dist
-from rpcbench.base.errors import CollectiveError
+from rpcbench.base.errors import AuthenticationError, CollectiveError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import objects
 from rpcbench.distributed.arguments import chosen_rank, older_order, seconds_of
 from rpcbench.distributed.point_to_point import MOST_TAG
+from rpcbench.transport import run_dir
 
 pytestmark = pytest.mark.process
 HANG_SECONDS = 25.0
@@ -126,7 +129,7 @@ REFUSED = [
     "not Tensor", "rank 0 is this rank", "rank 7 is not in the group", "cannot pickle '_thread.lock' object",
     "a group of 4 ranks does not split into subgroups of 3", "ranks [1] are in more than one of the subgroups",
     "rank 4 is not in the group", "position 4 is not in the group, which has ranks 0 to 3",
-    "timeout=0: pass a positive number of seconds", "is not in the group of ranks []",
+    "timeout=0: pass a positive number of seconds", "rank 0 (worker1) is not in this group",
 ]  # fmt: skip
 
 
@@ -173,6 +176,30 @@ def test_objects_that_are_received_as_anything_else_raise_on_both_ranks(everyone
     assert receiver == [f"CollectiveError: {tensor}", f"CollectiveError: {length}", "[1, 2]"]
 
 
+def ended_in_use() -> list[str]:
+    """A group cannot be ended while one of its operations waits; afterwards it can, and is refused then."""
+    group = dist.new_group([0, 1])
+    if me() > 1:
+        dist.barrier()
+        return []
+    if me() == 1:
+        dist.barrier()
+        dist.barrier(group)
+        return []
+    work = dist.barrier(group, async_op=True)
+    said = [outcome(dist.destroy_process_group, group)]
+    dist.barrier()
+    work.wait()
+    dist.destroy_process_group(group)
+    return [*said, outcome(dist.barrier, group)]
+
+
+def test_a_group_is_not_ended_during_its_collectives(everyone: Any) -> None:
+    said = everyone(ended_in_use)[0]
+    assert "cannot end group" in said[0] and said[0].endswith("during a collective: wait for it first")
+    assert "belongs to a world that has ended" in said[1]
+
+
 def overlapping() -> list[str]:
     """A receive from any rank and one from a named rank, of one tag: refused in both orders; not of another tag."""
     if me():
@@ -213,6 +240,27 @@ def test_an_object_with_another_signature_is_not_unpickled(everyone: Any) -> Non
     assert said[1:] == ["", "", ""]
 
 
+def test_a_secret_signs_objects_for_one_operation_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SimpleNamespace(token="t", rank=0, named=lambda rank: f"rank {rank}")
+    end: Any = SimpleNamespace(world=world, key="0", notes_on=torch.device("cpu"))
+    other: Any = SimpleNamespace(world=world, key="1", notes_on=torch.device("cpu"))
+
+    def opened(at: Any, deed: str, data: bytes) -> Any:
+        return objects._opened(at, deed, 0, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    monkeypatch.setattr(objects.current, "find", lambda: None)
+    monkeypatch.delenv(run_dir.SECRET_VARIABLE, raising=False)
+    unsigned, _ = objects._packed(end, "gather", [1])
+    assert opened(end, "gather", unsigned) == [1]
+    run_dir.make_secret(tmp_path / "secret")
+    monkeypatch.setenv(run_dir.SECRET_VARIABLE, str(tmp_path / "secret"))
+    signed, _ = objects._packed(end, "gather", [1])
+    assert opened(end, "gather", signed) == [1]
+    for at, deed, data in ((end, "gather", unsigned), (end, "scatter", signed), (other, "gather", signed)):
+        with pytest.raises(AuthenticationError, match="is not signed with the secret of rank 0: all ranks must"):
+            opened(at, deed, data)
+
+
 def test_an_unknown_name_is_refused_in_one_sentence() -> None:
     with pytest.raises(AttributeError, match=r"torch 2.* has no 'all_redcue', and neither has .*: did you mean all_re"):
         dist.all_redcue
@@ -233,6 +281,12 @@ def waits(deed: Callable[[], Any]) -> tuple[str, float, str]:
     return said
 
 
+def hurried() -> str:
+    """In a group with a limit of its own: rank 1 does not come."""
+    group = dist.new_group(timeout=1)
+    return outcome(dist.barrier, group) if me() == 0 else ""
+
+
 def test_the_timeout_of_a_wait_ends_the_world_and_names_the_missing_ranks() -> None:
     with rpcbench.Cluster(2) as cluster:
         wait_all([cluster.rpc_async(name, dist.init_process_group) for name in cluster.workers])
@@ -245,6 +299,9 @@ def test_the_timeout_of_a_wait_ends_the_world_and_names_the_missing_ranks() -> N
         said = cluster.rpc_sync("worker2", outcome, (dist.monitored_barrier, None, timedelta(seconds=1), True))
         assert said.startswith("RpcTimeoutError: 1 s have passed in monitored_barrier:")
         assert "rank 0 (worker1) has not come" in said
+        wait_all([cluster.rpc_async(name, dist.init_process_group) for name in cluster.workers])
+        said, after = wait_all([cluster.rpc_async(name, hurried) for name in cluster.workers])
+        assert said.startswith("RpcTimeoutError: 1 s have passed in barrier:") and after == ""
 
 
 # -- arguments, alone

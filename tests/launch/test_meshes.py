@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rpcbench
+import rpcbench.distributed
 from rpcbench.base.errors import CollectiveError, WorkerLostError
 from rpcbench.launch import meshes
 from rpcbench.launch.meshes import ClusterMesh
@@ -47,7 +48,7 @@ def test_a_mesh_of_one_or_three_dimensions_is_drawn_as_rows() -> None:
 
 def test_the_table_for_notebooks_has_the_same_cells() -> None:
     table = drawn({"d": 2, "tp": 2}, ["<b>", *FOUR[1:]])._repr_html_()
-    assert "<caption>mesh(d=2, tp=2) on cpu</caption>" in table
+    assert ">mesh(d=2, tp=2) on cpu</caption>" in table
     assert "<tr><th>d=0</th><td>&lt;b&gt;</td><td>worker2</td></tr>" in table
     assert "<tr><th></th><th>tp=0</th><th>tp=1</th></tr>" in table
 
@@ -154,8 +155,9 @@ def test_torchs_own_world_is_used_and_torn_ones_are_named(no_leaks: None) -> Non
         cluster.mesh(tp=2)
         assert sums(cluster, "mesh", "tp") == [11.0, 11.0]
         cluster.rpc_sync("worker2", torch.distributed.destroy_process_group)
-        with pytest.raises(CollectiveError, match=r"\(worker1 in one of 2, worker2 in none\): run torch"):
+        with pytest.raises(CollectiveError, match=r"\(worker1 in one of 2, worker2 in none\): run rpcbench\.d"):
             cluster.mesh(tp=2)
+        cluster.rpc_sync("worker1", rpcbench.distributed.destroy_process_group)
 
 
 @pytest.mark.process

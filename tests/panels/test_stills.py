@@ -72,7 +72,7 @@ def test_a_mark_for_each_owner_and_holder():
     view = PANELS["rrefs"].look(busy())
     assert len(shapes(made.svg, "circle")) == len(view["forks"]) == 3
     squares = [shape for shape in shapes(made.svg, "rect") if shape.get("width") == "14"]
-    assert [square.get("class") for square in squares] == ["f-blue", "f-red"]
+    assert [square.get("class") for square in squares] == ["f-teal", "f-red"]
     assert "0.2" in words(made.svg) and "failed" in words(made.svg)
 
 
