@@ -189,7 +189,7 @@ def answers_of_all(layer: Experts, group: dist.ProcessGroup, tokens: Tensor, cou
     dist.all_to_all_single(coming, counts, group=group)  # how many each rank has for each expert here
     sent, received = (each.view(ranks, share).sum(1).tolist() for each in (counts, coming))
     came = Exchange.apply(tokens, sent, received, group)
-    expert = torch.arange(share, device=tokens.device).repeat(ranks).repeat_interleave(coming)  # of each token that came
+    expert = torch.arange(share, device=tokens.device).repeat(ranks).repeat_interleave(coming)  # for each token
     by_expert = expert.argsort(stable=True)
     answers = layer.answers_here(came[by_expert], expert.bincount(minlength=share))
     return Exchange.apply(put_back(answers, by_expert), received, sent, group)
