@@ -320,7 +320,7 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").get_by_text("%cluster start 2").wait_for()
     page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
     section = page.locator(".jp-Launcher-section").filter(has_text="rpcbench")
-    assert section.locator(".jp-LauncherCard").all_inner_texts() == ["New rpcbench notebook", "Start Page"]
+    settles(page, section.locator(".jp-LauncherCard").all_inner_texts, ["New rpcbench notebook", "Start Page"])
     until(lambda: len(lab.sessions()) == 2, "the kernels of both notebooks: one that is just starting could not be ended")
 
 
