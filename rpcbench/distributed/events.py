@@ -42,12 +42,13 @@ class CollectivePart:
     )  # fmt: skip
 
     def __init__(
-        self, scope: str, number: int, group: str, op: str, members: tuple[str, ...], shape: str = "", size: int = 0,
-        site: object = "",
+        self, scope: str, number: int, group: str, op: object, members: tuple[str, ...], shape: object = "",
+        size: int = 0, site: object = "",
     ) -> None:  # fmt: skip
         self.scope, self.number, self.group, self.op = scope, number, group, op
         self.members, self.shape, self.bytes = members, shape, size  # names of all participants; of its own tensors
-        self.site = site  # the module or line that asked for it, where that is known; its text is made when it is shown
+        # the module or line that asked for it, where that is known; as of `op` and `shape`, its text is made for rows
+        self.site = site
         self.begin, self.failed = 0.0, False  # monotonic seconds; whether it ended by an error
         self.end: float | None = None  # None while it runs
         self.end_known = True  # False: it has ended, and `end` is no more than a bound
@@ -58,7 +59,8 @@ class CollectivePart:
         return f"{self.scope}.{self.number}"
 
     def row(self) -> Row:
-        return {**{name: getattr(self, name) for name in _TOLD}, "site": str(self.site)}
+        texts = {"op": str(self.op), "shape": str(self.shape), "site": str(self.site)}
+        return {**{name: getattr(self, name) for name in _TOLD}, **texts}
 
     def becomes(self, known: CollectivePart) -> None:
         """Take the identity of `known`, now that the sender is known, and keep the time of the beginning."""

@@ -52,7 +52,6 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import layout_of
 
 _log = logging.getLogger(__name__)
 _STORE_SECONDS = timedelta(seconds=3)
@@ -70,6 +69,32 @@ class TorchOp(NamedTuple):
     side: str = ""  # of the root: "src" or "dst"
 
 
+class OpLabel(NamedTuple):
+    """An operation with its arguments; its text, which is made when it is shown, is `all_reduce(SUM)`."""
+
+    op: TorchOp
+    reduce_op: Any  # torch's object
+    root: int | None  # as a rank of the world
+
+    def __str__(self) -> str:
+        told = [] if self.reduce_op is None else [_REDUCE_OPS[self.reduce_op.op()]]
+        if self.root is not None:
+            told.append(f"{self.op.side}={self.root}")
+        return f"{self.op.name}({', '.join(told)})" if told else self.op.name
+
+
+class Layouts(tuple[tuple[torch.dtype, torch.Size], ...]):
+    """The layouts of tensors; its text, which is made when it is shown, is that of the first ones."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        texts = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in self[:_LAYOUTS_SHOWN]]
+        more = [f"{len(self) - _LAYOUTS_SHOWN} more"] if len(self) > _LAYOUTS_SHOWN else []
+        return ", ".join(texts + more)
+
+
+_LAYOUTS_SHOWN = 3
 _OPS = {
     "allreduce_": TorchOp("all_reduce", 0, 1, 2),
     "allreduce_coalesced_": TorchOp("all_reduce", 0, 1, 2),
@@ -93,6 +118,10 @@ _OPS = {
     "recv_any_source_": TorchOp("recv from any rank", 0, 1),
 }
 _TRANSFERS = {"send", "recv_", "recv_any_source_", "monitored_barrier_"}  # each rank makes as many as it has peers
+# gloo gives no future for these; the work of a reduce_scatter is never complete, though its `wait` returns.
+_WITHOUT_FUTURE = {
+    "send", "recv_", "recv_any_source_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
+}  # fmt: skip
 _BARRIERS = {"barrier", "monitored_barrier_"}  # their tensor is a dummy
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")  # in the order of c10d
 
@@ -107,6 +136,7 @@ class WatchedGroup:
     ranks: tuple[int, ...]  # of the world, in the group's order
     members: tuple[str, ...]
     backend: Any  # torch's, which counts the operations on one type of device
+    is_gloo: bool
     lock: threading.Lock = field(default_factory=threading.Lock)  # from an operation's begin until it has its number
     transfers: int | None = None  # of this rank so far; None: not known since the watch began
     ways: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
@@ -317,11 +347,10 @@ class TorchCollectives:
         label = "world" if whole else group.group_desc.removeprefix("mesh_")
         label = f"group {group.group_name}" if label in ("", "undefined") else label
         scope = f"{self._token}.{group.group_name}" + ("" if device == "cpu" else f".{device}")
-        made = WatchedGroup(
-            group.group_name, label, scope, ranks, tuple(map(self._name_of, ranks)),
-            group._get_backend(torch.device(device)),
-        )  # fmt: skip
-        if made.backend.name() != "gloo":
+        backend: Any = group._get_backend(torch.device(device))
+        is_gloo, names = backend.name() == "gloo", tuple(map(self._name_of, ranks))
+        made = WatchedGroup(group.group_name, label, scope, ranks, names, backend, is_gloo)
+        if not is_gloo:
             made.transfers = 0  # NCCL counts collectives alone
         return made
 
@@ -355,7 +384,7 @@ class TorchCollectives:
             if name in _TRANSFERS:
                 self._add_transfers(group, before)
         if part is not None:
-            self._follow(part, group, before + 1, args, result)
+            self._follow(part, group, before + 1, name, args, result)
         return result
 
     def _known(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
@@ -384,17 +413,21 @@ class TorchCollectives:
     def _enter(self, group: WatchedGroup, name: str, args: Sequence[Any], before: int) -> CollectivePart:
         op = _OPS[name]
         tensors = [] if name in _BARRIERS else _flat(args[op.tensors])
-        shape, size = _layouts(tensors), sum(each.nbytes for each in tensors)
+        shape = Layouts((each.dtype, each.shape) for each in tensors)
+        size = sum(each.nbytes for each in tensors)
         if name in _TRANSFERS:
             return self._told.enter(self._transfer(group, op, args, shape, size))
         assert group.transfers is not None
-        label = _label(op, args, group.ranks)
+        root = None if op.root is None else group.ranks[args[op.root]]
+        label = OpLabel(op, None if op.reduce_op is None else args[op.reduce_op], root)
         number = self._recorded[group.scope] = before - group.transfers + 1
         return self._told.enter(
             CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
         )
 
-    def _transfer(self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: str, size: int) -> CollectivePart:
+    def _transfer(
+        self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: Layouts, size: int
+    ) -> CollectivePart:
         """Return this rank's part of its next transfer in one direction."""
         assert self._world is not None
         me = self._world.rank()
@@ -427,22 +460,19 @@ class TorchCollectives:
 
     # -- ends
     def _follow(
-        self, part: CollectivePart, group: WatchedGroup, op_id: int, args: Sequence[Any], result: Any
+        self, part: CollectivePart, group: WatchedGroup, op_id: int, name: str, args: Sequence[Any], result: Any
     ) -> None:
         """Record the end of an operation that torch has begun. `op_id`: the backend's count with it."""
         work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
-        try:
-            future = work.get_future()
-        except RuntimeError:  # gloo has none for transfers, nor for reduce_scatter, whose work is never complete
-            if part.scope != group.scope:
-                self._poll(part, work.is_completed)
-            elif any(arg is False for arg in args):  # not asynchronous: the caller would wait now
-                with part:
-                    work.wait()
-            else:
-                self._poll(part, partial(_completed, self._backend_of(group), op_id))
+        if not group.is_gloo or name not in _WITHOUT_FUTURE:
+            work.get_future().add_done_callback(partial(_ended, part))
+        elif name in _TRANSFERS:
+            self._poll(part, work.is_completed)
+        elif any(arg is False for arg in args):  # not asynchronous: the caller would wait now
+            with part:
+                work.wait()
         else:
-            future.add_done_callback(partial(_ended, part))
+            self._poll(part, partial(_completed, self._backend_of(group), op_id))
 
     def _backend_of(self, group: WatchedGroup) -> str:
         """Return the flight recorder's name of a group's backend, in which a collective has just begun."""
@@ -496,16 +526,6 @@ def _completed(backend: str, count: int) -> bool:
     return int(status["last_completed_collective"]) >= count
 
 
-def _label(op: TorchOp, args: Sequence[Any], ranks: Sequence[int]) -> str:
-    """Return an operation's name with its arguments, as `all_reduce(SUM)` or `broadcast(src=1)`."""
-    told = []
-    if op.reduce_op is not None:
-        told.append(_REDUCE_OPS[args[op.reduce_op].op()])
-    if op.root is not None:
-        told.append(f"{op.side}={ranks[args[op.root]]}")
-    return f"{op.name}({', '.join(told)})" if told else op.name
-
-
 def _first(tensors: Any) -> torch.Tensor:
     while not isinstance(tensors, torch.Tensor):
         tensors = tensors[0]
@@ -516,10 +536,3 @@ def _flat(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [each for inner in tensors for each in _flat(inner)]
-
-
-def _layouts(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the layouts of tensors; of many, the first one and their number."""
-    if len(tensors) <= 3:
-        return ", ".join(map(layout_of, tensors))
-    return f"{layout_of(tensors[0])} and {len(tensors) - 1} more"
