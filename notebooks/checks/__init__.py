@@ -7,7 +7,8 @@ for what should happen, and measures no time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -42,6 +43,27 @@ def trying(where: str = "It") -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  (whatever it is, the learner is told)
         text = str(error).strip().partition("\n")[0]
         raise NotYet(f"{where} raised {type(error).__name__}{f': {text}' if text else ''}") from None
+
+
+def on_threads(count: int, part: Callable[[int], object], failed: Callable[[], object] = lambda: None) -> None:
+    """Run `part(0)` to `part(count - 1)` at once, each on a thread. Raises the first NotYet of any of them; `failed` is
+    called after each, to free the others."""
+    hints: list[NotYet] = []
+
+    def one(number: int) -> None:
+        try:
+            part(number)
+        except NotYet as hint:
+            hints.append(hint)  # before the others are freed, which then have hints of their own
+            failed()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if hints:
+        raise hints[0]
 
 
 def right(praise: str) -> None:

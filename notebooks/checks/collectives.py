@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from checks import NotYet, require, right, trying
+from checks import NotYet, on_threads, require, right, trying
 
 PATIENCE = 20.0
 Shift = Callable[[torch.Tensor], torch.Tensor]
@@ -60,22 +59,11 @@ def ring(answer: Callable[[torch.Tensor, int, int, Shift], Any]) -> None:
 
 
 def _run(answer: Callable[..., Any], line: Ring, given: list[torch.Tensor]) -> None:
-    hints: list[NotYet] = []
-
     def one(rank: int) -> None:
-        try:
-            with trying("The function"):
-                answer(given[rank], rank, line.size, line.shift(rank))
-        except NotYet as hint:
-            hints.append(hint)
+        with trying("The function"):
+            answer(given[rank], rank, line.size, line.shift(rank))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(line.size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if hints:
-        raise hints[0]
+    on_threads(line.size, one)
 
 
 def average(answer: Callable[[torch.nn.Module, int, Callable[[torch.Tensor], Any]], Any]) -> None:

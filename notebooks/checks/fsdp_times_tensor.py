@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from checks import NotYet, require, returned, right, shown, trying
+from checks import NotYet, on_threads, require, returned, right, shown, trying
 
 PATIENCE = 20.0
 Cut = Callable[[str, int], Tensor]
@@ -50,23 +50,12 @@ class Ranks:
 
     def run(self, answer: Callable[..., Any], x: Tensor) -> list[Any]:
         found: list[Any] = [None] * self.size
-        hints: list[NotYet] = []
 
         def one(rank: int) -> None:
-            try:
-                with trying("The function"):
-                    found[rank] = returned(answer(x.clone(), self.cut(rank), self.all_reduce(rank)))
-            except NotYet as hint:
-                hints.append(hint)
-                self._meeting.abort()
+            with trying("The function"):
+                found[rank] = returned(answer(x.clone(), self.cut(rank), self.all_reduce(rank)))
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if hints:
-            raise hints[0]
+        on_threads(self.size, one, failed=self._meeting.abort)
         return found
 
 

@@ -135,7 +135,7 @@ class WatchedGroup:
     scope: str  # of its parts
     ranks: tuple[int, ...]  # of the world, in the group's order
     members: tuple[str, ...]
-    backend: Any  # torch's, which counts the operations on one type of device
+    backend: Any  # torch's, which counts the operations
     is_gloo: bool
     lock: threading.Lock = field(default_factory=threading.Lock)  # from an operation's begin until it has its number
     transfers: int | None = None  # of this rank so far; None: not known since the watch began
@@ -250,7 +250,7 @@ class TorchCollectives:
         self._on = False
         self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
         self._token = ""  # of that world, alike on all ranks
-        # by torch's name, and type of device; None: not one of the program's
+        # by torch's name, and type of device; None: not one of the program's. One object for each backend
         self._groups: dict[tuple[str, str], WatchedGroup | None] = {}
         self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
         self._recorded: dict[str, int] = {}  # scope of a group → number of the last collective that has a row
@@ -334,7 +334,7 @@ class TorchCollectives:
             return mine
 
     def _group(self, name: str, device: str = "cpu") -> WatchedGroup | None:
-        """Return a group as a user of one type of device: torch has a backend for each."""
+        """Return a group as a user of the backend that torch has for one type of device."""
         if (name, device) not in self._groups:
             there: list[c10d.ProcessGroup] = list(distributed_c10d._world.pg_map)
             known: dict[str, c10d.ProcessGroup] = {each.group_name: each for each in there}
@@ -342,13 +342,16 @@ class TorchCollectives:
         return self._groups[name, device]
 
     def _watched_group(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup:
-        ranks = tuple(c10d.get_process_group_ranks(group))
-        whole = group is self._world
+        backend: Any = group._get_backend(torch.device(device))
+        for other in self._groups.values():
+            if other is not None and other.backend is backend:
+                return other  # gloo serves CPU and GPUs, and counts the operations of both together
+        whole, is_gloo = group is self._world, backend.name() == "gloo"
         label = "world" if whole else group.group_desc.removeprefix("mesh_")
         label = f"group {group.group_name}" if label in ("", "undefined") else label
-        scope = f"{self._token}.{group.group_name}" + ("" if device == "cpu" else f".{device}")
-        backend: Any = group._get_backend(torch.device(device))
-        is_gloo, names = backend.name() == "gloo", tuple(map(self._name_of, ranks))
+        scope = f"{self._token}.{group.group_name}" + ("" if is_gloo else f".{backend.name()}")
+        ranks = tuple(c10d.get_process_group_ranks(group))
+        names = tuple(map(self._name_of, ranks))
         made = WatchedGroup(group.group_name, label, scope, ranks, names, backend, is_gloo)
         if not is_gloo:
             made.transfers = 0  # NCCL counts collectives alone
@@ -367,7 +370,10 @@ class TorchCollectives:
     def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
         """Run an operator of torch, and record it unless it is this package's own."""
         op = _OPS[name]
-        group = self._known(c10d.ProcessGroup.unbox(args[op.group]), _first(args[op.tensors]).device.type)
+        tensor = _first(args[op.tensors])
+        if tensor is None:
+            return go()  # torch refuses a call without tensors
+        group = self._known(c10d.ProcessGroup.unbox(args[op.group]), tensor.device.type)
         if group is None:
             return go()
         if name == "monitored_barrier_":  # returns when all have come, so no lock may be held
@@ -526,8 +532,10 @@ def _completed(backend: str, count: int) -> bool:
     return int(status["last_completed_collective"]) >= count
 
 
-def _first(tensors: Any) -> torch.Tensor:
+def _first(tensors: Any) -> torch.Tensor | None:
     while not isinstance(tensors, torch.Tensor):
+        if not tensors:
+            return None
         tensors = tensors[0]
     return tensors
 

@@ -24,7 +24,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.futures import wait_all
 from rpcbench.base.ids import Row
-from rpcbench.distributed.torch_collectives import PROBE, flight_record
+from rpcbench.distributed.torch_collectives import PROBE, TorchCollectives, flight_record
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import Collector
 
@@ -282,17 +282,38 @@ def pairs() -> int:
     return sum(group.group_desc == "pair" for group in distributed_c10d._world.pg_map)
 
 
-def wrong() -> str:
+def refused(call: Callable[[], object]) -> str:
     try:
-        c10d.all_reduce(torch.ones(2, dtype=torch.float32).to_sparse(), c10d.ReduceOp.MAX)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return type(error).__name__
+        call()
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error).partition("(")[0].strip()
     return ""
 
 
+def wrong() -> list[str]:
+    return [
+        refused(lambda: c10d.all_reduce(torch.ones(2, dtype=torch.uint16))),  # gloo has no such dtype
+        refused(lambda: c10d.all_gather_coalesced([], [])),
+    ]
+
+
 def test_a_call_that_torch_refuses_is_shown_as_failed(everyone: Everyone, watched: Any) -> None:
-    assert all(everyone(wrong))
-    assert {row["state"] for row in settled(watched)} <= {"failed"}
+    assert everyone(wrong) == [["Invalid scalar type", "There were no tensor arguments to this function"]] * 3
+    assert [(row["op"], row["shape"], row["state"]) for row in settled(watched)] == [
+        ("all_reduce(SUM)", "uint16[2]", "failed")
+    ]
+
+
+def cpu_and_cuda() -> bool:
+    """Return whether gloo's one backend for both types of device is one group here, with one count."""
+    here = current.current().part(TorchCollectives)
+    c10d.all_reduce(torch.ones(2))
+    with here._lock:
+        return here._group("0", "cpu") is here._group("0", "cuda")
+
+
+def test_a_backend_for_two_types_of_device_has_one_count(everyone: Everyone, watched: Any) -> None:
+    assert everyone(cpu_and_cuda) == [True] * 3
 
 
 def kernel_stands() -> bool:
