@@ -238,10 +238,15 @@ def _receiver(agent: Agent) -> Receiver:
     return receiver
 
 
+def _lends(receiver: Receiver) -> bool:
+    """Return whether the loop sleeps, and has released the read lock."""
+    return receiver._idle and not receiver._lock.locked()
+
+
 def _idle(agent: Agent) -> Receiver:
     """Return the receiver when its loop is idle."""
     receiver = _receiver(agent)
-    until(lambda: receiver._idle, "an idle loop")
+    until(lambda: _lends(receiver), "an idle loop")
     return receiver
 
 
@@ -403,7 +408,7 @@ def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_idle_thread(two: li
     until(lambda: bool(_held), "the call")
     thread = next(thread for thread in two[1]._pool._threads if thread.lends is not None)
     receiver: Any = _receiver(two[1])
-    until(lambda: receiver._idle, "another thread, which is idle")
+    until(lambda: _lends(receiver), "another thread, which is idle")
     _gate.set()
     assert long.wait()
     until(lambda: thread.lends is None, "the end of the call")
@@ -444,7 +449,7 @@ class _Quiet:
 
         receiver = Receiver(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
         receiver.start()
-        until(lambda: receiver._idle, "an idle loop")
+        until(lambda: _lends(receiver), "an idle loop")
         return receiver
 
     def _deliver(self, frame: Frame) -> None:
@@ -621,7 +626,7 @@ def test_a_waiting_thread_starts_a_loop_if_the_running_call_has_ended_meanwhile(
         return False
 
     receiver.receive_until(waiting)
-    until(lambda: receiver._idle, "another loop")
+    until(lambda: _lends(receiver), "another loop")
     source.ends()
 
 
@@ -655,7 +660,7 @@ def test_the_read_lock_is_not_lost_if_no_thread_can_start(monkeypatch: pytest.Mo
         with pytest.raises(RuntimeError, match="new thread"):
             receiver.release_to_pool()
     go.set()
-    until(lambda: receiver._idle, "the loop goes on")
+    until(lambda: _lends(receiver), "the loop goes on")
     source.ends()
 
 
