@@ -101,12 +101,12 @@ class Lab:
         """Close all pages, and end all kernels; returns when they are gone."""
         for context in self._browser.contexts:
             context.close()
-        for session in self.sessions():
+        for session in self.sessions().values():
             self._request("DELETE", f"sessions/{session}")
 
-    def sessions(self) -> list[str]:
-        """The ids of the notebooks' sessions, each with a kernel that has started."""
-        return [str(session["id"]) for session in json.loads(self._request("GET", "sessions"))]
+    def sessions(self) -> dict[str, str]:
+        """The ids of the notebooks' sessions by path, each with a kernel that has started."""
+        return {str(session["path"]): str(session["id"]) for session in json.loads(self._request("GET", "sessions"))}
 
     def _request(self, method: str, path: str) -> bytes:
         """The server's answer. Errors: urllib.error.HTTPError."""
