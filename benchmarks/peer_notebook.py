@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import psutil
@@ -52,6 +53,7 @@ class Peer(NamedTuple):
     function: bool = True  # whether BODY is that of a function
     extension: Extension | None = None
     fenced: bool = False  # whether it is a danger to other processes, or lets other hosts in
+    tasks: Mapping[str, str] = MappingProxyType({})  # by a key of `peers.TASKS`: a cell; without one it has no way
 
     def on(self, worker: str, body: str) -> str:
         """A cell that runs this on a worker."""
@@ -80,6 +82,18 @@ OURS = Peer(
     called=r"\bworker2\b",
     restart="%cluster restart worker2",
     function=False,
+    tasks={
+        "map": "print(list(cluster.map(lambda n: n * n, range(200))) == SQUARES)",
+        "parts": "cluster.scatter('x', PARTS)\ncluster.run('all', 'y = 2 * x')\n"
+        "print(torch.equal(cluster.gather('y'), 2 * PARTS))",
+        "spmd": "def train():\n    x = torch.ones(1)\n    torch.distributed.all_reduce(x)\n    return x.item()\n"
+        "print(cluster.spmd(train) == [2.0, 2.0])",
+        "profile": "import rpcbench\nwith rpcbench.profile('worker2') as seen:\n"
+        "    cluster.rpc_sync('worker2', torch.mm, (torch.ones(9, 9), torch.ones(9, 9)))\n"
+        "print('aten::mm' in str(seen.table()))",
+        "stack": "call = cluster.rpc_async('worker2', waits_here)\ntime.sleep(0.5)\n"
+        "print('waits_here' in str(cluster.stack('worker2')))\ncall.wait()",
+    },
 )  # fmt: skip
 
 _IPYPARALLEL = Peer(
@@ -90,6 +104,13 @@ _IPYPARALLEL = Peer(
     called=r"(?i)\bengines?\W{0,3}1\b|\[1:",
     restart="cluster.restart_engine_sync(1)",
     function=False,
+    tasks={
+        "map": "client = cluster.connect_client_sync()\n"
+        "print(list(client.load_balanced_view().map_sync(lambda n: n * n, range(200))) == SQUARES)",
+        "parts": "view = cluster.connect_client_sync()[:]\nview.scatter('x', PARTS, block=True)\n"
+        "view.execute('y = 2 * x', block=True)\n"
+        "print(torch.equal(torch.cat(view.gather('y', block=True)), 2 * PARTS))",
+    },
 )  # fmt: skip
 
 _DASK = Peer(
@@ -102,6 +123,13 @@ _DASK = Peer(
     cell="def deed():\nBODY\nclient.submit(deed, workers=[WORKER], pure=False).result()",
     called=r"(?i)\b(worker|name)\W{0,3}1\b",
     restart="client.restart_workers([1])",
+    tasks={
+        "map": "print(client.gather(client.map(lambda n: n * n, range(200))) == SQUARES)",
+        "parts": "parts = client.map(lambda x: 2 * x, client.scatter(list(PARTS.chunk(2))))\n"
+        "print(torch.equal(torch.cat(client.gather(parts)), 2 * PARTS))",
+        "stack": "call = client.submit(waits_here, workers=[1])\ntime.sleep(0.5)\n"
+        "print('waits_here' in str(client.call_stack(call)))\ncall.result()",
+    },
 )  # fmt: skip
 
 _RAY = Peer(
@@ -114,6 +142,10 @@ _RAY = Peer(
     cell="def deed():\nBODY\nray.get(WORKER.run.remote(deed))",
     called=r"\bworker2\b",
     restart=BY_ITSELF,
+    tasks={
+        "map": "from ray.util import ActorPool\npool = ActorPool([worker1, worker2])\n"
+        "print(list(pool.map(lambda worker, n: worker.run.remote(lambda: n * n), range(200))) == SQUARES)",
+    },
 )  # fmt: skip
 
 _MONARCH = Peer(
@@ -126,6 +158,12 @@ _MONARCH = Peer(
     called=r"gpus\W{0,6}1\b",
 )  # fmt: skip
 
+_SPMD_CELL = """import torch
+x = torch.ones(1)
+torch.distributed.all_reduce(x)
+print(x.item() == 2.0)"""
+"""The cell of libraries whose workers run all cells together."""
+
 _NBDISTRIBUTED = Peer(
     name="nbdistributed", module="nbdistributed", packages="nbdistributed",
     start="%load_ext nbdistributed\n%dist_init -n 2",
@@ -133,6 +171,7 @@ _NBDISTRIBUTED = Peer(
     cell="%%rank [WORKER]\nBODY",
     called=r"(?i)\branks?\W{0,3}1\b",
     function=False,
+    tasks={"spmd": f"%%distributed\n{_SPMD_CELL}"},
     fenced=True,  # it takes pickles from whoever reaches its port, and ends processes that are not its own
 )  # fmt: skip
 
@@ -148,6 +187,7 @@ _JUPYTER_DISTRIBUTED = Peer(
         environ={"JUPYTER_DISTRIBUTED_WORLD_SIZE": "2", "JUPYTER_DISTRIBUTED_BASE_KERNEL": "python3"},
         comm="jupyter.distributed.rank_updates",
     ),
+    tasks={"spmd": f"import torch\ntorch.distributed.init_process_group('gloo')\n{_SPMD_CELL}"},
 )  # fmt: skip
 
 _ALL = (OURS, _IPYPARALLEL, _DASK, _RAY, _MONARCH, _NBDISTRIBUTED, _JUPYTER_DISTRIBUTED)

@@ -36,6 +36,20 @@ KILLED = (
     "… and then a call on the other worker",
     "… and that worker again, under its name",
 )
+TASKS = {
+    "map": "200 numbers squared on both workers, each as a task of its own, in order",
+    "parts": "a tensor in parts on both workers, doubled there, put together here",
+    "spmd": "a function or cell on both workers that sums a tensor over their process group",
+    "profile": "operators that a worker has run in a block, with their times",
+    "stack": "the line at which a worker waits in a call",
+}
+"""Rows by the key of `Peer.tasks`. Its cell prints True once the answer is right."""
+_GIVEN = """import time
+import torch
+PARTS, SQUARES = torch.arange(10.0), [n * n for n in range(200)]
+def waits_here():
+    time.sleep(1.5)"""
+"""The names that cells of tasks use."""
 NO_WAY, NOT_TRIED = "—", "not tried"
 
 _LINE = re.compile(r"<line (\d+) ([\d.]+)>")
@@ -50,7 +64,7 @@ Deeds = Callable[[Notebook], Iterator[str]]
 
 def measure(peer: Peer, plan: Plan) -> dict[str, str]:
     """What was seen in each row. BenchError where two workers cannot even be started."""
-    groups = ((CALLS, _calls), (STOPPED, _stopped), (KILLED, _killed))
+    groups = ((CALLS, _calls), (tuple(TASKS.values()), _tasks), (STOPPED, _stopped), (KILLED, _killed))
     return dict(row for titles, deeds in groups for row in _group(peer, plan, titles, deeds))
 
 
@@ -100,6 +114,18 @@ def _printed(user: Notebook) -> str:
     with contextlib.suppress(NotInTime):  # some lose lines: those that came are counted
         user.kernel.wait(all_came, "what a worker prints", user.plan.late)
     return f"{about(statistics.median(lags.values())) if lags else 'never'}; {len(right)} of {count}"
+
+
+def _tasks(user: Notebook) -> Iterator[str]:
+    user.run(_GIVEN)
+    for task in TASKS:
+        ran = user.run(user.peer.tasks[task]) if task in user.peer.tasks else None
+        if ran is None:
+            yield NO_WAY
+        elif ran.error:
+            yield ran.error
+        else:
+            yield about(ran.seconds) if "True" in "".join(map(said, ran.messages)) else "not so"
 
 
 def _stopped(user: Notebook) -> Iterator[str]:

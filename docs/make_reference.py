@@ -137,8 +137,10 @@ def _magics() -> str:
     module = importlib.import_module(MAGICS)
     text = Text("notebook.md", "In a notebook", module)
     text.add("`%load_ext rpcbench` makes these known to a notebook.", _where(module))
-    kinds = (module.ClusterMagics, module.DebugMagics, module.FaultMagics, module.TraceMagics, module.RecordMagics)
-    names = ["%cluster", "%%remote", "%autoremote", "%debug", "%panel", "%%step", "%chaos", "%%trace", "%record"]
+    kinds = (module.ClusterMagics, module.DebugMagics, module.FaultMagics, module.TraceMagics)
+    kinds += (module.ProfileMagics, module.RecordMagics)
+    names = ["%cluster", "%%remote", "%autoremote", "%debug", "%panel", "%%step", "%chaos"]
+    names += ["%%trace", "%%profile", "%record"]
     for magic in names:
         text.heading(magic, 2)
         name = magic.lstrip("%")

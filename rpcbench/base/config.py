@@ -47,6 +47,7 @@ class WorldConfig:
     device_maps: dict[str, dict[str, str]] = field(default_factory=dict)  # callee → device here → device there
     devices: tuple[str, ...] = ()  # those that this member uses; empty: all
     gpu: str = ""  # the only one that CUDA shows to it, as in CUDA_VISIBLE_DEVICES; empty: those of its environment
+    environ: dict[str, str] = field(default_factory=dict)  # variables of its process, beside those of its host
     same_modes: bool = False  # calls from here run with this process's grad mode and autocast
     held: bool = False  # calls of other members wait until the creator of the agent sets `agent.ready`
     stop_seconds: float = STOP_SECONDS  # for a worker to end, on request or after its world; then it is terminated
@@ -56,8 +57,8 @@ class WorldConfig:
     grace_seconds: float = 5.0  # for a broken connection to be restored
 
     def pinned(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return this environment with the member's GPU, if it has one of its own."""
-        return {**environ, VISIBLE_GPUS: self.gpu} if self.gpu else {**environ}
+        """Return this environment with the member's variables, and with its GPU if it has one of its own."""
+        return {**environ, **self.environ, **({VISIBLE_GPUS: self.gpu} if self.gpu else {})}
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "secret": self.secret.hex()})

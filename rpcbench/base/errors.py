@@ -8,6 +8,7 @@
         │   └── StageLostError        ... and stages of a pipeline with it; lists these, and the steps of the others
         ├── ConnectionLostError       the other process still runs, but a message to or from it was lost
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
+        ├── UnknownVariableError      (also KeyError) no such variable on a worker: a typing error as well
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
         ├── SerializationError        (also TypeError) an argument or result that cannot be sent
         │   ├── MissingCodeError      (also AttributeError) the receiver lacks a function or class of the sender
@@ -15,6 +16,7 @@
         ├── RemoteError               the `__cause__` of a user's error: the worker and the remote traceback
         ├── DeadlockError             calls that wait for each other in a cycle
         ├── CollectiveError           (also ValueError) ranks of a process group disagree, or one is wrong
+        │   └── RankFailedError       another rank of `cluster.spmd` has failed; raised on those that it ended
         ├── CallCancelled             the caller, or Ctrl-C, cancelled the call
         ├── NotConnectedError         the peer cannot be reached (yet)
         ├── IncompleteWorldError      not all members joined in time; the text names those that did
@@ -96,6 +98,10 @@ class CollectiveError(RpcError, ValueError):
     """
 
 
+class RankFailedError(CollectiveError):
+    """Another rank of `cluster.spmd` has failed, and so ended this one. The text names it, with its error."""
+
+
 class StageLostError(WorkerLostError):
     """Workers of a pipeline are lost, and their stages with them.
 
@@ -140,6 +146,18 @@ class UnknownWorkerError(RpcError, ValueError):
         """Make the error with torch's words, all names, and the most similar one."""
         kind = "id" if isinstance(key, int) else "name"
         return cls(f"could not find destination {kind} {key}: {nearest(str(key), there)}")
+
+
+class UnknownVariableError(RpcError, KeyError):
+    """A name that no variable of a worker's cells has; the text names the most similar one."""
+
+    @classmethod
+    def of(cls, worker: str, name: str, there: Iterable[str]) -> UnknownVariableError:
+        """Make the error with the names of all variables."""
+        return cls(f"{worker} has no variable {name!r}: {nearest(name, there)}")
+
+    def __str__(self) -> str:  # that of KeyError is in quotes
+        return str(self.args[0])
 
 
 class NoOverloadError(RpcError, TypeError):

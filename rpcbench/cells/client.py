@@ -21,8 +21,10 @@ import re
 import sys
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -41,6 +43,7 @@ from rpcbench.cells.display import (
     stacked,
     unseen,
 )
+from rpcbench.cells.partition import Dimension, combine
 from rpcbench.cells.runner import INTERRUPT, Cell, run_cell
 from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
@@ -156,12 +159,14 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CellInputs:
-    """The variables that a cell is given and returns; the fields are those of `cells.runner.Cell`."""
+    """The variables that a cell is given and returns. Fields without a comment are those of `cells.runner.Cell`."""
 
     push: Values = field(default_factory=dict)
     want: tuple[str, ...] = ()
     value: bool = False
     leave: tuple[str, ...] = ()
+    own: Mapping[str, Values] = field(default_factory=dict)  # by worker: variables that it alone gets, beside `push`
+    combined: Mapping[str, tuple[str, Dimension]] = field(default_factory=dict)  # by variable: how, and along what
 
 
 class CellOptions(NamedTuple):
@@ -170,6 +175,8 @@ class CellOptions(NamedTuple):
     seconds: float = math.inf  # deadline, relative to the start
     labelled: bool = False  # begin each line with the worker's name; always done for several workers
     areas: OutputAreas = stacked  # makes the output area of each worker
+    replayed: bool = True  # a restarted worker may run the cell again: it does not need the others
+    on_stop: Callable[[], object] | None = None  # ends waits of the cell's code that no interrupt ends
 
 
 class CellResult(NamedTuple):
@@ -190,6 +197,10 @@ class CellResult(NamedTuple):
         names = dict.fromkeys(name for values in self.values.values() for name in values)
         return {name: {worker: values[name] for worker, values in self.values.items()} for name in names}
 
+    def combined(self, name: str, how: str, dim: Dimension) -> Any:
+        """Return the values that a variable has on the workers as one. Raises ValueError as `partition.combine`."""
+        return combine(name, {worker: values[name] for worker, values in self.values.items()}, how, dim)
+
 
 class _WorkerRun:
     """A cell on one worker."""
@@ -201,8 +212,10 @@ class _WorkerRun:
         prompts: InputRequests,
         on_settled: Callable[[_WorkerRun], object],
         remedy: str,
+        own: Values | None = None,
     ) -> None:
         self.member = member
+        self._own = own or {}  # variables for this worker alone
         self._remedy = remedy  # the advice in the error if the worker is lost; empty: restart it
         self._on_settled = on_settled
         self._prompts = prompts
@@ -228,6 +241,10 @@ class _WorkerRun:
             self.replied.set()
             self.output_buffer.heard.set()
             self._prompts.look()
+
+    def of_its_own(self, cell: Cell) -> Cell:
+        """Return the cell as this worker gets it."""
+        return replace(cell, push={**cell.push, **self._own})
 
     @property
     def state(self) -> str:
@@ -316,8 +333,10 @@ class RunningCell:
         prompts: InputRequests,
         seconds: float,
         news: _FailureReporter,
+        on_stop: Callable[[], object] | None = None,
     ) -> None:
         self._agent = agent
+        self._on_stop = on_stop
         self._prompts = prompts
         self._cell = cell
         self._parts = news.parts = parts
@@ -355,12 +374,18 @@ class RunningCell:
         asked = [part for part in self._parts if part.asked]
         try:
             self.interrupt()
+            if self._on_stop is not None:
+                self._on_stop()
             busy = [part for part in asked if not part.stops(now + _handling_seconds(), now + PATIENCE)]
         except KeyboardInterrupt:  # a second Ctrl-C: look, but do not wait
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
             part.output_buffer.output_area.finish()
         return self._failures(), [part.member.name for part in busy]
+
+    @property
+    def code(self) -> str:
+        return self._cell.code
 
     def open_at(self) -> list[int]:
         """Return the ids of the workers that have not replied."""
@@ -375,7 +400,8 @@ class RunningCell:
         relay.open(worker, self._cell.number, part.output_buffer)
         try:
             # A timeout of 0 is none: the client itself counts the cell's time.
-            future = self._agent.call(worker, run_cell, (self._cell,), timeout=0.0, label="this cell", own=True)
+            cell = part.of_its_own(self._cell)
+            future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
             relay.close(worker, self._cell.number)
             part.settle(functools.partial(_raise, _named(error)))
@@ -396,6 +422,7 @@ class CellClient:
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)
         self._answering: list[RunningCell] = []  # cells that `run` waits for
+        self._latest: deque[weakref.ref[RunningCell]] = deque(maxlen=64)  # cells that were sent
         agent.part(Health).waits.append(lambda: [id_ for cell in list(self._answering) for id_ in cell.open_at()])
 
     def run(
@@ -449,16 +476,29 @@ class CellClient:
         news = _FailureReporter(screen)
 
         def on_settled(part: _WorkerRun) -> None:
-            if part.error is None:
-                self.history.note(part.member.name, cell)
-            else:
+            if part.error is not None:
                 news.failed(part)
+            elif way.replayed:
+                self.history.note(part.member.name, part.of_its_own(cell))
             changed()
 
         parts = [
-            _WorkerRun(member, area, prompts, on_settled, remedy) for member, area in zip(members, areas, strict=True)
+            _WorkerRun(member, area, prompts, on_settled, remedy, ask.own.get(member.name, {}))
+            for member, area in zip(members, areas, strict=True)
         ]
-        return RunningCell(self.agent, cell, parts, prompts, way.seconds, news)
+        sent = RunningCell(self.agent, cell, parts, prompts, way.seconds, news, way.on_stop)
+        self._latest.append(weakref.ref(sent))
+        return sent
+
+    def note(self, worker: str, code: str, push: Values) -> None:
+        """Record in the history a change of the worker's variables that no cell has made: the cell that repeats it."""
+        self.history.note(worker, Cell(self._numbers.next(), code, push))
+
+    def code_at(self, worker: int) -> str:
+        """Return the code of the cell that runs on a worker, or waits there for that of another client; empty if this
+        process has sent none."""
+        sent = [cell for each in self._latest.copy() if (cell := each()) is not None]
+        return next((cell.code for cell in sent if worker in cell.open_at()), "")  # each worker runs them in order
 
 
 def _handling_seconds() -> float:
@@ -481,6 +521,12 @@ def _named(error: Exception) -> Exception:
 Words = str | Sequence[str]
 
 
+def shell_here() -> Any:
+    """Return IPython's shell of this process; None in a script."""
+    loaded = sys.modules.get("IPython")
+    return None if loaded is None else loaded.get_ipython()
+
+
 def run_script_cell(
     agent: Agent, there: Sequence[str], workers: Words, code: str, push: Mapping[str, Any] | None, want: Iterable[str],
     timeout: float | None,
@@ -489,8 +535,7 @@ def run_script_cell(
     names = Targets().find([workers] if isinstance(workers, str) else workers, there)
     wanted = (want,) if isinstance(want, str) else tuple(want)
     ask = CellInputs(dict(push or {}), wanted, value=not wanted)
-    loaded = sys.modules.get("IPython")
-    shell = None if loaded is None else loaded.get_ipython()
+    shell = shell_here()
     answer = agent.part(CellClient).run(
         OutputDisplay(shell), names, code, ask, CellOptions(math.inf if timeout is None else timeout)
     )

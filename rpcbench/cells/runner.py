@@ -98,6 +98,7 @@ _RUNTIME = tuple(  # folders whose code an interrupt must not cut: it may be in 
     for floor in ("wire", "serialization", "protocol", "transport", "runtime")
 )
 _BACKOFFS = [0.02 * 2**i for i in range(7)]  # seconds between two signals: exponential backoff, 2.5 s in all
+_NO_CLIENT = -1  # in the key of a block
 _MIN_INTERVAL_SECONDS = 0.2
 """Minimum time between two KeyboardInterrupts in one cell, so that the first can leave the cell's code."""
 
@@ -142,8 +143,9 @@ class CellRunner:
             lambda member, item: agent.notify(member, OUTPUT, item), self._logs, log_tail(agent.name, agent.incarnation)
         )
         self.cell_messages = CellMessages(agent, self.output_stream)
-        self._gate = threading.Lock()  # guards the next five; the signal handler reads them without it
+        self._gate = threading.Lock()  # guards the next six; the signal handler reads them without it
         self._running: CellKey | None = None  # the cell whose code is on the main thread
+        self._block: CellKey | None = None  # the part of it that `interruptible` yields to
         self._open = 0  # cells that are queued or run
         self._stopping = False
         self._given_up: deque[CellKey] = deque(maxlen=64)  # not to begin; bounded, as ended cells come here, too
@@ -285,13 +287,25 @@ class CellRunner:
             del self._attempts[heard]
 
     def _signal(self, key: CellKey) -> bool:
-        """Signal the main thread if that cell runs there; otherwise keep the cell from beginning."""
+        """Signal the main thread if that cell or block runs there; otherwise keep the cell from beginning."""
         with self._gate:
-            if self._running == key:
+            if key in (self._running, self._block):
                 self.interrupt_main_thread()
                 return True
             self._given_up.append(key)
             return False
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[Callable[[], object]]:
+        """Yield a function that interrupts the block, which code of a cell runs, and does nothing after it. Called on
+        any other thread, it waits until the main thread has handled that."""
+        assert self._running is not None, "only a cell has a block to interrupt"
+        block = self._block = CellKey(_NO_CLIENT, self._running.number)
+        try:
+            yield lambda: deque(self._interrupt_until_handled(block), 0)
+        finally:
+            with self._gate:
+                self._block = None
 
     def interrupt_main_thread(self) -> None:
         """Interrupt the main thread, with or without a cell. From any thread."""
@@ -326,6 +340,11 @@ def _finish(work: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise RuntimeError("this worker has no loop on which a cell could wait")
+
+
+def is_busy() -> bool:
+    """Return whether a cell runs or waits on this worker; called through RPC."""
+    return current().part(Health).cells() > 0
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

@@ -4,21 +4,27 @@ A worker that a command starts, perhaps on another host (`remote_main`), determi
 it uses the world's directory and unix sockets. Elsewhere it has a directory of its own, and listens on the interface
 with a route to the notebook, or on RPCBENCH_BIND. It ends within seconds of its world, even while a cell runs: after a
 network failure no process could end it, or the command that started it, for hours.
+
+At the signal `STACKS_SIGNAL` each worker writes the stacks of its threads to a file (`StackDump`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.cells.runner import CellRunner
+from rpcbench.launch.environment import versions
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current, gpus
 from rpcbench.runtime.agent import Agent
@@ -31,6 +37,9 @@ LEAVE = "leave"
 STOP = "stop"
 """The notice that interrupts a worker's main thread. A process of another host cannot send it a SIGINT."""
 
+STACKS_SIGNAL = signal.SIGRTMIN + 4 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""The signal at which a worker writes the stacks of its threads: one that programs and libraries hardly use."""
+
 SPARE_SECONDS = 1.0
 """How long after `stop_seconds` a worker ends itself: the cluster gives up on it first, and reports that."""
 
@@ -42,6 +51,7 @@ class WorkerLocation(NamedTuple):
     hostname: str
     pid: int
     gpu: gpus.Gpu | None = None  # its own, without figures; None if CUDA shows it none, or several
+    versions: Mapping[str, str] | None = None  # of Python and packages; see `launch.environment`
 
 
 def main(config: WorldConfig, alone: bool = False) -> None:
@@ -58,7 +68,7 @@ def main(config: WorldConfig, alone: bool = False) -> None:
 def meet(count: int) -> WorkerLocation:
     """Wait until this worker's view has `count` members, and return its location. Called through RPC."""
     current.current().wait_for(count)
-    return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own())
+    return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own(), versions())
 
 
 def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
@@ -71,9 +81,32 @@ def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
 
 
 def handle_requests(agent: Agent) -> None:
-    """Register the handlers of LEAVE and STOP; before the agent starts, as LEAVE may arrive at once."""
+    """Register the handlers of LEAVE, STOP and STACKS_SIGNAL; before the agent starts, as LEAVE may arrive at once."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
     agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).interrupt_main_thread())
+    agent.part(StackDump)
+
+
+class StackDump:
+    """The handler of STACKS_SIGNAL, until the agent ends: that of faulthandler. It is C, so it also works while other
+    code holds Python's lock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._path = stacks_file(agent.config.directory, agent.name)
+        self._file = self._path.open("wb")  # the directory is private to this user
+        chain = callable(signal.getsignal(STACKS_SIGNAL))  # a handler of the user's runs as well
+        faulthandler.register(STACKS_SIGNAL, self._file, all_threads=True, chain=chain)
+        agent.on_end.append(self._end)
+
+    def _end(self) -> None:
+        faulthandler.unregister(STACKS_SIGNAL)
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def stacks_file(directory: str, worker: str) -> Path:
+    """Return the file in the world's directory to which a worker of this host writes the stacks of its threads."""
+    return Path(directory, f"{worker}.stacks")
 
 
 def remote_main(config: WorldConfig) -> None:

@@ -153,6 +153,14 @@ def store_at(place: InitMethod, seconds: float) -> Store:
     return _stores[at]
 
 
+def opened_at(address: str) -> int:
+    """Host a store at a free port of this address until `forget`, and return the port."""
+    store = _kept(InitMethod(address=address, hosts_store=True))
+    assert isinstance(store, TCPStore)
+    _stores[address, store.port] = store
+    return store.port
+
+
 def _answers(store: Store) -> bool:
     """Return whether the store's host is alive."""
     try:

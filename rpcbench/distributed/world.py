@@ -43,7 +43,14 @@ import torch.distributed as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, WorkerLostError, counted
+from rpcbench.base.errors import (
+    CollectiveError,
+    RankFailedError,
+    RpcError,
+    RpcTimeoutError,
+    WorkerLostError,
+    counted,
+)
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents
 from rpcbench.distributed.executor import BlockingExecutor, Pending
 from rpcbench.distributed.stores import InitMethod, store_at, wait_until
@@ -165,10 +172,12 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.5
 """Seconds between two polls of the store by a wait, and until it first writes where it waits."""
-_DETECTION_SECONDS = 2.0
+DETECTION_SECONDS = 2.0
 """Seconds that the report of a lost rank may take after its connection has broken."""
 _UNUSED_TAG = 0x7E57  # of a message that no rank sends; see `_abort`
-_KINDS = {kind.__name__: kind for kind in (CollectiveError, RpcTimeoutError, WorkerLostError)}  # sent by name
+_KINDS = {  # sent by name
+    kind.__name__: kind for kind in (CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError)
+}
 RETRY_HINT = "Call init_process_group again, on all ranks"
 
 
@@ -302,7 +311,7 @@ class World:
             yield
         # The store ends with the rank that hosts it; the report that this rank is lost may arrive a little later.
         except (c10d.DistError, RuntimeError) as error:
-            wait_until(lambda: self.broken or bool(self.gone()), _DETECTION_SECONDS)
+            wait_until(lambda: self.broken or bool(self.gone()), DETECTION_SECONDS)
             gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store cannot be reached"
             words = str(error).splitlines()[0]
             self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {RETRY_HINT}"))
@@ -347,7 +356,7 @@ class World:
 
     def _fail_with_cause(self, words: str, wait: Wait) -> None:
         """Break the world after an error of torch; name the rank that has ended, if one has."""
-        wait_until(lambda: self.poll_failure() or bool(self.gone()), _DETECTION_SECONDS)
+        wait_until(lambda: self.poll_failure() or bool(self.gone()), DETECTION_SECONDS)
         if gone := self.gone():
             self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
         else:

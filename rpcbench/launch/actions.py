@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from typing import cast
 
 from rpcbench.base.ids import Row, Table
+from rpcbench.launch import stacks
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.deadlocks import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,8 @@ class Actions:
             case "restart":
                 return lambda: cluster.restart(target)
             case "stacks":
-                return lambda: f"At {time.strftime('%X')}, {self._agent.part(Watchdog).stacks(target)}"
+                watched = cluster.watched if self.offered else list
+                return lambda: f"At {time.strftime('%X')}, {stacks.report(self._agent, [target], watched())}"
             case "scale":
                 return lambda: cluster.scale(int(target))
             case "stop":

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from contextlib import ExitStack
+from functools import cached_property, partial
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.client import Rerun
+from rpcbench.cells.partition import Dimension
 from rpcbench.cells.reload import execute_source, source_of
-from rpcbench.launch import meshes, ranks
+from rpcbench.cells.targets import ALL
+from rpcbench.launch import meshes, ranks, stacks, worker_variables
 from rpcbench.launch.meshes import ClusterMesh
+from rpcbench.launch.stacks import StackReport
 from rpcbench.launch.status import ClusterStatus, ProcessSampler, WorkerRecord
+from rpcbench.launch.task_map import TaskMap
+from rpcbench.launch.task_pool import TaskPool
+from rpcbench.launch.worker_variables import WorkerVariables
 from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
@@ -27,6 +35,10 @@ from rpcbench.runtime.agent import Agent
 
 if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
 START_SECONDS = 60.0  # for a worker to join
 
@@ -95,6 +107,26 @@ class BaseCluster(ABC):
         """
         self.agent.wait_for(n + 1, timeout)  # and the notebook itself
 
+    def stack(self, name: str = "all") -> StackReport:
+        """Report where each thread of a worker is: the cell or call that it runs, calls that it waits for, its lines.
+
+        A worker of this host whose code lets no Python thread run is asked by a signal.
+
+        Args:
+            name: Of the worker; "all" for all.
+
+        Returns:
+            A text, which a cell shows line by line.
+
+        Raises:
+            UnknownWorkerError: There is no such worker.
+            WorkerLostError: It is lost.
+
+        >>> cluster.stack("worker1")
+        worker1: nothing to do, and no thread waits
+        """
+        return stacks.report(self.agent, self.workers if name == ALL else [name], self.watched())
+
     # -- changes
     @abstractmethod
     def scale(self, n: int) -> None:
@@ -160,6 +192,107 @@ class BaseCluster(ABC):
         """
         return client.run_script_cell(self.agent, self.workers, workers, code, push, want, timeout)
 
+    def __getitem__(self, worker: str) -> WorkerVariables:
+        """Return the variables of a worker's cells, as a mapping that reads, sets and deletes them, also while a cell
+        runs there.
+
+        Raises:
+            UnknownWorkerError: There is no such worker.
+            WorkerLostError: It is lost.
+
+        >>> cluster["worker1"]["x"] = torch.ones(2, 3)
+        >>> cluster["worker1"]["x"].sum()
+        tensor(6.)
+        >>> del cluster["worker1"]["x"]
+        >>> "x" in cluster["worker1"]
+        False
+        """
+        return worker_variables.of(self.agent, self.workers, worker)
+
+    def scatter(
+        self, name: str, value: Any, *, dim: Dimension = 0, workers: str | Sequence[str] = ALL
+    ) -> dict[str, int]:
+        """Split a value, and set a part of it as a variable on each worker, as `%%remote all -i x:scatter` does.
+
+        Args:
+            name: The variable.
+            value: A tensor, an array, or a sequence such as a list.
+            dim: The dimension to split, a number or a name.
+            workers: As in `run`; the first one gets the first part.
+
+        Returns:
+            The size of the part of each worker. Sizes differ by at most one.
+
+        Raises:
+            ValueError: The value has no such dimension, or is shorter than there are workers.
+            TypeError: It cannot be split.
+
+        >>> cluster.scatter("x", torch.arange(5))
+        {'worker1': 3, 'worker2': 2}
+        >>> cluster.run("all", "y = x * 2")
+        {'worker1': None, 'worker2': None}
+        >>> cluster.gather("y")
+        tensor([0, 2, 4, 6, 8])
+        """
+        return worker_variables.scatter(self.agent, self.workers, name, value, dim, workers)
+
+    def gather(
+        self, name: str, how: str = "cat", *, dim: Dimension = 0, workers: str | Sequence[str] = ALL
+    ) -> Any:
+        """Return the values that a variable has on all workers as one, as `%%remote all -o y:cat` does.
+
+        Args:
+            name: The variable.
+            how: "cat" joins tensors, arrays and sequences; "stack" makes a new dimension, of numbers a tensor; "sum"
+                adds up; "list" makes a list.
+            dim: The dimension for "cat" and "stack".
+            workers: As in `run`; their order is that of the values.
+
+        Raises:
+            ValueError: The values do not fit together; the text has the layout of each.
+            UnknownVariableError: A worker has no such variable.
+        """
+        return worker_variables.gather(self.agent, self.workers, name, how, dim, workers)
+
+    def spmd(
+        self, train: Callable[..., T], *args: Any, backend: str | None = None,
+        workers: str | Sequence[str] = ALL, **kwargs: Any,
+    ) -> list[T]:  # fmt: skip
+        """Run a function on all workers at once, as ranks of a process group that is made before and ended after it.
+
+        It runs as a cell does: output appears here with the worker's name, Ctrl-C interrupts all ranks. The error of
+        one rank ends the others, and is raised here with its type. The variables of torchrun (RANK, WORLD_SIZE,
+        LOCAL_RANK) are set. The workers stay, with their variables.
+
+        Args:
+            train: The function, which may be one of the notebook; `torch.distributed` works in it.
+            *args: Its arguments.
+            backend: As of `rpcbench.distributed.init_process_group`.
+            workers: As in `run`; the first one is rank 0.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            TypeError: `train` is no function.
+            CollectiveError: A worker is in a process group already, or there is no such backend.
+            WorkerLostError: A worker is lost.
+
+        >>> def train(lr):
+        ...     total = torch.tensor(lr)
+        ...     torch.distributed.all_reduce(total)
+        ...     return torch.distributed.get_rank(), total.item()
+        >>> cluster.spmd(train, 0.5)
+        [(0, 1.0), (1, 1.0)]
+        """
+        from rpcbench.launch import spmd  # here: it loads torch.distributed
+
+        if not callable(train):
+            raise TypeError(f"spmd runs a function on each rank, and {train!r} is none: cluster.spmd(train, 0.01)")
+        names = spmd.chosen(self.workers, self.lost, workers)
+        return spmd.run(self.agent, names, backend, partial(train, *args, **kwargs))
+
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:
@@ -180,6 +313,85 @@ class BaseCluster(ABC):
         assert isinstance(rref, RRef)
         return rref
 
+    # -- tasks
+    def map(
+        self, function: Callable[[S], T], items: Iterable[S], workers: str | Sequence[str] = "all", *,
+        ordered: bool = True, retries: int = 0, progress: bool = True,
+    ) -> TaskMap[T]:  # fmt: skip
+        """Run a function for each item on workers; the next item goes to the worker that is free first.
+
+        The results come by `for`, by `async for`, or by `await`, which gives the list of all. Items are drawn as
+        results are taken, so there may be any number of them. The first error ends the map, with its item in a note.
+        Ctrl-C, `break` and `close()` end it, too: items that have not begun are dropped, and `rpc.cancelled()` is True
+        in those that run.
+
+        Args:
+            function: Called with one item, on a thread of a worker, beside its cells; it may be a lambda.
+            items: Any iterable, also an infinite one.
+            workers: Where to run: "all", which means workers that join later, too; "[1:]", names.
+            ordered: Give the results in the order of the items; else as they come.
+            retries: How many times an item may run again, on another worker, if its worker is lost.
+            progress: Show a bar if it takes longer than a second.
+
+        Returns:
+            An iterator of the results.
+
+        Raises:
+            TypeError: `function` is no function, or `items` no iterable.
+            ValueError: `retries` is no whole number of at least 0, or `workers` a malformed slice.
+            UnknownWorkerError: There is no such worker.
+            ShutdownError: The cluster is shut down.
+
+        >>> list(cluster.map(lambda x: x * x, range(5)))
+        [0, 1, 4, 9, 16]
+        >>> sorted(cluster.map(abs, (x for x in [-2, -1]), ordered=False))
+        [1, 2]
+        """
+        return TaskMap(self.executor(workers), function, items, ordered, retries, progress)
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+        """Run `function(*args, **kwargs)` on the first worker that is free, of several free ones on the least busy.
+
+        Each worker runs one of these tasks at a time; the others wait here.
+
+        Returns:
+            A `concurrent.futures.Future`; `cancel()` succeeds while its task waits. WorkerLostError is its error if the
+            worker is lost.
+
+        Raises:
+            TypeError: `function` is no function.
+            ShutdownError: The cluster is shut down.
+
+        >>> cluster.submit(pow, 2, 10).result()
+        1024
+        """
+        return self._tasks.submit(function, *args, **kwargs)
+
+    def executor(self, workers: str | Sequence[str] = "all") -> TaskPool:
+        """Make a `concurrent.futures.Executor` that runs each task on a worker, one at a time on each.
+
+        For code that takes an executor, such as `loop.run_in_executor`; `with` waits at its end for all tasks.
+
+        Args:
+            workers: Where to run, as of `map`.
+
+        Raises:
+            ValueError: `workers` is a malformed slice.
+            UnknownWorkerError: There is no such worker.
+            ShutdownError: The cluster is shut down.
+
+        >>> with cluster.executor("worker2") as executor:
+        ...     futures = [executor.submit(pow, 2, n) for n in (3, 4)]
+        >>> [future.result() for future in futures]
+        [8, 16]
+        """
+        return TaskPool(self.agent, workers, self._calls)
+
+    @cached_property
+    def _tasks(self) -> TaskPool:
+        return self.executor()
+
+    # -- groups
     def group(self, *workers: str) -> NamedGroup:
         """Make a process group of these workers, and return a handle for `group=`, which can be sent to the workers.
         UnknownWorkerError; CollectiveError if a worker has not called `init_process_group`."""

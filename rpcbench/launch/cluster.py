@@ -31,7 +31,9 @@ from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
 from rpcbench.launch.base import Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
+from rpcbench.launch.environment import variables, warn_of_differences
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
+from rpcbench.launch.saved import find
 from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
@@ -57,6 +59,8 @@ Progress = Callable[[int, int], object]
 class Cluster(BaseCluster):
     """`n` workers, named worker1 … workern. End it with `shutdown()`, or use it in a `with` block.
 
+    A RuntimeWarning names workers that have other versions of Python, torch, numpy or cloudpickle than this process.
+
     Args:
         n: The number of workers.
         kind: "process", or "kernel" for workers that are Jupyter kernels: other clients can connect to these, and see
@@ -72,6 +76,10 @@ class Cluster(BaseCluster):
             "none" pins none. By default each worker has a GPU of its own where there are enough for all; otherwise none
             is pinned.
             For launchers of this host; see `rpcbench.launch.gpu_pins`.
+        env: Variables of workers, by name, beside those that they have from this process or their host. They are set
+            before torch is loaded.
+        python: The interpreter of workers, a path or a name, with its packages and this rpcbench; by default that of
+            this process. With the launcher "command" it is one of the other hosts.
         grace: Seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit` functions
             and finalizers run. Then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
         rpc_timeout: Seconds a call may take that names no timeout; 0 for no limit.
@@ -82,8 +90,8 @@ class Cluster(BaseCluster):
 
     Raises:
         RpcError: A worker cannot start.
-        ValueError: `kind`, `start`, `launcher` or an option is unknown, the device maps do not fit, or there is no such
-            GPU.
+        ValueError: `kind`, `start`, `launcher` or an option is unknown, the device maps do not fit, there is no such
+            GPU, a variable is none, or `python` is no interpreter that suits.
 
     >>> import rpcbench
     >>> with rpcbench.Cluster(2) as cluster:
@@ -102,6 +110,8 @@ class Cluster(BaseCluster):
         options: Mapping[str, Any] | None = None,
         address: str | None = None,
         gpus: Chosen = None,
+        env: Mapping[str, str] | None = None,
+        python: str | None = None,
         grace: float = STOP_SECONDS,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
@@ -112,7 +122,7 @@ class Cluster(BaseCluster):
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
-        name, given = registry.chosen_launcher(launcher, kind, kernel, start)
+        name, given = registry.chosen_launcher(launcher, kind, kernel, start, python)
         self.kind = {"local": "process"}.get(name, name)
         with ExitStack() as undo:
             directory = RunDirectory()
@@ -120,10 +130,10 @@ class Cluster(BaseCluster):
             self._launcher: Launcher = registry.make_launcher(name, directory, {**given, **(options or {})})
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
-            if self._launcher.far:
-                config = replace(config, remote=outbound_address(address), bind=bind_address())
-            elif address is not None:
-                raise ValueError(f"address={address!r}: workers of launcher {name!r} are on this host and need none")
+            config = _reachable(config, name, self._launcher.far, address)
+            config = replace(config, environ=variables(env, bool(self._pins.of(1))))
+            if hasattr(self._launcher, "environ"):
+                self._launcher.environ = config.environ
             self._launcher.warm()
             self._config = replace(config, directory=str(directory.path), host=host_id(), stop_seconds=grace)
             self.agent = start_agent(self._config)
@@ -167,6 +177,20 @@ class Cluster(BaseCluster):
         from rpcbench.launch.join import AttachedCluster
 
         return AttachedCluster(url, **options)
+
+    @staticmethod
+    def saved(name: str, **changes: Any) -> Cluster:
+        """Start a cluster as a file describes it: the table `[tool.rpcbench.clusters.NAME]` of pyproject.toml, here or
+        in a folder above, else `[clusters.NAME]` of `~/.config/rpcbench.toml`.
+
+        Args:
+            name: The name in the file.
+            changes: Arguments of `Cluster`, in place of those in the file.
+
+        Raises:
+            ValueError: No file describes it, or the description is malformed; the text names the file.
+        """
+        return Cluster(**find(name).changed(changes))
 
     def pid(self, name: str) -> int:
         """Return the process id of a worker, on its host."""
@@ -297,6 +321,7 @@ class Cluster(BaseCluster):
         except BaseException:
             self._undo(names, before)
             raise
+        warn_of_differences({name: self._places[name].versions for name in names})
 
     def _undo(self, names: list[str], before: Mapping[str, Handle]) -> None:
         """End all workers of a start that failed, and forget them; workers that were lost before are still lost."""
@@ -439,6 +464,15 @@ def _check(n: int, grace: float) -> None:
         raise ValueError(f"a cluster has at least one worker, not {n}")
     if not 0 <= grace <= _LONGEST_GRACE:
         raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST_GRACE:,.0f} seconds to end")
+
+
+def _reachable(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:
+    """Return the configuration with the address at which workers on other hosts connect, if there may be some."""
+    if far:
+        return replace(config, remote=outbound_address(address), bind=bind_address())
+    if address is not None:
+        raise ValueError(f"address={address!r}: workers of launcher {launcher!r} are on this host and need none")
+    return config
 
 
 def _id(name: str) -> int:

@@ -4,9 +4,9 @@ Guarantees
 - A fork server that ends, at any moment, ends every wait here; the error contains the last lines of its log.
 - A request abandoned because of Ctrl-C or a deadline leaves no worker behind.
 - One thread writes the requests, so Ctrl-C never cuts one in two; another reads the replies and runs exit callbacks.
-- A launcher keeps its server until that ends. Launchers share a server while a new one would be equal: same mode and
-  entry, same environment variables that matter when torch is loaded, and no loaded file changed. So a later cluster
-  starts with torch loaded.
+- A launcher keeps its server until that ends. Launchers share a server while a new one would be equal: same mode,
+  entry and interpreter, same environment variables that matter when torch is loaded, and no loaded file changed. So a
+  later cluster starts with torch loaded.
 - At most one server is idle. All end with this process, in any way it ends; a fork of this process has none.
 """
 
@@ -20,8 +20,8 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError
 from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended, log_of, open_private, tail
+from rpcbench.launch.environment import Interpreter
 from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.run_dir import RunDirectory
 
@@ -46,6 +47,7 @@ class ForkServerKey(NamedTuple):
     mode: str  # "fork" or "spawn"
     entry: str  # "module:function" that a worker runs
     environ: frozenset[tuple[str, str]]  # variables that matter when torch is loaded
+    python: Interpreter = Interpreter()
 
 
 class ForkServerClient:
@@ -73,12 +75,13 @@ class ForkServerClient:
         self._writer = threading.Thread(target=self._write, name="rpcbench-fork-server-requests", daemon=True)
         self._writer.start()
         self._reader.start()
-        self._send(prepare=kind.mode, entry=kind.entry, sys_path=import_path(), notebook=os.getpid())
+        path = kind.python.import_path()
+        self._send(prepare=kind.mode, entry=kind.entry, sys_path=path, notebook=os.getpid())
 
     def _open(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         # The thread pool of numpy would make the fork server a process with threads; workers inherit the number.
-        environ = default_environment()
-        arguments = [sys.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
+        environ = default_environment({**os.environ, **dict(self.kind.environ)})
+        arguments = [self.kind.python.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
         with open_private(self._log) as log:
             return subprocess.Popen(
                 arguments, stdin=channel.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
@@ -122,7 +125,8 @@ class ForkServerClient:
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         number, handle = self._enter(config, directory, on_exit)
         try:
-            self._send(start=number, grace=config.stop_seconds, **worker_request(config, self.kind.entry, handle.log))
+            asked = worker_request(config, self.kind.entry, handle.log, self.kind.python)
+            self._send(start=number, grace=config.stop_seconds, **asked)
             if not handle.started(_START_SECONDS):
                 late = f"the fork server {self.pid} did not answer in {_START_SECONDS:g} s"
                 raise RpcError(f"{late}\n{tail(self._log)}")
@@ -288,20 +292,15 @@ def _changed_at(path: str) -> int | None:
         return None
 
 
-def import_path() -> list[str]:
-    """Return the import path of this process, which workers are to have, too."""
-    return [entry for entry in sys.path if isinstance(entry, str)]  # JSON cannot hold other entries
-
-
-def worker_request(config: WorldConfig, entry: str, log: Path) -> dict[str, Any]:
+def worker_request(config: WorldConfig, entry: str, log: Path, python: Interpreter) -> dict[str, Any]:
     """Return the request for `worker_bootstrap.run`, without "parent": a worker with surroundings as here."""
-    surroundings = {"cwd": str(Path.cwd()), "environ": config.pinned(os.environ), "sys_path": import_path()}
+    surroundings = {"cwd": str(Path.cwd()), "environ": config.pinned(os.environ), "sys_path": python.import_path()}
     return {"name": config.name, "entry": entry, "config": config.to_json(), "log": str(log), **surroundings}
 
 
-def default_environment() -> dict[str, str]:
-    """Return the environment of this process, in which numpy has as many threads as torch by default: one."""
-    return {"OPENBLAS_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **os.environ}
+def default_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which numpy has as many threads as torch by default: one."""
+    return {"OPENBLAS_NUM_THREADS": environ.get("OMP_NUM_THREADS", "1"), **environ}
 
 
 # Prefixes of environment variables that torch and its libraries read when they are loaded.
@@ -325,11 +324,12 @@ class _ServerPool:
 
     def warm(self, mode: str, entry: str) -> None:
         """Begin to start a fork server, unless a suitable one runs. Returns at once."""
-        self._take(_kind(mode, entry), users=0)
+        self._take(_kind(mode, entry, {}, Interpreter()), users=0)
 
-    def take(self, mode: str, entry: str) -> ForkServerClient:
-        """Return a fork server of this mode ("fork" or "spawn") and entry; the caller has to give it back."""
-        return self._take(_kind(mode, entry), users=1)
+    def take(self, mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerClient:
+        """Return a fork server of this mode ("fork" or "spawn"), entry and interpreter, with these variables if they
+        count when torch is loaded; the caller has to give it back."""
+        return self._take(_kind(mode, entry, environ, python), users=1)
 
     def take_any(self) -> ForkServerClient:
         """Return a server to guard processes that others start: the warm one, or one that loads nothing. As `take`."""
@@ -373,9 +373,10 @@ class _ServerPool:
             server.stop()
 
 
-def _kind(mode: str, entry: str) -> ForkServerKey:
-    counting = {name: value for name, value in os.environ.items() if name.startswith(_READ_WHILE_LOADING)}
-    return ForkServerKey(mode, entry, frozenset(counting.items()))
+def _kind(mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerKey:
+    every = {**os.environ, **environ}
+    counting = {name: value for name, value in every.items() if name.startswith(_READ_WHILE_LOADING)}
+    return ForkServerKey(mode, entry, frozenset(counting.items()), python)
 
 
 _ours = _ServerPool()

@@ -22,6 +22,7 @@ from rpcbench.base.futures import wait_all
 from rpcbench.cells.client import Rerun
 from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster
+from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
 from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world
 from rpcbench.rpc import init
@@ -121,6 +122,8 @@ class AttachedCluster(BaseCluster):
         self._members = {info.name: info for info in agent.members() if info.id}
         told = [agent.call(name, meet, (size + 1,), timeout=START_SECONDS, own=True) for name in self._members]
         self._places = dict(zip(self._members, wait_all(told), strict=True))
+        found = {name: place.versions for name, place in self._places.items()}
+        warn_of_differences(found, but=("torch", "cloudpickle"))  # connections of such worlds have told of these
 
     def _ends(self, name: str, why: str) -> None:
         self._ended[name] = why

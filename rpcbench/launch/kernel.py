@@ -30,7 +30,8 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, check_name, log_of, open_private
-from rpcbench.launch.fork_client import ForkServerClient, default_environment, import_path
+from rpcbench.launch.environment import Interpreter, interpreter
+from rpcbench.launch.fork_client import ForkServerClient, default_environment
 from rpcbench.launch.fork_server import TERM_SECONDS
 from rpcbench.launch.process import ForkServerLauncher, ended
 from rpcbench.transport.run_dir import RunDirectory
@@ -65,8 +66,9 @@ class KernelProcess:
     """A kernel, from its launch to its exit. `manager` has its kernel spec and its connection file."""
 
     def __init__(
-        self, config: WorldConfig, manager: AsyncKernelManager, log: Path, soon: Soon, on_exit: ExitCallback | None
-    ) -> None:
+        self, config: WorldConfig, manager: AsyncKernelManager, log: Path, soon: Soon, on_exit: ExitCallback | None,
+        python: Interpreter,
+    ) -> None:  # fmt: skip
         self.handle = ProcessHandle(config.name, log, lambda which: soon(lambda: self.signal(which)), on_exit)
         self.grace = config.stop_seconds
         self._manager = manager
@@ -75,9 +77,9 @@ class KernelProcess:
         self._more = [*_ARGUMENTS, _GUARDED] if named == _LOCAL and hasattr(os, "pidfd_open") else _ARGUMENTS
         self._unwanted = False  # killed before its process exists
         # As of the call of `start`, as the loop runs later. debugpy writes no warning to the log.
-        environ = config.pinned({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **default_environment()})
+        environ = default_environment({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **config.pinned(os.environ)})
         self._surroundings: dict[str, Any] = {"cwd": str(Path.cwd()), "env": environ}
-        self._code = _JOIN.format(version=sys.version_info[:2], path=import_path(), config=config.to_json())
+        self._code = _JOIN.format(version=sys.version_info[:2], path=python.import_path(), config=config.to_json())
 
     async def live(self) -> None:
         """Launch the kernel, have it join the world, and wait for its end."""
@@ -178,19 +180,22 @@ class KernelLauncher(ForkServerLauncher):
     Args:
         run_directory: Of the cluster's files; `close` removes it.
         kernel: The name of a kernel spec, for an ipykernel of the same Python.
+        python: The interpreter that runs the kernels, in place of the one that the spec names.
 
     Raises:
         RpcError: There is no such kernel spec.
+        ValueError: `python` is no interpreter that suits.
         ModuleNotFoundError: ipykernel is not installed.
     """
 
     far = False
     pins = True
 
-    def __init__(self, run_directory: RunDirectory, kernel: str = "python3") -> None:
+    def __init__(self, run_directory: RunDirectory, kernel: str = "python3", python: str | None = None) -> None:
         import ipykernel  # noqa: F401  (if it is missing, the error comes before any process starts)
 
         _check_spec(kernel)
+        self._python = interpreter(python, ["ipykernel"])
         super().__init__(run_directory)
         self._spec = kernel
         self._kernels: set[KernelProcess] = set()
@@ -207,7 +212,7 @@ class KernelLauncher(ForkServerLauncher):
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         self._server()
         log = log_of(self._directory.path, config.name, config.incarnation)
-        kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit)
+        kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit, self._python)
         try:
             self._soon(lambda: self._run_to_end(kernel))
             if not kernel.handle.started(_START_SECONDS):
@@ -225,12 +230,16 @@ class KernelLauncher(ForkServerLauncher):
 
     def _manager(self, config: WorldConfig) -> AsyncKernelManager:
         sockets = self._directory.path / f"k{config.id}.{config.incarnation}"
-        return AsyncKernelManager(
+        manager = AsyncKernelManager(
             kernel_name=self._spec,
             connection_file=str(self.connection_file(config.name)),
             transport="ipc",  # sockets in the run directory, which other users cannot reach
             ip=str(sockets),
         )
+        if self._python.own:
+            assert manager.kernel_spec is not None  # `_check_spec` has found it
+            manager.kernel_spec.argv[:1] = [self._python.executable]
+        return manager
 
     def _guard_again(self, server: ForkServerClient) -> None:
         for kernel in list(self._kernels):

@@ -13,6 +13,7 @@ Guarantees
 
 from __future__ import annotations
 
+import _posixsubprocess
 import asyncio
 import atexit
 import contextlib
@@ -20,12 +21,14 @@ import contextvars
 import faulthandler
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 from ipykernel.compiler import XCachingCompiler
@@ -42,6 +45,7 @@ from rpcbench.launch.worker_bootstrap import leave, settle_torch
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 
+_REPLACED = "original_"  # debugpy's prefix for a function that it has replaced
 _LATEST = ("_", "__", "___")  # the latest results, which a display hook keeps as attributes
 
 
@@ -130,10 +134,36 @@ def join(config: str) -> None:
     settle_torch(os.environ)
     gc.freeze()  # loaded modules stay: collections, of which IPython has one at exit, then skip them
     kernel = IPKernelApp.instance().kernel
+    if debugger := getattr(kernel, "debugger", None):
+        prepare_debugger(debugger)
     agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, handle_requests])
     stage = _KernelCells(kernel, agent)
     threading.Thread(target=stage.feed, name="rpcbench-cells", daemon=True).start()
     threading.Thread(target=_end, args=(agent, kernel), name="rpcbench-end", daemon=True).start()
+
+
+def prepare_debugger(debugger: Any) -> None:
+    """Have JupyterLab's debugger of this kernel show no frame of this package, and leave child processes alone."""
+    debugger.kernel_modules.append(str(Path(__file__).parents[1]))
+    spare_child_processes()
+
+
+def _trace_again(kernel: Any) -> None:
+    """Have JupyterLab's debugger, if it is on, trace this thread: an interrupt at a breakpoint has ended that."""
+    if getattr(getattr(kernel, "debugger", None), "is_started", False):
+        import debugpy
+
+        debugpy.trace_this_thread(True)
+
+
+def spare_child_processes() -> None:
+    """Have debugpy debug no process that this one starts: that would wait for JupyterLab, which never attaches."""
+    import debugpy
+
+    debugpy.configure(subProcess=False)
+    for module in (os, subprocess, _posixsubprocess):  # where it listens already, it has replaced their functions
+        for name in [name for name in vars(module) if name.startswith(_REPLACED)]:
+            setattr(module, name.removeprefix(_REPLACED), getattr(module, name))
 
 
 class _KernelCells:
@@ -161,6 +191,7 @@ class _KernelCells:
         while True:
             job = await self._jobs.get()
             async with self._kernel._main_asyncio_lock:  # ipykernel's own: one request at a time
+                _trace_again(self._kernel)
                 with self._runner.handling_signals(), self._loan.begin():
                     self._cell = self._loop.create_task(self._runner.perform(job), context=self._context)
                     await self._cell

@@ -15,12 +15,13 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.launch import fork_client
 from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name
+from rpcbench.launch.environment import interpreter
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.transport.run_dir import RunDirectory
 
@@ -35,6 +36,9 @@ OWN_SECONDS = 0.5  # for workers to end by themselves at `close`
 
 class ForkServerLauncher:
     """The base of launchers that have a run directory, and use the fork server that `take` returns."""
+
+    environ: Mapping[str, str] = {}
+    """Variables that workers have beside those of this process; set before `warm`."""
 
     def __init__(
         self, run_directory: RunDirectory, take: Callable[[], ForkServerClient] = fork_client.take_any
@@ -95,14 +99,21 @@ class ProcessLauncher(ForkServerLauncher):
         start: "fork" or "spawn"; by default the value of RPCBENCH_START, else fork on Linux and spawn elsewhere.
         entry: The function that a worker calls with its WorldConfig, "module:function". In mode "fork" the fork server
             imports the module, which therefore must start no thread, open no socket and run no torch operation.
+        python: The interpreter of workers; by default that of this process.
+
+    Raises:
+        ValueError: `start` is unknown, or `python` is no interpreter that suits.
     """
 
     far = False
     pins = True
 
-    def __init__(self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY) -> None:
+    def __init__(
+        self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY, python: str | None = None
+    ) -> None:
         self.mode = _mode(start)
-        super().__init__(run_directory, lambda: fork_client.take(self.mode, entry))
+        chosen = interpreter(python)
+        super().__init__(run_directory, lambda: fork_client.take(self.mode, entry, self.environ, chosen))
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """See `Launcher`. Workers have the current directory, environment and import path of this process; an RpcError

@@ -46,13 +46,11 @@ def settle(agent: Agent, ranks: Mapping[str, int], size: int, why: str) -> list[
     common = {
         "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port), STORE_PORT: f"{port}:{own}",
     }  # fmt: skip
-    return [
-        agent.call(name, set_rank, ({**common, "RANK": str(rank), **_local(name, size, ranks, there)}, why), own=True)
-        for name, rank in ranks.items()
-    ]
+    places = {name: {**common, "RANK": f"{ranks[name]}", **local_place(name, size, ranks, there)} for name in ranks}
+    return [agent.call(name, set_rank, (place, why), own=True) for name, place in places.items()]
 
 
-def _local(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
+def local_place(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
     """Return a worker's rank among those on its host."""
     rank = ranks[name]
     if there[name].remote:  # else the cluster is on one host
@@ -92,7 +90,7 @@ class ReservedPorts:
 
 def reserve() -> tuple[str, int, int]:
     """Return the address at which other workers reach this one, and two ports there. Called on rank 0."""
-    return current.current().part(ReservedPorts).at(_address())
+    return current.current().part(ReservedPorts).at(address_here())
 
 
 def settled(told: Sequence[Future[None]]) -> None:
@@ -109,7 +107,7 @@ def set_rank(place: Mapping[str, str], why: str) -> None:
     os.environ.update(place)
     if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
-    if interface := _interface(_address()):  # loopback, if all are on one host: gloo then listens on no other
+    if interface := _interface(address_here()):  # loopback, if all are on one host: gloo then listens on no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if "rpcbench.distributed.groups" in sys.modules:
         from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
@@ -117,7 +115,7 @@ def set_rank(place: Mapping[str, str], why: str) -> None:
         groups.end_generation(why, before)
 
 
-def _address() -> str:
+def address_here() -> str:
     """Return the address at which other workers reach this one: loopback if all are on one host."""
     remote = current.current().config.remote
     return listeners.split_address(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK

@@ -49,7 +49,9 @@ def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]
         raise RpcError(f"workers of launcher {name!r} need {missing.name}, which is not installed{how}") from missing
 
 
-def chosen_launcher(name: str | None, kind: str, kernel: str, start: str | None) -> tuple[str, dict[str, Any]]:
+def chosen_launcher(
+    name: str | None, kind: str, kernel: str, start: str | None, python: str | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return name and options of the launcher for these arguments of `Cluster`. ValueError if two contradict."""
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not a kind of worker; use one of {tuple(KINDS)}")
@@ -58,7 +60,8 @@ def chosen_launcher(name: str | None, kind: str, kernel: str, start: str | None)
     name = name or KINDS[kind]
     if start is not None and name != "local":
         raise ValueError(f"start={start!r} is for workers of kind 'process'; launcher {name!r} does not take it")
-    return name, {"kernel": kernel} if name == "kernel" else {"start": start} if start is not None else {}
+    given = {"kernel": kernel if name == "kernel" else None, "start": start, "python": python}
+    return name, {option: value for option, value in given.items() if value is not None}
 
 
 def _found(name: str) -> Make:

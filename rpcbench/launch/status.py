@@ -14,7 +14,7 @@ import html
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -115,15 +115,24 @@ class ClusterStatus(tuple[WorkerStatus, ...]):
         return [(*head, *_GPU_HEAD), *((*_words(row), *_gpu_words(row.gpu)) for row in self)]
 
     def __repr__(self) -> str:
-        rows = self._cells()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return text_table(self._cells())
 
     def _repr_html_(self) -> str:
-        head, *rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._cells()]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        top = f"<caption>Workers</caption><thead><tr>{head.replace('td>', 'th>')}</tr></thead>"
-        return f"<table>{top}<tbody>{body}</tbody></table>"
+        return html_table("Workers", self._cells())
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells, of which the first is the head, as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def html_table(caption: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells, of which the first is the head, as an HTML table."""
+    head, *others = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{row}</tr>" for row in others)
+    top = f"<caption>{caption}</caption><thead><tr>{head.replace('td>', 'th>')}</tr></thead>"
+    return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
 def _words(row: WorkerStatus) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
+from rpcbench.launch.environment import is_installed
 from rpcbench.launch.fork_server import TERM_SECONDS, Request, kill_group, signal_group
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
@@ -46,7 +47,7 @@ def request(config: WorldConfig) -> bytes:
         "config": config.to_json(),
         "versions": _versions(),
         "cwd": str(Path.cwd()),
-        "sys_path": [entry for entry in sys.path if isinstance(entry, str) and not _installed(entry)],
+        "sys_path": [entry for entry in sys.path if isinstance(entry, str) and not is_installed(entry)],
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
     return json.dumps(told).encode() + b"\n"
@@ -103,9 +104,11 @@ def _home(asked: Request) -> Iterator[Request]:
 
 
 def _start(asked: Request) -> subprocess.Popen[bytes]:
-    """Start the worker, with this host's Python and environment, and the notebook's directories if they exist here."""
+    """Start the worker, with this host's Python and environment, the variables of the request, and the notebook's
+    directories if they exist here."""
     threads = asked["threads"]
-    environ = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
+    here = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
+    environ = WorldConfig.from_json(asked["config"]).pinned(here)
     cwd, theirs = _found(asked)
     told = {
         "config": asked["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
@@ -123,11 +126,6 @@ def _found(asked: Request) -> tuple[str, list[str]]:
     """Return the directory and import path of the worker: the notebook's, as far as this user can access them here."""
     cwd = asked["cwd"] if os.access(f"{asked['cwd']}/", os.X_OK) else str(Path.cwd())
     return cwd, [entry for entry in asked["sys_path"] if os.access(entry or cwd, os.R_OK)]
-
-
-def _installed(entry: str) -> bool:
-    """Return whether an entry of the import path belongs to this Python: another host has its own."""
-    return any(Path(entry).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix) if entry)
 
 
 class _Supervisor:

@@ -21,9 +21,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,8 @@ from rpcbench.launch.base import (
     open_private,
     tail,
 )
-from rpcbench.launch.fork_client import ForkServerClient, import_path, worker_request
+from rpcbench.launch.environment import Interpreter, interpreter
+from rpcbench.launch.fork_client import ForkServerClient, worker_request
 from rpcbench.launch.fork_server import TERM_SECONDS, kill_group
 from rpcbench.launch.process import ENTRY, ForkServerLauncher, ended
 from rpcbench.transport.run_dir import RunDirectory
@@ -69,7 +69,9 @@ class RankHandle(ProcessHandle):
 class TorchrunGang:
     """A running torchrun and its ranks, started with the current directory, environment and import path."""
 
-    def __init__(self, directory: Path, configs: Sequence[WorldConfig], on_exit: ExitCallback | None) -> None:
+    def __init__(
+        self, directory: Path, configs: Sequence[WorldConfig], on_exit: ExitCallback | None, python: Interpreter
+    ) -> None:
         self.grace = max(config.stop_seconds for config in configs)
         self._directory = directory
         self._ranks = [RankHandle(config, directory, on_exit) for config in configs]
@@ -79,8 +81,8 @@ class TorchrunGang:
         self._pipe = os.open(pipe, os.O_RDWR)  # a writer, too: there is no end of file when other writers close it
         for rank, config in enumerate(configs):
             with open_private(directory / f"rank{rank}.json", "w") as file:  # the rank removes it
-                json.dump(worker_request(config, ENTRY, self._ranks[rank].log), file)
-        self._process = self._start(len(configs))
+                json.dump(worker_request(config, ENTRY, self._ranks[rank].log, python), file)
+        self._process = self._start(len(configs), configs[0].environ, python)
         self._reader = threading.Thread(target=self._hear, name="rpcbench-torchrun", daemon=True)
         self._reader.start()
         threading.Thread(target=self._await_end, name="rpcbench-torchrun-end", daemon=True).start()
@@ -115,9 +117,10 @@ class TorchrunGang:
                 if threading.current_thread() is not self._reader:
                     self._reader.join(seconds)
 
-    def _start(self, count: int) -> subprocess.Popen[bytes]:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path()), "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", _ENTRY_MODULE, "torchrun", str(self._directory), str(count)]
+    def _start(self, count: int, more: Mapping[str, str], python: Interpreter) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(python.import_path())
+        environ = {**os.environ, **more, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        command = [python.executable, "-m", _ENTRY_MODULE, "torchrun", str(self._directory), str(count)]
         with (self._directory / "torchrun.log").open("wb") as log:
             return subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -165,13 +168,15 @@ class TorchrunGang:
 
 
 class TorchrunLauncher(ForkServerLauncher):
-    """A launcher of workers as ranks of torchrun, with files in `run_directory`. For the methods see `Launcher`."""
+    """A launcher of workers as ranks of torchrun, with files in `run_directory`, and with the interpreter `python`, by
+    default this one. For the methods see `Launcher`."""
 
     far = False
     pins = True
     inseparable = "torchrun starts its workers together and ends them together"
 
-    def __init__(self, run_directory: RunDirectory) -> None:
+    def __init__(self, run_directory: RunDirectory, python: str | None = None) -> None:
+        self._python = interpreter(python)
         super().__init__(run_directory)
         self._lock = threading.Lock()  # guards `_gang`
         self._gang: TorchrunGang | None = None
@@ -193,7 +198,7 @@ class TorchrunLauncher(ForkServerLauncher):
                 if self._gang.runs:
                     raise RpcError(f"{self.inseparable}; it starts no other workers while these run")
                 self._gang.close()  # its ranks have ended; torchrun itself may still be ending
-            self._gang = gang = TorchrunGang(self._directory.path, configs, on_exit)
+            self._gang = gang = TorchrunGang(self._directory.path, configs, on_exit, self._python)
         return gang.started(server)
 
     def _guard_again(self, server: ForkServerClient) -> None:

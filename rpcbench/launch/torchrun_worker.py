@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
@@ -56,6 +57,7 @@ def main() -> int:
         )
     end_with(os.getppid(), signal.SIGTERM)
     settle_torch(os.environ)
+    sys.modules["__main__"] = types.ModuleType("__main__")  # for cells: without the names of this program
     rank, url = int(os.environ["RANK"]), meeting_place()
     config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join(

@@ -1,4 +1,4 @@
-"""Floor 8: magics and their displays in a notebook, and three helpers of all magics.
+"""Floor 8: magics and their displays in a notebook, and four helpers of all magics.
 
 A magic whose line requests help (`%cluster help`, `%%remote --help`) shows its usage instead of running. The error
 about a missing optional package gives the command that installs it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,17 @@ def require_extra(what: str, *packages: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in packages:  # a bug: raised unchanged
             raise
         raise UsageError(f"{what} needs {error.name}: pip install {' '.join(packages)}") from None
+
+
+def admit_widgets() -> None:
+    """Have Colab show widgets that are not its own, as panels are. Elsewhere do nothing."""
+    try:
+        output: Any = importlib.import_module("google.colab.output")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("google"):  # Colab's own bug: raised unchanged
+            raise
+    else:
+        output.enable_custom_widget_manager()
 
 
 class MagicParser(argparse.ArgumentParser):

@@ -9,9 +9,10 @@ rounds figures, so that an idle cluster does not look changed. Both use the same
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from IPython.display import DisplayHandle
 from rpcbench.base.errors import counted, nearest
 from rpcbench.cells.client import Rerun
 from rpcbench.cells.targets import Targets
-from rpcbench.launch import process, status
+from rpcbench.launch import process, saved, stacks, status
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS, launcher_names
@@ -126,10 +127,14 @@ Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
 _WHICH_GPUS = "say which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"
+_WHICH_ENV = "say which variable workers get: %cluster start 2 --env OMP_NUM_THREADS=2 --env DEBUG=1"
+_WHICH_PYTHON = "say which interpreter runs the workers: %cluster start 2 --python /path/of/venv/bin/python"
+_WHICH_ADDRESS = "say where workers dial this host: --address 192.0.2.7:29500"
+_WHICH_SIZE = "say how many workers to start: %cluster start 2; or the name of a saved cluster: %cluster start lab"
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"  # the name of a cluster that was given none
 OPTIONS = {
-    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--gpus"),
+    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--gpus", "--env", "--python"),
     "join": ("--name",),
     "restart": ("--replay",),
 }
@@ -170,6 +175,7 @@ class Commands:
             "restart": self._restart,
             "reload": self._reload,
             "interrupt": self._interrupt,
+            "stack": self._stack,
             "logs": self._logs,
             "group": self._group,
             "stop": self._stop,
@@ -183,17 +189,14 @@ class Commands:
 
     def _start(self, words: Words) -> str:
         words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
-        words, kind = _option(words, "--kind", _WHICH_KIND)
-        if kind not in (None, *KINDS):
-            raise UsageError(_WHICH_KIND)
-        words, grace = _option(words, "--grace", _WHICH_GRACE)
-        words, gpus = _option(words, "--gpus", _WHICH_GPUS)
-        told = {"kind": kind, "grace": None if grace is None else _seconds(grace), "gpus": gpus}
-        way: Way = {name: value for name, value in told.items() if value is not None}
-        if "--launcher" in words:
-            words, more = _launched(words)
-            way |= more
-        return self.start(_number(words, "say how many workers to start: %cluster start 2"), way, name)
+        words, way = _way(words)
+        if words and words[0][:1].isalpha():
+            with _usage():
+                found = saved.find(words[0])
+                way = found.changed(way)
+            words, name = words[1:] or [str(way["n"])], name or found.name
+            del way["n"]
+        return self.start(_number(words, _WHICH_SIZE), way, name)
 
     def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
         """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
@@ -214,10 +217,8 @@ class Commands:
 
     def _make(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
-        try:
+        with _usage():  # a mistake in the arguments, such as options of a launcher
             self.started.append(Cluster(size, **way, progress=voice.progress(size)))
-        except ValueError as mistake:  # in the arguments, such as options of a launcher
-            raise UsageError(str(mistake)) from mistake
         return self.started[-1]
 
     def _join(self, words: Words) -> str:
@@ -311,6 +312,10 @@ class Commands:
             found.interrupt(name)
         return interrupted(names)
 
+    def _stack(self, words: Words) -> str:
+        found = cluster()
+        return stacks.report(found.agent, self._targets.find(words or ["all"], found.workers), found.watched())
+
     def _logs(self, words: Words) -> str:
         found = cluster()
         names = self._targets.find(words or ["all"], [row.name for row in found.status()])
@@ -384,16 +389,48 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
     return [*words[:at], *words[at + 2 :]], words[at + 1]
 
 
-def _launched(words: Words) -> tuple[Words, Way]:
-    """Return the words without those about the launcher, and the latter as arguments of `Cluster`."""
-    told = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
-    words, launcher = _option(words, "--launcher", told)
-    if launcher not in launcher_names():
-        raise UsageError(told)
-    words, address = _option(words, "--address", "say where workers dial this host: --address 192.0.2.7:29500")
-    pairs = [word.partition("=") for word in words if "=" in word]
-    options = {name: value for name, _, value in pairs}
-    return [word for word in words if "=" not in word], {"launcher": launcher, "options": options, "address": address}
+def _way(words: Words) -> tuple[Words, Way]:
+    """Return the words without options, and these as arguments of `Cluster`."""
+    words, kind = _option(words, "--kind", _WHICH_KIND)
+    if kind not in (None, *KINDS):
+        raise UsageError(_WHICH_KIND)
+    launchers = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
+    words, launcher = _option(words, "--launcher", launchers)
+    if launcher not in (None, *launcher_names()):
+        raise UsageError(launchers)
+    words, grace = _option(words, "--grace", _WHICH_GRACE)
+    words, gpus = _option(words, "--gpus", _WHICH_GPUS)
+    words, address = _option(words, "--address", _WHICH_ADDRESS)
+    words, python = _option(words, "--python", _WHICH_PYTHON)
+    words, env = _variables(words)
+    options = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+    way: Way = {
+        "kind": kind, "launcher": launcher, "gpus": gpus, "address": address, "python": python, "env": env or None,
+        "grace": None if grace is None else _seconds(grace), "options": options or None,
+    }  # fmt: skip
+    way = {name: value for name, value in way.items() if value is not None}
+    return [word for word in words if "=" not in word], way
+
+
+def _variables(words: Words) -> tuple[Words, dict[str, str]]:
+    """Return the words without `--env NAME=VALUE`, as often as it stands there, and the variables."""
+    env: dict[str, str] = {}
+    while "--env" in words:
+        words, word = _option(words, "--env", _WHICH_ENV)
+        name, equals, value = (word or "").partition("=")
+        if not name or not equals:
+            raise UsageError(_WHICH_ENV)
+        env[name] = value
+    return words, env
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """Raise a ValueError as a UsageError, which a notebook shows as one sentence."""
+    try:
+        yield
+    except ValueError as mistake:
+        raise UsageError(str(mistake)) from mistake
 
 
 def _seconds(word: str) -> float:

@@ -14,10 +14,11 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpcbench.cells import shell
+from rpcbench.cells.partition import COMBINATIONS, SCATTER
 from rpcbench.cells.targets import ALL
 from rpcbench.launch import gpu_pins
 from rpcbench.launch.registry import KINDS, launcher_names
@@ -27,7 +28,7 @@ from rpcbench.runtime.current import find
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
 
-_OF_WORKERS = ("restart", "interrupt", "logs")  # actions of `%cluster` that take workers
+_OF_WORKERS = ("restart", "interrupt", "stack", "logs")  # actions of `%cluster` that take workers
 _STEPS = ("--hold", "--of")
 PANEL_NAMES = ("workers", "rrefs", "autograd", "pipeline", "messages", "shards")  # panels load when shown
 _FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
@@ -41,12 +42,17 @@ class Vocabulary(NamedTuple):
     options: tuple[str, ...]
     actions: tuple[str, ...]
     clusters: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()  # names of clusters that files describe
 
-    def after(self, magic: str, before: list[str]) -> list[str]:
-        """Return the words that may follow `magic` and the words `before`; none before an expression."""
+    def after(self, magic: str, before: list[str], begun: str = "") -> list[str]:
+        """Return the words that may follow `magic` and the words `before`; none before an expression. `begun`: the word
+        that is to be completed."""
         targets = [*self.workers, ALL, *self.groups]
         ran = (*targets, *self.options)
         free = {"%%remote": ran, "%%trace": ran, "%%step": (*targets, *_STEPS), "%chaos": ("off", *_FAULTS)}
+        free["%%profile"] = (*ran, "notebook", "--save")
+        if magic == "%%remote" and before[-1:] in (["-i"], ["-o"]):
+            return _transfers(begun, [SCATTER] if before[-1] == "-i" else COMBINATIONS)
         if magic in free:
             return [word for word in free[magic] if word not in before]
         if magic == "%cluster" and before:
@@ -64,17 +70,24 @@ class Vocabulary(NamedTuple):
             return launcher_names()
         if before[-1] == "--gpus":
             return gpu_pins.offers(next((int(word) for word in before if word.isdecimal()), 1))
-        words = {"use": [] if before[1:] else self.clusters, **dict.fromkeys(_OF_WORKERS, targets)}
+        first = [] if before[1:] else self.saved
+        words = {"use": [] if before[1:] else self.clusters, "start": first, **dict.fromkeys(_OF_WORKERS, targets)}
         return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]
+
+
+def _transfers(begun: str, ways: Iterable[str]) -> list[str]:
+    """Return `x:scatter`, … for a variable with the colon; none for a name, which the notebook itself completes."""
+    name, colon, _ = begun.rpartition(":")
+    return [f"{name}:{way}" for way in ways] if colon and ":" not in name.rpartition(",")[2] else []
 
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.5  # seconds
-_CELL = re.compile(r"\s*%%(?:remote|trace)\b([^\n]*)\n")
+_CELL = re.compile(r"\s*%%(?:remote|trace|profile)\b([^\n]*)\n")
 _LINE = re.compile(r"(?m)^[^\n%#]*?%remote[ \t]+(\S+)[ \t]+(?=\S)")  # the part before an expression
 _OWN_LINE = re.compile(
-    r"\s*(%%remote|%%trace|%remote|%autoremote|%debug|%cluster|%%step|%chaos|%panel)[ \t]+([^\n]*)\Z"
+    r"\s*(%%remote|%%trace|%%profile|%remote|%autoremote|%debug|%cluster|%%step|%chaos|%panel)[ \t]+([^\n]*)\Z"
 )
 
 Reply = dict[str, Any]
@@ -91,14 +104,14 @@ class Assist:
     """Replaces a kernel's completion and inspection, and calls the original for code that runs in the notebook.
 
     `where(line)` returns the worker that a `%%remote` line selects, or None; `auto(code)` the targets of `%autoremote`
-    for the cell, or None; `words(magic, before)` the words that may follow on a magic's line."""
+    for the cell, or None; `words(magic, before, begun)` the words that may follow on a magic's line."""
 
     def __init__(
         self,
         kernel: Any,
         where: Callable[[str], str | None],
         auto: Callable[[str], str | None],
-        words: Callable[[str, list[str]], list[str]],
+        words: Callable[[str, list[str], str], list[str]],
     ) -> None:
         self._kernel = kernel
         self._where, self._auto, self._words = where, auto, words
@@ -145,7 +158,8 @@ class Assist:
     def _of_line(self, line: re.Match[str], end: int) -> Reply | None:
         """Complete the line of a magic; None if no word fits, as in the expression of `%remote`."""
         *before, begun = line[2].split(" ")
-        found = [word for word in self._words(line[1], [word for word in before if word]) if word.startswith(begun)]
+        words = self._words(line[1], [word for word in before if word], begun)
+        found = [word for word in words if word.startswith(begun)]
         if not found:
             return None
         return {

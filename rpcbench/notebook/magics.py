@@ -15,32 +15,44 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from rpcbench.base.errors import NamesError, PipelineError, RemoteError, RpcError, UnknownWorkerError, WorkerLostError
+from rpcbench.base.errors import (
+    NamesError,
+    PipelineError,
+    RemoteError,
+    RpcError,
+    UnknownWorkerError,
+    WorkerLostError,
+    nearest,
+)
 from rpcbench.cells.client import CellClient, CellInputs, CellOptions, CellResult
 from rpcbench.cells.debugger import POST_MORTEM
 from rpcbench.cells.display import OutputDisplay, collapsed, stacked
+from rpcbench.cells.partition import COMBINATIONS, SCATTER, Dimension, split
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import of_user, short, with_rendering
-from rpcbench.launch import process
-from rpcbench.launch.base_cluster import BaseCluster
+from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, require_extra, with_help
+from rpcbench.notebook import MagicParser, admit_widgets, require_extra, with_help
 from rpcbench.notebook.async_cells import CellHandle, in_tabs
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
 from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, RecordMagics, TraceMagics
+from rpcbench.notebook.profile_magic import ProfileMagics
 from rpcbench.notebook.sidebar import Sidebar
 from rpcbench.telemetry.shard_watch import watch_on_workers
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from rpcbench.notebook.lab_debugger import LabDebugger
 
 # Cells that begin with one of these run in the notebook under `%autoremote`, too.
 _OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%debug ")
@@ -112,6 +124,47 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+class Transfer(NamedTuple):
+    """A variable on the line of `%%remote`, as `x`, `x:scatter`, `y:cat` or `y:cat:1`."""
+
+    name: str
+    how: str = ""  # empty: whole
+    dim: Dimension = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.how}" if self.how else self.name
+
+
+def _transfers(text: str, ways: Collection[str]) -> tuple[Transfer, ...]:
+    """Split `a,x:scatter,y:cat:1` into transfers, each in one of these ways or whole."""
+    return tuple(_transfer(word.strip(), ways) for word in text.split(","))
+
+
+def _transfer(word: str, ways: Collection[str]) -> Transfer:
+    name, *rest = word.split(":")
+    _names(name)
+    if not rest:
+        return Transfer(name)
+    how, dim, *more = rest if len(rest) > 1 else [*rest, "0"]
+    if how not in ways:
+        raise UsageError(f"{word}: there is no way {how!r} to transfer a variable here: {nearest(how, ways)}")
+    number = re.fullmatch(r"-?\d+", dim)
+    if more or not (number or dim.isidentifier()):
+        raise UsageError(f"{word}: after {how} comes at most one dimension, as in {name}:{how}:1")
+    return Transfer(name, how, int(dim) if number else dim)
+
+
+def _scattered(sent: Transfer, value: Any, count: int) -> list[Any]:
+    """Return the parts of a variable's value; report sizes that differ."""
+    try:
+        parts = split(sent.name, value, count, sent.dim)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"-i {sent}: {error}") from None
+    if report := parts.report(sent.name):
+        sys.stdout.write(f"{report}\n")
+    return parts.values
+
+
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) > 0:
@@ -130,6 +183,7 @@ class ClusterMagics(Magics):
         self.auto = AutoRemote()  # targets of `%autoremote`
         self.assist: Assist | None = None  # None without a kernel, like `sidebar`
         self.frames: Frames | None = None
+        self.lab_debugger: LabDebugger | None = None
         self.sidebar: Sidebar | None = None
         self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
@@ -143,6 +197,9 @@ class ClusterMagics(Magics):
         %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    start on other hosts
         %cluster start 2 --gpus 0,1    give each worker a GPU (by default if there are enough); --gpus none gives none
         %cluster start 2 --grace 30    allow 30 s for a worker to end when it is stopped (by default 5)
+        %cluster start 2 --env OMP_NUM_THREADS=2    give workers a variable; as often as you like
+        %cluster start 2 --python .venv/bin/python    run workers of this host with another interpreter
+        %cluster start lab          start a cluster that pyproject.toml or ~/.config/rpcbench.toml describes
         %cluster start 2 --name b   start a second cluster, which becomes the current one
         %cluster join tcp://HOST:PORT    join workers that `torchrun … -m rpcbench.worker` started at this address
         %cluster use main           make another cluster the current one, which all magics and `cluster` use
@@ -153,6 +210,7 @@ class ClusterMagics(Magics):
                                     it then runs again its cells that had no error, and reports those that fail
         %cluster reload helpers     reload a module from its file, here and on all workers
         %cluster interrupt [NAME…]  interrupt the cells that run there
+        %cluster stack [NAME…]      show where their threads are: the cell or call that each runs, and its lines
         %cluster logs [NAME…]       show the last lines that they wrote outside cells and calls
         %cluster group rest [1:]    save a name for some workers, for %%remote; without words: list the groups
         %cluster stop               end all workers
@@ -172,7 +230,9 @@ class ClusterMagics(Magics):
         """`%%remote worker1 [worker2 … | all | [1:] | GROUP] [options]`: run the cell there and show its output here.
 
             -i a,b         set these variables there first
+            -i x:scatter   split x by rows: each worker gets a part; x:scatter:1 splits along dimension 1
             -o y           copy variables back afterwards; from several workers, as dicts by worker
+            -o y:cat       join the values of all workers: cat or stack (y:cat:1 along dimension 1), sum, list
             --rref y       bind an RRef of a variable, whose value stays there
             --async        return at once; the result is a handle (`_`) to wait for, await or cancel
             --timeout 10   interrupt the cell after this many seconds, with an RpcTimeoutError
@@ -187,11 +247,12 @@ class ClusterMagics(Magics):
             if cell is None:
                 return self._value(line)
             options = _remote_line().parse_args(shlex.split(line))
-            ask = CellInputs(self._variables(options.i), options.o, leave=options.rref)
+            names = self._meant(options.workers)
+            ask = self._inputs(options, names)
             way = CellOptions(options.timeout, options.label, options.areas)
             if options.later:
-                return self._begin(options, cell, ask, way)
-            self._run(options.workers, cell, ask, way)
+                return self._begin(options, names, cell, ask, way)
+            self._run(names, cell, ask, way)
         if options.local:
             self.run_here(cell)
         return None
@@ -200,29 +261,29 @@ class ClusterMagics(Magics):
         words = line.split(maxsplit=1)
         if len(words) < 2:
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
-        return self._run(words[:1], words[1], CellInputs(value=True)).get("")
+        return self._run(self._meant(words[:1]), words[1], CellInputs(value=True)).get("")
 
-    def _run(self, targets: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
+    def _run(self, names: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
         """Run the cell, bind its variables and return them; raise its error."""
-        running = cluster()
-        names = self._meant(running, targets)
-        answer = running.agent.part(CellClient).run(OutputDisplay(self._shell), names, code, ask, way)
+        answer = cluster().agent.part(CellClient).run(OutputDisplay(self._shell), names, code, ask, way)
         return self.settled(len(names) > 1, ask, answer)
 
-    def _begin(self, options: argparse.Namespace, code: str, ask: CellInputs, way: CellOptions) -> CellHandle:
+    def _begin(
+        self, options: argparse.Namespace, names: list[str], code: str, ask: CellInputs, way: CellOptions
+    ) -> CellHandle:
         """Start the cell and return its handle at once."""
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
-        running, screen = cluster(), OutputDisplay(self._shell)
-        desk, names = running.agent.part(CellClient), self._meant(running, options.workers)
+        desk, screen = cluster().agent.part(CellClient), OutputDisplay(self._shell)
         return CellHandle(
             screen,
             lambda changed: desk.start(screen, names, code, ask, way, changed),
             lambda answer: self.settled(len(names) > 1, ask, answer),
         )
 
-    def _meant(self, running: BaseCluster, words: list[str]) -> list[str]:
+    def _meant(self, words: list[str]) -> list[str]:
         """Return the selected workers; warn if the selection may have included a lost one."""
+        running = cluster()
         names = self.targets.find(words, running.workers)
         if running.lost and not set(words) <= {*names}:  # `all`, a slice or a group
             lost = " ".join(running.lost)
@@ -237,6 +298,12 @@ class ClusterMagics(Magics):
         self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
         if (error := answer.error(self._shell)) is not None:
             raise error
+        for name, (how, dim) in ask.combined.items():
+            try:
+                values[name] = answer.combined(name, how, dim)
+            except ValueError as mismatch:  # the values of the workers are bound, so the work is not lost
+                raise UsageError(f"-o {name}:{how}: {mismatch}") from None
+            self._shell.push({name: values[name]})
         return values
 
     def run_here(self, cell: str) -> None:
@@ -246,11 +313,22 @@ class ClusterMagics(Magics):
         if (error := result.error_before_exec or result.error_in_exec) is not None:
             raise with_rendering(error, [])  # `run_cell` has shown it; raised again, so that this cell fails, too
 
-    def _variables(self, names: tuple[str, ...]) -> dict[str, Any]:
-        for name in names:
-            if name not in self._shell.user_ns:
-                raise UsageError(f"-i {name}: this notebook has no such variable")
-        return {name: self._shell.user_ns[name] for name in names}
+    def _inputs(self, options: argparse.Namespace, workers: list[str]) -> CellInputs:
+        """Return the variables that the line gives these workers and wants back; report parts of different size."""
+        push: dict[str, Any] = {}
+        own: dict[str, dict[str, Any]] = defaultdict(dict)
+        for sent in options.i:
+            if sent.name not in self._shell.user_ns:
+                raise UsageError(f"-i {sent}: this notebook has no such variable")
+            value = self._shell.user_ns[sent.name]
+            if not sent.how:
+                push[sent.name] = value
+                continue
+            for worker, part in zip(workers, _scattered(sent, value, len(workers)), strict=True):
+                own[worker][sent.name] = part
+        wanted = tuple(each.name for each in options.o)
+        combined = {each.name: (each.how, each.dim) for each in options.o if each.how}
+        return CellInputs(push, wanted, leave=options.rref, own=own, combined=combined)
 
     @line_magic
     @with_help
@@ -310,7 +388,7 @@ class ClusterMagics(Magics):
     def debug_on(self, worker: str) -> None:
         """Open a debugger on the worker, on the cell that failed last."""
         with short():
-            self._run([worker], POST_MORTEM, CellInputs())
+            self._run(self._meant([worker]), POST_MORTEM, CellInputs())
 
     def first_of(self, line: str) -> str | None:
         """Return the first worker that a `%%remote` line selects, or None."""
@@ -322,20 +400,28 @@ class ClusterMagics(Magics):
         except (UsageError, RuntimeError, ValueError):  # the line is not complete yet
             return None
 
+    def chosen(self, words: list[str]) -> list[str]:
+        """Return the workers that the words of a `%%remote` line select."""
+        return self.targets.find(_remote_line().parse_args(words).workers, cluster().workers)
+
     def vocabulary(self) -> Vocabulary:
         """Return the words that completion offers on the lines of these magics now."""
         found = running()
         options = tuple(re.findall(r"--?[a-z]+", _remote_line().format_usage()))
         workers = tuple(found.workers) if found else ()
         actions, clusters = tuple(self.commands.by_name), tuple(self.commands.named)
-        return Vocabulary(workers, tuple(self.targets.groups), options, actions, clusters)
+        try:
+            described = tuple(saved.names())
+        except ValueError:  # of a file that `%cluster start` will name
+            described = ()
+        return Vocabulary(workers, tuple(self.targets.groups), options, actions, clusters, described)
 
 
 def _remote_line() -> MagicParser:
     line = MagicParser("%%remote")
     line.add_argument("workers", nargs="+", metavar="worker")
-    line.add_argument("-i", type=_names, default=(), metavar="a,b")
-    line.add_argument("-o", type=_names, default=(), metavar="y")
+    line.add_argument("-i", type=lambda text: _transfers(text, [SCATTER]), default=(), metavar="a,b")
+    line.add_argument("-o", type=lambda text: _transfers(text, COMBINATIONS), default=(), metavar="y")
     line.add_argument("--rref", type=_names, default=(), metavar="y")
     line.add_argument("--async", dest="later", action="store_true")
     line.add_argument("--timeout", type=_seconds, default=math.inf, metavar="seconds")
@@ -355,6 +441,7 @@ def register(shell: InteractiveShell) -> None:
         shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
         shell.register_magics(FaultMagics(shell, magics.targets, magics.settled))
         shell.register_magics(TraceMagics(shell, magics.run_here), record := RecordMagics(shell))
+        shell.register_magics(ProfileMagics(shell, magics.run_here, magics.chosen))
         shell.input_transformers_cleanup.append(magics.auto)  # cleanup: runs before IPython parses magics
         magics.frames = Frames(shell)
         if kernel := getattr(shell, "kernel", None):  # only a kernel completes cells and has comms
@@ -362,7 +449,18 @@ def register(shell: InteractiveShell) -> None:
                 kernel, magics.first_of, magics.auto.before, lambda *at: magics.vocabulary().after(*at)
             )
             magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
+            magics.lab_debugger = _lab_debugger(shell)
+            admit_widgets()
         process.warm()  # in the background: the first `%cluster start` then does not wait for torch to load
+
+
+def _lab_debugger(shell: Any) -> LabDebugger | None:
+    """Extend the kernel's debugger, if it has one, to workers."""
+    if getattr(shell.kernel, "debugger", None) is None:
+        return None
+    from rpcbench.notebook.lab_debugger import LabDebugger  # only kernels have its imports loaded already
+
+    return LabDebugger(shell)
 
 
 def unregister(shell: InteractiveShell) -> None:
@@ -372,7 +470,8 @@ def unregister(shell: InteractiveShell) -> None:
     if magics is None:
         return
     manager.registry[RecordMagics.__name__].end()  # before the clusters stop: it writes its file
-    others = [manager.registry.pop(kind.__name__) for kind in (FaultMagics, TraceMagics, RecordMagics)]
+    kinds = (FaultMagics, TraceMagics, RecordMagics, ProfileMagics)
+    others = [manager.registry.pop(kind.__name__) for kind in kinds]
     for one in (magics, *others):
         for kind, names in one.magics.items():
             for name in names:
@@ -385,4 +484,6 @@ def unregister(shell: InteractiveShell) -> None:
         magics.assist.remove()
     if magics.sidebar is not None:
         magics.sidebar.close()
+    if magics.lab_debugger is not None:
+        magics.lab_debugger.remove()
     magics.commands.stop_started()

@@ -377,6 +377,11 @@ class Panel(anywidget.AnyWidget):
         else:
             super().notify_change(change)
 
+    def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
+        """Return the state for a page that `ipywidgets.embed` writes: also defaults, as the panel's code is one."""
+        embedded: dict[str, Any] = super()._get_embed_state(drop_defaults=False)
+        return embedded
+
     def _heard(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
         """Count the browsers that show this panel, and unsubscribe after the last one closes it."""
         match content:

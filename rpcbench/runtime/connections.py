@@ -184,7 +184,8 @@ class ConnectionManager:
         if entry.connection.watch is not None:  # else no thread may borrow its read lock
             entry.connection.receive_until = receiver.receive_until
         self._reconnector.stands(peer)
-        handshake.warn_of_versions(self.me.versions, peer.versions, peer.name)
+        if not self._config.launched:  # else the cluster of member 0 reports on all workers in one line
+            handshake.warn_of_versions(self.me.versions, peer.versions, peer.name)
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)

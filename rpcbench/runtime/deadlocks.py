@@ -18,6 +18,8 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any, NamedTuple
@@ -29,7 +31,7 @@ from rpcbench.protocol.calls import CallKey, Fact, Inquiry, Need
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.handles import creation_sites
+from rpcbench.runtime.handles import CreationSite, creation_sites
 from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.server import serve
 
@@ -43,7 +45,7 @@ class ThreadState(NamedTuple):
     name: str
     serving: tuple[object, int, int] | None
     future: Future[Any] | None  # the one that it waits for
-    places: tuple[str, ...]  # lines of the user's program, innermost first
+    places: tuple[str, ...]  # lines of the user's program, innermost first; of libraries if there are none
 
 
 def threads() -> list[ThreadState]:
@@ -84,14 +86,24 @@ def _doing(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
 
 def _places(frame: FrameType) -> tuple[str, ...]:
     sites = [site for site, _ in zip(creation_sites(frame), range(_MOST), strict=False)]
-    if all(site.code.co_filename.startswith(_STDLIB) for site in sites):  # a thread of this package
-        return ()
+    if all(is_idle(site.code.co_filename) for site in sites):  # a thread of this package, or inside torch
+        inside = (f for f, _ in walk_stack(frame) if not is_idle(f.f_code.co_filename))
+        return tuple(str(CreationSite(f.f_code, f.f_lasti)) for f, _ in zip(inside, range(_MOST), strict=False))
     places = [str(site) for site in sites]
     outermost = max((n for n, place in enumerate(places) if place.startswith("Cell ")), default=_MOST)
     return tuple(places[: outermost + 1])  # without IPython's functions, which run the cell
 
 
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
+STDLIB = sysconfig.get_path("stdlib") + os.sep
+_IDLE = STDLIB, f"{Path(__file__).parents[1]}{os.sep}", "<frozen "
+_KERNEL = {"ipykernel", "ipykernel_launcher.py", "IPython", "tornado", "traitlets", "zmq"}  # Jupyter's, for its threads
+
+
+@lru_cache(maxsize=4096)
+def is_idle(file: str) -> bool:
+    """Return whether a thread with lines in such files only does nothing for the user: of Python, this package, and a
+    Jupyter kernel."""
+    return file.startswith(_IDLE) or not _KERNEL.isdisjoint(Path(file).parts)
 
 
 Name = Callable[[int], str]
@@ -216,11 +228,13 @@ class Watchdog:
         found = self.ask({info.id: None for info in members})
         return DeadlockReport(deadlock_report([(info.id, info.name) for info in members], found))
 
-    def stacks(self, name: str) -> str:
-        """Report where the threads of one member are, waiting or not, with their stacks. Takes at most a second."""
+    def stacks(self, names: Sequence[str]) -> dict[str, str]:
+        """Report where the threads of members are, waiting or not, with their stacks, by name; a member that does not
+        reply within a second is left out."""
         members = [(info.id, info.name) for info in self._agent.members()]
-        at = self._agent.member(name).id
-        return deadlock_report(members, self.ask({id_: _THREADS if id_ == at else None for id_, _ in members}), name)
+        chosen = {self._agent.member(name).id: name for name in names}
+        found = self.ask({id_: _THREADS if id_ in chosen else None for id_, _ in members})
+        return {name: deadlock_report(members, found, name) for id_, name in chosen.items() if id_ in found}
 
     def awaited(self) -> set[int]:
         """Return the other members, by id, that serve calls for which a thread of this process waits now."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,25 @@ def save(world: World, path: str | Path) -> Path:
     return save_text(path, json.dumps(chrome(world)))
 
 
-def chrome(world: World) -> dict[str, Any]:
-    """Return the trace as data for JSON, in Chrome's trace event format."""
+def chrome(
+    world: World, more: Iterable[TraceEvent] = (), tracks: Mapping[int, Mapping[int, str]] | None = None
+) -> dict[str, Any]:
+    """Return the trace as data for JSON, in Chrome's trace event format.
+
+    Args:
+        world: The tables of all members.
+        more: Other events of members, with times in seconds of our clock.
+        tracks: The names of their tracks, by member and id of the track.
+    """
     view = messages_view(world)
     messages = view["messages"]
-    events = [*_ops(world), *_calls(messages), *_messages(messages), *_collectives(view)]
+    events = [*_ops(world), *_calls(messages), *_messages(messages), *_collectives(view), *more]
     began = min((event["ts"] for event in events), default=0.0)
     for event in events:
         in_microseconds(event, began)
     left_out = {member["name"]: member["left_out"] for member in world.values() if member["left_out"]}
-    names = [head for id_, member in world.items() for head in heads(id_, member["name"], TRACKS)]
+    lanes = {id_: {**TRACKS, **(tracks or {}).get(id_, {})} for id_ in world}
+    names = [head for id_, member in world.items() for head in heads(id_, member["name"], lanes[id_])]
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 from benchmarks import peers
 from benchmarks.__main__ import main
 from benchmarks.kernel_driver import Message, NotInTime, Ran
-from benchmarks.peer_notebook import OURS, PEERS, Notebook, Plan
+from benchmarks.peer_notebook import OURS, PEERS, Notebook, Peer, Plan
 
-ROWS = (*peers.CALLS, *peers.STOPPED, *peers.KILLED)
+ROWS = (*peers.CALLS, *peers.TASKS.values(), *peers.STOPPED, *peers.KILLED)
 START = ROWS[0]
 
 
@@ -30,6 +28,7 @@ def test_all_rows_are_measured_for_our_notebook() -> None:
     told = [re.sub(r"^[\d.]+ m?s\b", "TIME", text) for text in seen.values()]
     assert told == [
         *("TIME", "TIME", "TIME; 3 of 3", "yes; fails"),
+        *("TIME",) * len(peers.TASKS),
         *("TIME, KeyboardInterrupt", "TIME"),
         *("TIME", "TIME, WorkerLostError; yes", "TIME", "TIME"),
     ]
@@ -88,6 +87,14 @@ def test_lost_lines_stray_lines_and_lost_error_types_are_reported(acted) -> None
     assert acted(peers.CALLS, peers._calls, Acted({}))[2:] == ["never; 0 of 2", "no; goes on"]
 
 
+def test_tasks_are_timed_only_where_their_answer_is_right(acted) -> None:
+    titles = tuple(peers.TASKS.values())
+    assert acted(titles, peers._tasks, Acted({"map_sync": "TypeError"}), "ipyparallel") == [
+        "TypeError", "not so", peers.NO_WAY, peers.NO_WAY, peers.NO_WAY
+    ]  # fmt: skip
+    assert acted(titles, peers._tasks, Acted({}))[0] == peers.NO_WAY
+
+
 def test_a_cell_that_never_ends_is_reported_and_the_rest_is_not_tried(acted) -> None:
     assert acted(peers.STOPPED, peers._stopped, Acted({"busy": None})) == ["not within 20 s", "not tried"]
     told = acted(peers.KILLED, peers._killed, Acted({"busy": None}, ("gpus: 1 is dead",)))
@@ -117,9 +124,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return {START: f"{len(done)} s", ROWS[1]: peers.NO_WAY}
 
     monkeypatch.setattr(peers, "measure", measure)
-    there = {"rpcbench": importlib.util.find_spec("rpcbench"), "distributed": importlib.util.find_spec("json")}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there.get(name))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2")
+    # Of `Peer` only: modules that are loaded meanwhile look for their own versions.
+    monkeypatch.setattr(Peer, "is_installed", property(lambda self: self.name in ("rpcbench", "Dask")))
+    monkeypatch.setattr(Peer, "version", property(lambda self: "1.2"))
     return done
 
 

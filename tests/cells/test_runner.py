@@ -162,6 +162,39 @@ def test_an_interrupt_ends_its_cell_at_once_and_a_late_one_does_not_hit_the_next
     bench.serve(script)
 
 
+def test_code_of_a_cell_lets_others_interrupt_a_block_of_it_alone(bench):
+    """Also the thread that calls late, after the block, changes nothing: neither the cell nor the next one ends."""
+    entered, kept = threading.Event(), []
+
+    def cell():
+        try:
+            with bench.runner.interruptible() as interrupt:
+                kept.append(interrupt)
+                entered.set()
+                _sleep()
+        except KeyboardInterrupt:
+            late = threading.Thread(target=interrupt)
+            late.start()
+            late.join()
+            return "interrupted"
+
+    def later():
+        with bench.runner.interruptible():
+            late = threading.Thread(target=kept[0])
+            late.start()
+            late.join()
+        return "not hit"
+
+    def script():
+        first = in_background(lambda: bench.ask(1, cell))
+        entered.wait()
+        kept[0]()
+        assert first() == "interrupted"
+        assert bench.ask(2, later) == "not hit"
+
+    bench.serve(script)
+
+
 def test_each_of_several_cells_in_a_row_can_be_interrupted(bench):
     def script():
         for number in range(3):

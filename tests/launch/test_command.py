@@ -25,7 +25,7 @@ import rpcbench
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.cells.runner import Cell, CellRunner, run_cell
-from rpcbench.launch import supervisor
+from rpcbench.launch import environment, supervisor
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
@@ -75,7 +75,7 @@ def test_a_worker_has_the_directory_path_and_thread_count_of_the_notebook(cluste
     found = cluster.run("all", code)
     cwd, path, threads, _ = found["worker1"]
     assert cwd == os.getcwd() and threads == 2
-    own = [entry for entry in sys.path if not supervisor._installed(entry) and Path(entry or ".").exists()]
+    own = [entry for entry in sys.path if not environment.is_installed(entry) and Path(entry or ".").exists()]
     assert path[: len(own)] == own
     assert len({drawn for *_, drawn in found.values()}) == 3, "each worker draws another number"
 

@@ -108,6 +108,7 @@ def forget(socket: str) -> None:
 def test_a_notebook_joins_trains_and_leaves_and_the_next_one_finds_its_variables(ranks: Ranks) -> None:
     with rpcbench.Cluster.join(ranks.url) as cluster:
         assert rpcbench.cluster() is cluster and cluster.workers == ["worker1", "worker2"]
+        assert list(cluster["worker1"]) == [] and cluster.spmd(lambda: os.environ["RANK"]) == ["0", "1"]
         cluster.run("all", TRAIN)
         found = cluster.run("all", "found.round().tolist(), os.environ['RANK']", push={"os": os})
         assert found == {"worker1": ([1.0, -2.0], "0"), "worker2": ([1.0, -2.0], "1")}

@@ -206,6 +206,16 @@ def kernel(shared):
         raise
 
 
+@pytest.fixture(scope="module")
+def own_kernel():
+    """A kernel with two kernel workers for one module alone: its tests leave a debugger loaded in all of them."""
+    made = Shared("kernel")
+    try:
+        yield made.usable()
+    finally:
+        made.drop()
+
+
 def _left_as_found(shared_kernel):
     here, there = shared_kernel.value(_NAMES), shared_kernel.run(f"%%remote worker1\nprint({_NAMES})").text
     yield shared_kernel

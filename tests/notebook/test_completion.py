@@ -117,6 +117,7 @@ def test_the_line_of_a_magic_has_its_own_words(there):
     assert there.complete("%%remote wor|") == (["worker1", "worker2"], "%%remote worker1")
     assert there.complete("%%remote worker1 wor|\n1")[0] == ["worker2"]
     assert there.complete("%%remote worker1 --ti|\n1") == (["--timeout"], "%%remote worker1 --timeout\n1")
+    assert there.complete("%%remote all -i code,x:s|\n1") == (["code,x:scatter"], "%%remote all -i code,x:scatter\n1")
     assert there.complete("x = 1\n%cluster sta|")[0] == ["start", "status"]
     assert there.complete("%cluster restart al|")[0] == ["all"]
     assert there.complete("%autoremote o|")[0] == ["off"]
@@ -179,6 +180,9 @@ def test_all_goes_to_the_worker_that_is_switched_on():
 def test_words_of_a_line():
     words = Vocabulary(("worker1",), ("some",), ("-i", "--async"), ("start", "logs"), ("main", "other"))
     assert words.after("%%remote", ["worker1"]) == ["all", "some", "-i", "--async"]
+    assert words.after("%%remote", ["worker1", "-i"], "a,x:s") == ["a,x:scatter"]
+    assert words.after("%%remote", ["worker1", "-o"], "y:") == ["y:cat", "y:stack", "y:list", "y:sum"]
+    assert words.after("%%remote", ["worker1", "-o"], "y") == words.after("%%remote", ["-o"], "y:cat:") == []
     assert words.after("%remote", []) == ["worker1", "all", "some"]
     assert words.after("%remote", ["worker1"]) == []
     assert words.after("%cluster", []) == ["start", "logs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -70,7 +71,7 @@ def _serves(name):
 
 @pytest.fixture
 def shell():
-    shell = SimpleNamespace(user_ns={"a": 1, "b": 2})
+    shell = SimpleNamespace(user_ns={"a": 1, "b": 2, "one": [1]})
     shell.push = shell.user_ns.update
     return shell
 
@@ -112,9 +113,57 @@ def test_a_line_is_a_value(made, desk):
     assert desk.asked[0] == (["worker1"], "{'k': 1}['k']", CellInputs(value=True))
 
 
+def test_each_worker_gets_its_part_and_uneven_ones_are_told(made, desk, shell, capsys):
+    shell.user_ns["x"] = [1, 2, 3]
+    made.remote("all -i a,x:scatter", "code")
+    made.remote("worker2 -i x:scatter", "code")
+    first, second = {"worker1": {"x": [1, 2]}, "worker2": {"x": [3]}}, {"worker2": {"x": [1, 2, 3]}}
+    assert [ask for _, _, ask in desk.asked] == [CellInputs({"a": 1}, own=first), CellInputs(own=second)]
+    assert capsys.readouterr().out == "x: 3 rows as 2, 1\n"
+
+
+def test_a_part_is_cut_along_a_dimension(made, desk, shell):
+    shell.user_ns["x"] = torch.arange(6).reshape(2, 3)
+    made.remote("worker1 worker2 worker3 -i x:scatter:-1", "code")
+    assert [part["x"].tolist() for part in desk.asked[0][2].own.values()] == [[[0], [3]], [[1], [4]], [[2], [5]]]
+
+
+@pytest.mark.parametrize(
+    ("how", "value"),
+    [("list", ["y of worker1", "y of worker2"]), *dict.fromkeys(["cat", "cat:0"], "y of worker1y of worker2").items()],
+)
+def test_values_of_all_workers_come_back_as_one(made, desk, shell, how, value):
+    made.remote(f"all -o z,y:{how}", "code")
+    assert desk.asked[0][2].want == ("z", "y")
+    assert (shell.user_ns["y"], shell.user_ns["z"]["worker2"]) == (value, "z of worker2")
+
+
+def test_values_that_do_not_fit_are_named_and_kept_by_worker(made, shell):
+    with pytest.raises(UsageError, match="-o y:sum: y cannot be added up: worker1 has str, worker2 has str"):
+        made.remote("all -o y:sum", "code")
+    assert shell.user_ns["y"] == {"worker1": "y of worker1", "worker2": "y of worker2"}
+
+
+def test_values_are_not_joined_when_a_worker_has_failed(made, desk, shell):
+    desk.failures = [Failed("worker2", KeyError("lost"), ["the remote line"], False)]
+    with pytest.raises(KeyError):
+        made.remote("all -o y:cat", "code")
+    assert shell.user_ns["y"]["worker1"] == "y of worker1"
+
+
 @pytest.mark.parametrize(
     ("line", "cell", "complaint"),
     [
+        ("all -i a:scatter", "code", "-i a:scatter: a has type int: only a tensor, an array or a sequence"),
+        ("all -i one:scatter", "code", "-i one:scatter: one has 1 row, and there are 2 workers: name fewer workers"),
+        ("all -i one:scatter:1", "code", "-i one:scatter: one has type list, without a dimension 1"),
+        ("all -i nope:scatter", "code", "-i nope:scatter: this notebook has no such variable"),
+        ("all -i a:cat", "code", "a:cat: there is no way 'cat' to transfer a variable here: .*scatter"),
+        ("all -o y:scatter", "code", "y:scatter: there is no way 'scatter' .*cat, stack, list, sum"),
+        ("all -o y:ct", "code", "y:ct: there is no way 'ct' .*did you mean cat"),
+        ("all -o y:cat:", "code", "y:cat:: after cat comes at most one dimension, as in y:cat:1"),
+        ("all -o y:cat:0:1", "code", "after cat comes at most one dimension"),
+        ("all --rref y:cat", "code", "'y:cat' is not the name of a variable"),
         ("worker1 -i nope", "code", "-i nope: this notebook has no such variable"),
         ("worker1 -i 3x", "code", "'3x' is not the name of a variable"),
         ("worker1 -o a.b", "code", "'a.b' is not the name of a variable"),

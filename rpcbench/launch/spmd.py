@@ -1,0 +1,262 @@
+"""Runs a function on workers at once, as the ranks of a process group: `cluster.spmd(train)`.
+
+Guarantees
+- The group exists on all ranks before the function begins, and on none afterwards, also after an error or Ctrl-C: the
+  workers can run the next one at once. Nothing begins if a worker is in a process group already.
+- The function runs on the main thread of each worker, as a cell, which no restarted worker runs again.
+- The first rank that fails ends the others, in a collective, also one of torch, and between collectives. Its own error
+  is raised with its traceback; that of each other rank is a RankFailedError that names it.
+- The loss of a worker, and a change of the cluster, end all ranks as well.
+"""
+
+# Theory of operation
+#
+#     notebook (run)                on each worker
+#     ──────────────                ──────────────
+#     size_here ──────────────────► pool thread: is there a group?
+#     open_store ─────────────────► pool thread of rank 0: the store where the ranks meet
+#     found ──────────────────────► pool thread: make the group, together
+#     CellClient.run ─────────────► main thread: SpmdRank, which calls the function
+#     end ────────────────────────► pool thread: end the group
+#
+# A rank that fails writes the reason into the store of the world (`World.breaks`, where the first one wins) and calls
+# `end_world` on the others. There `World.ends` ends the waits for collectives, and interrupts the function by way of
+# `World.when_closed`. The error that this causes in the function is replaced by the reason. After Ctrl-C the notebook
+# calls `end_world` on all ranks, beside the interrupts of the cell, which do not reach a rank that waits in torch.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as c10d
+
+from rpcbench.base.errors import CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError
+from rpcbench.base.futures import Future, wait_all
+from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions, shell_here
+from rpcbench.cells.display import OutputDisplay
+from rpcbench.cells.runner import CellRunner
+from rpcbench.cells.targets import Targets
+from rpcbench.cells.tracebacks import Failed, message, raised
+from rpcbench.distributed import group_functions, groups, stores
+from rpcbench.distributed.stores import wait_until
+from rpcbench.distributed.world import DETECTION_SECONDS, World
+from rpcbench.launch import ranks
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.current import current
+
+_SECONDS = 600.0  # for a call that makes the group: later than the group's own deadline, whose error names a rank
+_VARIABLE = "_spmd"  # of the cell: the SpmdRank, then its result
+
+
+def chosen(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[str]) -> list[str]:
+    """Return the workers by rank. WorkerLostError if one that may be meant is lost."""
+    words = [workers] if isinstance(workers, str) else list(workers)
+    names = Targets().find(words, there)
+    if lost and not set(words) <= {*names}:  # "all" or a slice
+        raise WorkerLostError(
+            f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: start it again with "
+            f"cluster.restart({lost[0]!r}), or name the workers that shall run the function: workers={names}"
+        )
+    return names
+
+
+def run(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
+    """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
+    for name in names:
+        agent.member(name)  # an unknown or lost one is an error before anything begins
+    _refuse_groups(agent, names)
+    place: StorePlace = agent.call(names[0], open_store, own=True).wait()
+    try:
+        token = _make_group(agent, names, place, backend)
+        results = _results(agent, names, program, token)
+    except BaseException:
+        _wait(_tell(agent, names, end, place, seconds=PATIENCE))
+        raise
+    _wait(_tell(agent, names, end, place))
+    return results
+
+
+def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
+    sizes: list[int] = wait_all([agent.call(name, groups.size_here, own=True) for name in names])
+    if inside := [name for name, size in zip(names, sizes, strict=True) if size]:
+        raise CollectiveError(
+            f"{', '.join(inside)} {'is' if len(inside) == 1 else 'are'} in a process group already, and spmd makes its "
+            "own: run rpcbench.distributed.destroy_process_group() there first"
+        )
+
+
+def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: str | None) -> str:
+    """Make the process group on all ranks, and return the token of its world."""
+    calls = [
+        agent.call(name, found, (place, rank, len(names), backend), timeout=_SECONDS, own=True)
+        for rank, name in enumerate(names)
+    ]
+    try:
+        tokens: list[str] = wait_all(calls)
+    except CollectiveError as error:
+        raise CollectiveError(*error.args) from None  # without the worker's traceback, which has no line of the user
+    return tokens[0]
+
+
+def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: str) -> list[Any]:
+    """Run the program in a cell, and raise the error of the rank that failed first."""
+    label = getattr(program.func, "__name__", type(program.func).__name__)
+    places = _environments(agent, names)
+    own = {
+        name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}
+        for name in names
+    }
+    stopped = CollectiveError(f"the notebook has stopped {label}")
+    way = CellOptions(replayed=False, on_stop=lambda: _tell(agent, names, end_world, token, stopped))
+    code, ask, shell = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own), shell_here()
+    answer = agent.part(CellClient).run(OutputDisplay(shell), names, code, ask, way)
+    if answer.failures:
+        raise raised(_first_cause_first(answer.failures), shell)
+    return [answer.values[name][_VARIABLE] for name in names]
+
+
+def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
+    """Return failures in the order of their causes; of those that another rank has caused only the last line."""
+    ended = [failed._replace(lines=[]) for failed in failures if isinstance(failed.error, RankFailedError)]
+    causes = [failed for failed in failures if not isinstance(failed.error, RankFailedError)]
+    return [*sorted(causes, key=lambda failed: failed.stopped), *ended]
+
+
+def _environments(agent: Agent, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return torchrun's variables for each worker."""
+    there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
+    order = {name: rank for rank, name in enumerate(names)}
+    size = len(names)
+    return {
+        name: {"RANK": str(rank), "WORLD_SIZE": str(size), **ranks.local_place(name, size, order, there)}
+        for name, rank in order.items()
+    }
+
+
+def _tell(
+    agent: Agent, names: Sequence[str], function: Callable[..., None], *args: Any, seconds: float = _SECONDS
+) -> list[Future[None]]:
+    """Call a function on all ranks that are not lost."""
+    calls = []
+    for name in names:
+        with contextlib.suppress(WorkerLostError):
+            calls.append(agent.call(name, function, args, timeout=seconds, own=True))
+    return calls
+
+
+def _wait(calls: Sequence[Future[None]]) -> None:
+    for call in calls:
+        # A worker whose code lets no other thread run ends its group once that lets go.
+        with contextlib.suppress(WorkerLostError, RpcTimeoutError):
+            call.wait()
+
+
+# -- on workers
+class StorePlace(NamedTuple):
+    """The store where the ranks of one run meet."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdRank:
+    """The function on one rank."""
+
+    program: partial[Any]
+    label: str  # its name, for errors
+    others: tuple[str, ...]  # workers
+    environ: Mapping[str, str]
+
+    def __call__(self) -> Any:
+        """Call the function on the main thread, in the cell that this value was sent with."""
+        vars(sys.modules["__main__"]).pop(_VARIABLE, None)  # it keeps the arguments alive
+        agent, world = current(), groups.member(None, at_work=False).world
+        try:
+            with agent.part(CellRunner).interruptible() as interrupt, contextlib.ExitStack() as meanwhile:
+                # On a thread of its own: the one that ends the world then has torch's waits to end.
+                meanwhile.callback(world.when_closed(lambda: agent.submit(interrupt)))
+                meanwhile.enter_context(_environment(self.environ))
+                world.check()  # another rank may have failed before this one began
+                return self.program()
+        except BaseException as error:
+            self._fail(agent, world, error)
+            raise
+
+    def _fail(self, agent: Agent, world: World, error: BaseException) -> None:
+        """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
+        me, said = world.named(world.rank), message(error).removesuffix(": ")
+        if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later
+            wait_until(lambda: world.poll_failure() or bool(world.gone()), DETECTION_SECONDS)
+            if gone := world.gone():
+                world.breaks(world.lost(gone, f"while {me} was in {self.label}"))
+        mine = RankFailedError(f"{me} failed in {self.label}: {said}")
+        world.breaks(mine)
+        reason = world.reason()
+        assert reason is not None, "it is broken"
+        if str(reason) == str(error):
+            return
+        if str(reason) != str(mine):
+            # Where this rank was does not matter to the other's error, and IPython is slow to show torch's lines.
+            raise reason from (None if isinstance(reason, RankFailedError) else error)
+        for other in self.others:
+            with contextlib.suppress(WorkerLostError):
+                agent.call(other, end_world, (world.token, mine), own=True)
+
+
+def _is_of_backend(error: BaseException) -> bool:
+    """Return whether torch's communication has failed; gloo's errors have no class of their own."""
+    return isinstance(error, c10d.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+@contextlib.contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment meanwhile."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    if current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
+        os.environ["LOCAL_RANK"] = "0"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def open_store() -> StorePlace:
+    """Host the store where the ranks meet. Called on rank 0."""
+    address = ranks.address_here()
+    return StorePlace(address, stores.opened_at(address))
+
+
+def found(place: StorePlace, rank: int, size: int, backend: str | None) -> str:
+    """Make the default process group together with the other ranks, and return the token of its world."""
+    if backend is not None:
+        groups.torch_backend(backend)  # a wrong one is an error before any rank is waited for
+    at = stores.InitMethod(address=place.address, port=place.port, hosts_store=False)
+    store = stores.store_at(at, groups.RENDEZVOUS_SECONDS)
+    group_functions.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return groups.member(None).world.token
+
+
+def end_world(token: str, reason: CollectiveError) -> None:
+    """End the world of this token, if it is the one here, for a reason that comes from elsewhere."""
+    with contextlib.suppress(CollectiveError):  # there is none any more
+        world = groups.member(None, at_work=False).world
+        if world.token == token:
+            world.ends(reason)
+
+
+def end(place: StorePlace) -> None:
+    """End the process group here, and release the store."""
+    groups.destroy()
+    stores.forget(*place)

@@ -1,0 +1,310 @@
+"""JupyterLab's debugger in `%%remote` cells on kernel workers: breakpoints, variables and steps in its own panel.
+
+JupyterLab sends requests of the debug adapter protocol to the notebook's kernel. Each kernel worker has ipykernel's
+debugger as well: requests for it pass over its control channel, and its events come back over its IOPub channel.
+
+Guarantees
+- Nothing is sent to a worker before a cell runs while the debugger is on and has a breakpoint.
+- On a worker only the thread that reached the breakpoint stops: the others serve, and the stop button ends the cell.
+- JupyterLab shows one stop at a time. Stops of other workers wait, and are shown in order once that one continues.
+- A busy worker delays no cell; it gets breakpoints when a cell begins once it is idle. A lost worker's stop ends.
+- Processes that the notebook's kernel or a worker starts run without the debugger.
+- All state is used on the kernel's control thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import queue
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq.asyncio
+from ipykernel.compiler import get_file_name
+from jupyter_client.asynchronous.client import AsyncKernelClient
+
+from rpcbench.cells.runner import is_busy
+from rpcbench.launch.cluster import Cluster
+from rpcbench.launch.kernel_worker import spare_child_processes
+from rpcbench.notebook.cluster_magic import running
+
+_PATIENCE = 30.0  # seconds that a cell waits for idle workers: another client's code may run there
+_LOOK = 0.5  # seconds between two looks whether a worker that sends nothing still exists
+_STEP = 0.3  # seconds in which a step stops again, before the stop of another worker is shown
+_OF_STOP = {
+    "stackTrace", "scopes", "variables", "evaluate", "setVariable", "richInspectVariables", "copyToGlobals",
+    "exceptionInfo", "continue", "next", "stepIn", "stepOut",
+}  # fmt: skip
+"""Requests about the stop that JupyterLab shows."""
+_OF_ALL = ("setBreakpoints", "setExceptionBreakpoints")
+_PROCESSES = (
+    "JupyterLab's breakpoints stop in cells on kernel workers, and {} are none: start workers with "
+    "%cluster start 2 --kind kernel, or write breakpoint() into the cell.\n"
+)
+_BUSY = "{} is busy: it gets JupyterLab's breakpoints when a cell begins after its present one has ended.\n"
+
+Message = dict[str, Any]
+"""A request, reply or event of the debug adapter protocol."""
+
+
+def part_of_worker(cell: str) -> tuple[str, int]:
+    """Return the code of the cell that a worker compiles, and the number of lines above it in the cell."""
+    code = cell if cell.endswith("\n") else f"{cell}\n"  # as IPython passes it on
+    first, _, rest = code.partition("\n")
+    return (rest, 1) if first.startswith("%%remote") else (code, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A thread that has stopped: of a worker, or of the notebook."""
+
+    where: WorkerDebugger | None
+    event: Message
+
+    @property
+    def thread(self) -> int:
+        found: int = self.event["body"]["threadId"]
+        return found
+
+
+class WorkerDebugger:
+    """The debugger of one kernel worker. `gone` tells whether the worker has ended; `hear` takes its events."""
+
+    def __init__(
+        self, name: str, file: str, gone: Callable[[], bool], hear: Callable[[WorkerDebugger, Message | None], None]
+    ) -> None:
+        self.name = name
+        self._gone, self._hear = gone, hear
+        self._context = zmq.asyncio.Context()
+        self._client = AsyncKernelClient(connection_file=file, context=self._context)
+        self._turn = asyncio.Lock()  # one request at a time
+        self._numbers = itertools.count(1)
+        self._cells: dict[str, tuple[str, int]] = {}  # by path there: path here, and lines above the worker's part
+        self._placed: dict[str, Message] = {}  # the arguments sent last, by what they are of
+        self._listening: asyncio.Task[None] | None = None
+
+    async def attach(self) -> None:
+        """Begin. Waits for the worker's main thread to be idle."""
+        self._client.load_connection_file()
+        self._client.start_channels(shell=False, stdin=False, hb=False)
+        self._listening = asyncio.create_task(self._listen())
+        await self.ask("initialize", {"clientID": "rpcbench", "adapterID": "", "pathFormat": "path"})
+        # Otherwise all threads would stop, and no thread could receive the stop button's interrupt.
+        await self.ask("attach", {"stopAllThreadsOnSuspend": False})
+
+    async def ask(self, command: str, arguments: Message) -> Message:
+        """Return the worker's reply; one without success if it has ended."""
+        number = next(self._numbers)
+        request = {"type": "request", "seq": number, "command": command, "arguments": arguments}
+        async with self._turn:
+            sent = self._client.session.msg("debug_request", request)
+            if not self._gone():
+                self._client.control_channel.send(sent)
+            while not self._gone():
+                with contextlib.suppress(queue.Empty):
+                    reply = await self._client.get_control_msg(timeout=_LOOK)
+                    if reply["parent_header"].get("msg_id") == sent["header"]["msg_id"]:
+                        answer: Message = reply["content"]
+                        return answer
+        told = f"{self.name} has ended"
+        return {"type": "response", "request_seq": number, "success": False, "command": command, "message": told}
+
+    async def place(self, wanted: dict[str, tuple[str, Message]], cells: dict[str, str]) -> None:
+        """Set breakpoints that differ from those set before. `wanted`: command and arguments, by what they are of;
+        `cells`: texts of the notebook's cells, by path."""
+        for key, (command, arguments) in list(wanted.items()):
+            if self._placed.get(key) != arguments:
+                self._placed[key] = arguments
+                await self.ask(command, arguments)  # also functions of the notebook's cells that calls run there
+                if key in cells:
+                    await self._place_cell(key, cells[key], arguments)
+
+    async def _place_cell(self, path: str, cell: str, arguments: Message) -> None:
+        code, above = part_of_worker(cell)
+        reply = await self.ask("dumpCell", {"code": code})
+        if not reply["success"]:  # the worker has ended
+            return
+        there = reply["body"]["sourcePath"]
+        self._cells[there] = path, above
+        lines = [{**each, "line": each["line"] - above} for each in arguments["breakpoints"] if each["line"] > above]
+        await self.ask("setBreakpoints", {**arguments, "source": {"path": there}, "breakpoints": lines})
+
+    async def forward(self, message: Message) -> Message:
+        """Pass on a request of JupyterLab about a stop here, and return the reply in the notebook's paths and lines."""
+        reply = await self.ask(message["command"], message.get("arguments", {}))
+        for frame in reply.get("body", {}).get("stackFrames", []):
+            frame["name"] = f"{self.name}: {frame['name']}"
+            source = frame.get("source", {})
+            path, above = self._cells.get(source.get("path", ""), (None, 0))
+            if path is not None:
+                source["path"], frame["line"] = path, frame["line"] + above
+        return {**reply, "request_seq": message["seq"]}
+
+    async def detach(self) -> None:
+        """Let all threads continue, and end."""
+        await self.ask("disconnect", {"restart": False, "terminateDebuggee": False})
+        self.close()
+
+    def close(self) -> None:
+        """End without a word to the worker. Idempotent."""
+        if self._listening is not None:
+            self._listening.cancel()
+
+    async def _listen(self) -> None:
+        try:
+            while not self._gone():
+                with contextlib.suppress(queue.Empty):
+                    message = await self._client.get_iopub_msg(timeout=_LOOK)
+                    if message["msg_type"] == "debug_event":
+                        self._hear(self, message["content"])
+            self._hear(self, None)
+        finally:
+            async with self._turn:  # a request may still wait for a reply, and notice the worker's end
+                self._client.stop_channels()
+                self._context.destroy(linger=0)
+
+
+class LabDebugger:
+    """Replaces a kernel's `do_debug_request`, and calls the original for what concerns the notebook."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell, self._kernel = shell, shell.kernel
+        self._loop: asyncio.AbstractEventLoop = self._kernel.control_thread.io_loop.asyncio_loop
+        self._own, self._show = self._kernel.do_debug_request, self._kernel.debugger.event_callback
+        self._cells: dict[str, str] = {}  # texts of cells, by path
+        self._wanted: dict[str, tuple[str, Message]] = {}  # as in `WorkerDebugger.place`
+        self._workers: dict[tuple[str, int], tuple[WorkerDebugger, asyncio.Task[None]]] = {}  # by file and process id
+        self._shown: Stop | None = None  # by JupyterLab
+        self._waiting: deque[Stop] = deque()  # to be shown
+        spare_child_processes()
+        self._kernel.do_debug_request = self.answer
+        self._kernel.debugger.event_callback = functools.partial(self._heard, None)
+        shell.events.register("pre_run_cell", self._before)
+
+    def remove(self) -> None:
+        """Restore the kernel's own functions, and end all debuggers of workers."""
+        self._shell.events.unregister("pre_run_cell", self._before)
+        self._kernel.do_debug_request, self._kernel.debugger.event_callback = self._own, self._show
+        asyncio.run_coroutine_threadsafe(self._detach(), self._loop)
+
+    async def answer(self, message: Message) -> Message:
+        """Reply to a request of JupyterLab, as the kernel's `do_debug_request`."""
+        command, arguments = message["command"], message.get("arguments", {})
+        if self._shown is not None and self._shown.where is not None and command in _OF_STOP:
+            return await self._shown.where.forward(message)
+        reply: Message = await self._own(message)
+        if command == "dumpCell":
+            self._cells[reply["body"]["sourcePath"]] = arguments["code"]
+        elif command in _OF_ALL:
+            self._wanted[arguments.get("source", {}).get("path", "")] = command, arguments
+            await self._place()
+        elif command == "debugInfo" and self._shown is not None and self._shown.where is not None:
+            reply["body"]["stoppedThreads"] = [self._shown.thread]  # for a page that was loaded again
+        elif command == "disconnect":
+            await self._detach()
+        return reply
+
+    # -- workers
+    def _before(self, info: Any) -> None:
+        """Have workers get the breakpoints before a cell runs. On the main thread."""
+        cluster = running()
+        if not (self._wanted and self._kernel.debugger.is_started and isinstance(cluster, Cluster)):
+            return
+        if cluster.kind == "kernel":
+            new = [name for name in cluster.workers if _process(cluster, name) not in self._workers]
+            busy = [name for name in new if cluster.agent.ask(name, is_busy)]
+            idle = [name for name in new if name not in busy]
+            busy += asyncio.run_coroutine_threadsafe(self._reach(cluster, idle), self._loop).result()
+            if busy:
+                sys.stderr.write(_BUSY.format(", ".join(busy)))
+        elif part_of_worker(info.raw_cell)[1] and self._has_breakpoints(info.raw_cell):
+            sys.stderr.write(_PROCESSES.format(", ".join(cluster.workers)))
+
+    def _has_breakpoints(self, cell: str) -> bool:
+        path = get_file_name(cell)  # type: ignore[no-untyped-call]
+        return bool(self._wanted.get(path, ("", {}))[1].get("breakpoints"))
+
+    async def _reach(self, cluster: Cluster, names: list[str]) -> list[str]:
+        """Attach to these workers, and set all breakpoints on all; return the workers that are late."""
+        tasks = {}
+        for name in names:
+            file, pid = _process(cluster, name)
+            made = WorkerDebugger(name, file, functools.partial(_is_gone, cluster, name, pid), self._heard)
+            task = asyncio.create_task(made.attach())
+            self._workers[file, pid], tasks[task] = (made, task), name
+        _, late = await asyncio.wait(tasks, timeout=_PATIENCE) if tasks else (set(), set())
+        for task in late:
+            task.add_done_callback(lambda _: asyncio.ensure_future(self._place()))
+        await self._place()
+        return sorted(tasks[task] for task in late)
+
+    async def _place(self) -> None:
+        """Set all breakpoints on all workers that are attached."""
+        for worker, attaching in list(self._workers.values()):
+            if attaching.done():
+                await worker.place(self._wanted, self._cells)
+
+    async def _detach(self) -> None:
+        """End the debuggers of all workers."""
+        ended, self._workers, self._wanted = list(self._workers.values()), {}, {}
+        self._shown = None
+        self._waiting.clear()
+        for worker, attaching in ended:
+            if attaching.done():
+                await worker.detach()
+            else:
+                attaching.cancel()
+                worker.close()
+
+    # -- stops
+    def _heard(self, where: WorkerDebugger | None, event: Message | None) -> None:
+        """Show an event, or remember it to be shown; None once the worker has ended."""
+        if event is None:
+            self._ended(where)
+        elif event["event"] == "stopped":
+            self._waiting.append(Stop(where, event))
+            if self._shown is None:
+                self._show_next()
+        elif event["event"] == "continued":
+            self._continued(where, event)
+        elif where is None:
+            self._show(event)
+
+    def _continued(self, where: WorkerDebugger | None, event: Message) -> None:
+        thread = None if event["body"].get("allThreadsContinued") else event["body"]["threadId"]
+
+        def goes_on(stop: Stop) -> bool:
+            return stop.where is where and thread in (None, stop.thread)
+
+        self._waiting = deque(stop for stop in self._waiting if not goes_on(stop))
+        if self._shown is not None and goes_on(self._shown):
+            self._shown = None
+            self._show(event)
+            self._loop.call_later(_STEP, self._show_next)
+
+    def _show_next(self) -> None:
+        if self._shown is None and self._waiting:
+            self._shown = self._waiting.popleft()
+            self._show(self._shown.event)
+
+    def _ended(self, where: WorkerDebugger | None) -> None:
+        """End the stops of a worker that has ended, and forget its debugger."""
+        for key in [key for key, (worker, _) in self._workers.items() if worker is where]:
+            del self._workers[key]
+        body = {"threadId": self._shown.thread if self._shown else 0, "allThreadsContinued": True}
+        self._continued(where, {"type": "event", "event": "continued", "seq": 0, "body": body})
+
+
+def _process(cluster: Cluster, name: str) -> tuple[str, int]:
+    """Return the connection file and the process id of a worker."""
+    return cluster.connection_file(name), cluster.pid(name)
+
+
+def _is_gone(cluster: Cluster, name: str, pid: int) -> bool:
+    return name not in cluster.workers or cluster.pid(name) != pid

@@ -1,0 +1,86 @@
+"""`%%profile`: runs a cell, here or on workers, and shows the profile of it.
+
+The cell is run as `%%remote` runs it, with all its options but `--async`. A failed or stopped cell shows its profile,
+too, before its error. The line is checked, with the folder of the file, before anything runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from rpcbench.cells.targets import ALL
+from rpcbench.cells.tracebacks import short
+from rpcbench.launch.cluster import cluster
+from rpcbench.notebook import MagicParser, with_help
+from rpcbench.notebook.async_cells import HERE
+from rpcbench.telemetry.profile import Profile, profile
+
+
+@magics_class
+class ProfileMagics(Magics):
+    """`%%profile`. `here(cell)` runs a cell in the notebook and raises its error; `workers(words)` reads the words of a
+    `%%remote` line and returns the workers that they select."""
+
+    def __init__(self, shell: Any, here: Callable[[str], object], workers: Callable[[list[str]], list[str]]) -> None:
+        super().__init__(shell)
+        self._shell, self._here, self._workers = shell, here, workers
+
+    @no_var_expand
+    @cell_magic
+    @with_help
+    def profile(self, line: str, cell: str) -> Profile:
+        """`%%profile [worker1 … | all] [options]`: run the cell as `%%remote` does, and show its torch operators.
+
+            --save FILE    write a file for ui.perfetto.dev: operators, messages, pipeline, collectives, memory
+
+        Other options are those of `%%remote`. Without workers, or with the word `notebook`, the cell runs here. The
+        workers that run it are profiled, on all their threads; with `all` the notebook is, too. The result (`_`) is the
+        profile: `_.table(by="worker")` sums by worker. A profiled operator takes some microseconds longer.
+        """
+        with short():
+            options, words = _profile_line().parse_known_args(shlex.split(line))
+            members, run = self._plan(words, cell)
+            _check_folder(options.save)
+            made: Profile | None = None
+            try:
+                with profile(*members) as made:
+                    run()
+            except BaseException:
+                if made is not None:
+                    display(made)  # type: ignore[no-untyped-call]
+                raise
+            finally:
+                if made is not None and options.save is not None:
+                    path = made.save(options.save)
+                    sys.stdout.write(f"{path}: open it at ui.perfetto.dev, or in chrome://tracing.\n")
+            return made
+
+    def _plan(self, words: list[str], cell: str) -> tuple[Sequence[str], Callable[[], object]]:
+        """Return the members to profile, and a function that runs the cell."""
+        me = cluster().agent.name
+        if not words or words == [HERE]:
+            return [me], lambda: self._here(cell)
+        if "--async" in words:
+            raise UsageError("--async returns before the cell has ended, so nothing would be profiled: leave it out")
+        members = [*self._workers(words), *([me] if ALL in words else [])]
+        return members, lambda: self._shell.run_cell_magic("remote", shlex.join(words), cell)
+
+
+def _profile_line() -> MagicParser:
+    line = MagicParser("%%profile")
+    line.add_argument("--save", metavar="file")
+    return line
+
+
+def _check_folder(file: str | None) -> None:
+    if file is not None and not Path(file).resolve().parent.is_dir():
+        raise UsageError(f"--save {file}: there is no folder {Path(file).parent}")
+

@@ -1,0 +1,275 @@
+"""A profile of one process: torch's operators on all its threads, and its memory.
+
+Another member begins and ends it by calls, which pool threads run, so it works while a cell runs here. Guarantees
+- It has the operators of every thread, whenever that thread began: cells, calls, backward passes, pipelines.
+- Times are seconds of this process's `time.monotonic`, which telemetry puts on one clock.
+- Of more than `KEPT` operators the longest are kept, and the others counted; the sums have all of them.
+- A process has one profile at a time. It ends without a result when the member that began it leaves.
+"""
+# torch reports allocations only to the thread that started a profiler, and only without `profile_all_threads`. So the
+# memory is that of the process, which a thread samples, and of torch on its GPUs.
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler as torch_profiler
+
+from rpcbench.base.conditions import Event
+from rpcbench.base.errors import RpcError
+from rpcbench.runtime import current
+from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.members import GONE, WorkerInfo
+
+KEPT = 100_000  # operators of a member
+SAMPLE_SECONDS = 0.01  # between two samples of memory, at first
+SAMPLES = 4096
+"""Samples at most: then every other one is dropped, and the time between two doubles."""
+CPU = "CPU"
+_profile: Any = torch_profiler.profile  # as the next, without annotations
+_cuda: Any = torch.cuda
+_TORCH_INNER = "profiler::_record_function_"
+"""The operators by which torch begins and ends a `record_function`."""
+
+
+class Operator(NamedTuple):
+    """One run of an operator."""
+
+    name: str
+    track: str  # the thread, or the stream of a GPU
+    begin: float  # seconds of the member's clock
+    seconds: float
+    device: str = CPU
+    alone: bool = True  # False: it ends on another thread, so others of its thread may overlap it
+
+
+class OperatorSum(NamedTuple):
+    """All runs of an operator."""
+
+    name: str
+    device: str
+    calls: int
+    own: float  # seconds without the operators that it called; 0 for those that others overlap
+    seconds: float  # with them
+
+
+class MemberProfile(NamedTuple):
+    """The profile of one member."""
+
+    operators: list[Operator]
+    sums: list[OperatorSum]
+    memory: list[tuple[float, dict[str, int]]]  # time; bytes of the process, and of torch on each GPU
+    left_out: int = 0  # operators, the shortest ones
+
+
+def begin(owner: int, number: int) -> None:
+    """Begin the profile `number` of the member `owner` in this process. RpcError if another one runs here."""
+    current.current().part(OperatorProfiler).begin(owner, number)
+
+
+def end(owner: int, number: int) -> MemberProfile:
+    """End the profile `number` of the member `owner`, and return it. RpcError if it does not run here."""
+    return current.current().part(OperatorProfiler).end(owner, number)
+
+
+class OperatorProfiler:
+    """The profile that runs in this process, if any. One for each agent: `agent.part(OperatorProfiler)`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._name = agent.name
+        self._lock = threading.Lock()  # guards `_running`; held while torch's profiler starts and stops
+        self._running: tuple[int, int, _Session] | None = None  # owner, number
+        agent.on_member(self._member)
+        agent.on_end.append(self._drop)
+
+    def begin(self, owner: int, number: int) -> None:
+        """Begin a profile, in place of an earlier one of the same owner, whose end was interrupted."""
+        with self._lock:
+            if self._running is not None and self._running[0] == owner:
+                self._discard()
+            if self._running is not None:
+                raise RpcError(f"{self._name} is being profiled by another member: wait until that has ended")
+            if torch_profiler._is_profiler_enabled or _profiler_enabled():
+                raise RpcError(f"a profiler of torch runs on {self._name} already: end it first")
+            self._running = owner, number, _Session()
+
+    def end(self, owner: int, number: int) -> MemberProfile:
+        """End a profile and return it."""
+        with self._lock:
+            if self._running is None or self._running[:2] != (owner, number):
+                raise RpcError(f"the profile of {self._name} was ended before its time")
+            session, self._running = self._running[2], None
+            return session.end()
+
+    def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
+        with self._lock:
+            if kind in GONE and self._running is not None and self._running[0] == who.id:
+                self._discard()
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._running is not None:
+            session, self._running = self._running[2], None
+            session.stop()
+
+
+class _Session:
+    """Torch's profiler and the sampler of memory, from construction to `end` or `stop`."""
+
+    def __init__(self) -> None:
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
+        device = "cuda" if torch.cuda.is_available() else None
+        self._profiler = _profile(use_kineto=True, use_device=device, experimental_config=everywhere)
+        self._ahead = _ahead()
+        with _without_notice():
+            self._profiler.__enter__()
+        self._memory = _MemorySampler()
+
+    def stop(self) -> None:
+        """End it without a result."""
+        self._memory.end()
+        self._profiler.__exit__(None, None, None)
+
+    def end(self) -> MemberProfile:
+        self.stop()
+        threads = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
+        threads[os.getpid()] = threading.main_thread().name  # after a fork Python still has the id in the parent
+        found = operators(self._profiler.kineto_results.events(), self._ahead, threads)
+        return bounded(found, self._memory.samples)
+
+
+def _ahead() -> int:
+    """Return the nanoseconds by which torch's stamps, of the time since 1970, are ahead of `time.monotonic`."""
+    # Of several readings the quickest: the thread may have lost the processor within the others.
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(8)]
+    before, stamp, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return stamp - (before + after) // 2
+
+
+def bounded(found: list[Operator], memory: list[tuple[float, dict[str, int]]]) -> MemberProfile:
+    """Return the profile of these operators, with the longest `KEPT` of them."""
+    # The longest: an operator that called a kept one is longer, and so kept, too.
+    kept = heapq.nlargest(KEPT, found, key=lambda one: one.seconds) if len(found) > KEPT else found
+    return MemberProfile(kept, sums(found), memory, len(found) - len(kept))
+
+
+def operators(events: Iterable[Any], ahead: int, threads: Mapping[int, str]) -> list[Operator]:
+    """Return the operators among torch's events, whose stamps are `ahead` nanoseconds before our clock."""
+    found = []
+    for event in events:
+        if event.is_hidden_event() or event.name().startswith(_TORCH_INNER):
+            continue
+        device, place = event.device_type().name, event.device_resource_id()
+        track = threads.get(place, f"thread {place}")
+        if device != CPU:
+            track = f"{device} {event.device_index()}, stream {place}"
+        alone = not event.is_async() and event.start_thread_id() == event.end_thread_id()
+        times = (event.start_ns() - ahead) * 1e-9, event.duration_ns() * 1e-9
+        found.append(Operator(event.name(), track, *times, device, alone or device != CPU))
+    return found
+
+
+def sums(found: Iterable[Operator]) -> list[OperatorSum]:
+    """Return the sums by operator, in the order of their own time, longest first."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for one, own in _own_seconds(found):
+        total = totals[one.name, one.device]
+        for n, more in enumerate((1, own, one.seconds)):
+            total[n] += more
+    made = [OperatorSum(*key, int(calls), own, seconds) for key, (calls, own, seconds) in totals.items()]
+    return sorted(made, key=lambda one: (-one.own, one.name))
+
+
+def _own_seconds(found: Iterable[Operator]) -> Iterator[tuple[Operator, float]]:
+    """Yield each operator with its seconds without those of the operators that it called."""
+    # An operator called by another one lies within it, on the same track.
+    inside: list[tuple[Operator, list[float]]] = []  # those that have not ended, each with its own seconds
+    for one in sorted(found, key=lambda one: (one.track, one.begin, -one.seconds)):
+        while inside and (inside[-1][0].track != one.track or _end(inside[-1][0]) <= one.begin):
+            outer, (own,) = inside.pop()
+            yield outer, max(0.0, own)
+        if not one.alone:
+            yield one, 0.0
+            continue
+        if inside:
+            inside[-1][1][0] -= one.seconds
+        inside.append((one, [one.seconds]))
+    for outer, (own,) in inside:
+        yield outer, max(0.0, own)
+
+
+def _end(one: Operator) -> float:
+    return one.begin + one.seconds
+
+
+class _MemorySampler:
+    """A thread that samples the memory of this process until `end`."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, dict[str, int]]] = []
+        self._process = psutil.Process()
+        self._over = Event()
+        self._thread = threading.Thread(target=self._run, name="rpcbench-memory", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        every = SAMPLE_SECONDS
+        self._sample()
+        while not self._over.wait(every):
+            self._sample()
+            if len(self.samples) >= SAMPLES:
+                del self.samples[1::2]
+                every *= 2
+        self._sample()
+
+    def _sample(self) -> None:
+        found = {"process": int(self._process.memory_info().rss)}
+        if _cuda.is_initialized():
+            found |= {f"GPU {n}": _cuda.memory_allocated(n) for n in range(_cuda.device_count())}
+        self.samples.append((time.monotonic(), found))
+
+
+_NOTICE = b"External init callback must run in same thread"
+_LEVEL = "KINETO_LOG_LEVEL"
+
+
+@contextlib.contextmanager
+def _without_notice() -> Iterator[None]:
+    """Keep a notice of torch off the error output; all else that is written there meanwhile is written afterwards."""
+    # libkineto prints it, once in a process, where another thread than the one that loaded torch starts the profiler;
+    # it matters for MTIA devices only. Then, too, it reads whether to report each start and stop there.
+    unset = _LEVEL not in os.environ
+    os.environ.setdefault(_LEVEL, "99")
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as meanwhile:
+        os.dup2(meanwhile.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            if unset:
+                del os.environ[_LEVEL]
+            meanwhile.seek(0)
+            for line in meanwhile:
+                if _NOTICE not in line:
+                    os.write(2, line)

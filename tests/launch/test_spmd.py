@@ -1,0 +1,191 @@
+"""`cluster.spmd` runs a function on all ranks; the first failure ends all, and the next run begins at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from far_commands import LOCAL, provide
+from worlds import PATIENCE, until
+
+import rpcbench
+import rpcbench.distributed
+from rpcbench import Cluster, CollectiveError, RankFailedError, RemoteError, WorkerLostError
+from rpcbench.cells.tracebacks import Failed
+from rpcbench.launch import spmd
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module", params=["process", "kernel"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(3, kind=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """After each test no worker has a group, and all run the next function."""
+    yield shared
+    assert total(shared) == [3.0] * 3
+    assert shared.run("all", "import torch\ntorch.distributed.is_initialized()") == dict.fromkeys(shared.workers, False)
+
+
+def total(cluster: Cluster, **how: Any) -> list[float]:
+    def add() -> float:
+        dist.all_reduce(x := torch.ones(()))
+        return x.item()
+
+    return cluster.spmd(add, **how)
+
+
+def place(offset: int, *, name: str) -> tuple[Any, ...]:
+    variables = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    main = threading.current_thread() is threading.main_thread()
+    return dist.get_rank() + offset, name, dist.get_backend(), [os.environ[each] for each in variables], main
+
+
+def test_each_rank_has_its_place_and_results_come_by_rank(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster.spmd(place, 10, name="a") == [
+        (10 + rank, "a", "gloo", [str(rank), "3", str(rank), "3"], True) for rank in range(3)
+    ]
+    assert cluster.spmd(place, 0, name="b", workers=["worker3", "worker2"], backend="gloo") == [
+        (rank, "b", "gloo", [str(rank), "2", str(rank), "2"], True) for rank in range(2)
+    ]
+    assert cluster.run("worker3", "import os\nos.environ['RANK'], os.environ['WORLD_SIZE']") == ("2", "3")
+    assert total(cluster, workers="[1:]") == [2.0, 2.0] and total(cluster, workers="worker2") == [1.0]
+    cluster.spmd(lambda: print("rank", dist.get_rank()))
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[worker{rank + 1}] rank {rank}" for rank in range(3)]
+    assert list(cluster["worker1"]) == [] and list(cluster["worker3"]) == ["os"]
+
+
+def in_torch() -> None:
+    dist.all_reduce(torch.ones(2))
+
+
+def in_ours() -> None:
+    rpcbench.distributed.all_reduce(torch.ones(2))
+
+
+def computing() -> None:
+    for _ in range(round(PATIENCE / 0.01)):  # without an interrupt it returns, and the test fails
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("waiting", [in_torch, in_ours, computing])
+def test_one_rank_that_fails_ends_all_and_its_error_is_raised(cluster: Cluster, waiting: Callable[[], None]) -> None:
+    def train(path: str) -> None:
+        if dist.get_rank() == 1:
+            raise KeyError(path)
+        waiting()
+
+    with pytest.raises(KeyError, match="data") as caught:
+        cluster.spmd(train, "data")
+    assert isinstance(caught.value.__cause__, RemoteError) and caught.value.__cause__.worker == "worker2"
+    ended = "RankFailedError: rank 1 (worker2) failed in train: KeyError: 'data'"
+    assert caught.value.__notes__ == [f"also on worker1: {ended}", f"also on worker3: {ended}"]
+
+
+@pytest.mark.parametrize("waiting", [in_torch, in_ours, computing])
+def test_ctrl_c_interrupts_all_ranks(cluster: Cluster, tmp_path: Path, waiting: Callable[[], None]) -> None:
+    def train() -> None:
+        (tmp_path / str(dist.get_rank())).touch()
+        if dist.get_rank() == 0:
+            computing()
+        waiting()
+
+    def press() -> None:
+        until(lambda: len([*tmp_path.iterdir()]) == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.spmd(train)
+    presser.join()
+
+
+def test_the_prompt_comes_back_from_ranks_that_all_wait_in_torch(cluster: Cluster, tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / str(dist.get_rank())).touch()
+        dist.recv(torch.ones(2), (dist.get_rank() + 1) % 3)  # no rank sends
+
+    def press() -> None:
+        until(lambda: len([*tmp_path.iterdir()]) == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt, match="the cell was interrupted"):
+        cluster.spmd(train)
+    presser.join()
+
+
+def test_an_error_of_all_ranks_alike_is_raised_once(cluster: Cluster) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cluster.spmd(lambda: 1 / 0)
+    with pytest.raises(TypeError, match="missing 1 required"):
+        cluster.spmd(lambda lr: lr)
+
+
+def test_a_group_that_is_there_already_is_left_alone(cluster: Cluster) -> None:
+    cluster.mesh(dp=3)
+    with pytest.raises(CollectiveError, match=r"worker1, worker2, worker3 are in a process group already, .*destroy"):
+        cluster.spmd(in_torch)
+    assert cluster.run("worker3", "mesh.size()") == 3
+    cluster.run("all", "import rpcbench.distributed\nrpcbench.distributed.destroy_process_group()")
+
+
+def test_bad_arguments_are_refused_before_anything_runs(cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match=r"spmd runs a function on each rank, and 'train.py' is none: cluster.spmd"):
+        cluster.spmd("train.py")
+    with pytest.raises(CollectiveError, match="there is no backend 'glo': use 'gloo'"):
+        cluster.spmd(in_torch, backend="glo")
+    with pytest.raises(rpcbench.UnknownWorkerError, match="worker9"):
+        cluster.spmd(in_torch, workers=["worker1", "worker9"])
+    with pytest.raises(rpcbench.SerializationError, match="generator"):
+        cluster.spmd(place, (n for n in range(3)), name="c")
+
+
+def test_a_worker_that_is_lost_ends_all_and_is_named(no_leaks: None) -> None:
+    def train() -> None:
+        if dist.get_rank() == 1:
+            os._exit(1)
+        dist.all_reduce(torch.ones(2))
+
+    with Cluster(2) as cluster:
+        with pytest.raises(WorkerLostError, match="worker2"):
+            cluster.spmd(train)
+        with pytest.raises(WorkerLostError, match=r"worker2 is lost: start it again with cluster.restart\('worker2'\)"):
+            cluster.spmd(in_torch)
+        assert total(cluster, workers="worker1") == [1.0]
+        assert cluster.restart("worker2", replay=True) == []
+        assert total(cluster) == [2.0, 2.0]
+
+
+def test_ranks_on_several_hosts_have_their_places_there(
+    no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provide(tmp_path, monkeypatch.setenv, ["h1", "h2"], LOCAL)
+    options = {"template": "srun -w {host} {cmd}", "hosts": "h1,h1,h2"}
+    with Cluster(3, launcher="command", options=options, address="127.0.0.1") as cluster:
+        found = cluster.spmd(place, 0, name="c")
+        assert [places[0] + places[2] + places[3] for _, _, _, places, _ in found] == ["002", "112", "201"]
+        assert total(cluster, workers="[1:]") == [2.0, 2.0]
+        cluster.scatter("x", torch.arange(3))
+        assert cluster["worker3"]["x"].item() == 2 and torch.equal(cluster.gather("x"), torch.arange(3))
+
+
+def test_the_first_cause_comes_before_those_that_it_ended() -> None:
+    ended = Failed("worker1", RankFailedError("rank 1"), ["a line"], False)
+    stopped = Failed("worker2", RuntimeError(), ["a line"], True)
+    cause = Failed("worker3", ValueError("bad"), ["a line"], False)
+    assert spmd._first_cause_first([ended, stopped, cause]) == [cause, stopped, ended._replace(lines=[])]
