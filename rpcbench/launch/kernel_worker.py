@@ -46,6 +46,7 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 
 _REPLACED = "original_"  # debugpy's prefix for a function that it has replaced
+_MAIN = 1  # debugpy's number of the main thread
 _LATEST = ("_", "__", "___")  # the latest results, which a display hook keeps as attributes
 
 
@@ -148,12 +149,21 @@ def prepare_debugger(debugger: Any) -> None:
     spare_child_processes()
 
 
-def _trace_again(kernel: Any) -> None:
-    """Have JupyterLab's debugger, if it is on, trace this thread: an interrupt at a breakpoint has ended that."""
-    if getattr(getattr(kernel, "debugger", None), "is_started", False):
-        import debugpy
+def _end_stop(debugger: Any, control_thread: Any) -> None:
+    """Have JupyterLab's debugger notice that an interrupt has ended a stop of this thread, which debugpy does not."""
+    if debugger is None or _MAIN not in debugger.stopped_threads:
+        return
+    import debugpy
 
-        debugpy.trace_this_thread(True)
+    async def end() -> None:
+        arguments = {"threadId": _MAIN, "singleThread": True}
+        await debugger.process_request({"type": "request", "seq": 0, "command": "continue", "arguments": arguments})
+        if _MAIN in debugger.stopped_threads:  # else debugpy has told of it before its reply
+            body = {"threadId": _MAIN, "allThreadsContinued": False}
+            debugger._handle_event({"type": "event", "seq": 0, "event": "continued", "body": body})
+
+    debugpy.trace_this_thread(True)  # the interrupt was raised in the trace function, which Python then removes
+    asyncio.run_coroutine_threadsafe(end(), control_thread.io_loop.asyncio_loop)
 
 
 def spare_child_processes() -> None:
@@ -191,10 +201,10 @@ class _KernelCells:
         while True:
             job = await self._jobs.get()
             async with self._kernel._main_asyncio_lock:  # ipykernel's own: one request at a time
-                _trace_again(self._kernel)
                 with self._runner.handling_signals(), self._loan.begin():
                     self._cell = self._loop.create_task(self._runner.perform(job), context=self._context)
                     await self._cell
+                _end_stop(getattr(self._kernel, "debugger", None), self._kernel.control_thread)
 
     def _cancel_soon(self) -> None:
         """Cancel the cell: an interrupt came while the loop ran other code, or slept. Called in the signal handler."""

@@ -118,7 +118,7 @@ def test_the_line_of_a_magic_has_its_own_words(there):
     assert there.complete("%%remote worker1 wor|\n1")[0] == ["worker2"]
     assert there.complete("%%remote worker1 --ti|\n1") == (["--timeout"], "%%remote worker1 --timeout\n1")
     assert there.complete("%%remote all -i code,x:s|\n1") == (["code,x:scatter"], "%%remote all -i code,x:scatter\n1")
-    assert there.complete("x = 1\n%cluster sta|")[0] == ["start", "status"]
+    assert there.complete("x = 1\n%cluster sta|")[0] == ["start", "status", "stack"]
     assert there.complete("%cluster restart al|")[0] == ["all"]
     assert there.complete("%autoremote o|")[0] == ["off"]
     assert there.complete("%panel sh|")[0] == ["shards"]

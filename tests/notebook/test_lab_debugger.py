@@ -144,8 +144,9 @@ def test_workers_that_stop_at_once_are_shown_one_after_the_other(panel):
 def test_the_stop_button_ends_a_cell_that_stands_at_a_breakpoint(panel):
     panel.mark(CELL, 3)
     cell = panel.begin(CELL)
-    panel.stop()
+    thread, _ = panel.stop()
     panel.kernel.interrupt()
+    assert panel.until("continued")["threadId"] == thread
     reply, text = panel.end(cell)
     assert (reply["ename"], "result" in text) == ("KeyboardInterrupt", False)
     assert "still runs" not in reply["evalue"]
