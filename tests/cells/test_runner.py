@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from worlds import until
+from worlds import PATIENCE, until
 
 from rpcbench.base.errors import CallCancelled
 from rpcbench.base.rebuild import MOST_TEXT
@@ -130,12 +130,12 @@ def test_queued_cells_run_on_the_main_thread(bench):
     ran = []
 
     def script():
-        gate = threading.Event()
-        results = [in_background(lambda: bench.ask(0, lambda: gate.wait(10)))]
+        begun, gate = threading.Event(), threading.Event()
+        results = [in_background(lambda: bench.ask(0, lambda: begun.set() or gate.wait(PATIENCE)))]
+        assert begun.wait(PATIENCE)  # else a later cell could come first, and be queued no more
         for number in range(1, 4):
             results.append(in_background(lambda n=number: bench.ask(n, lambda: ran.append(threading.current_thread()))))
-            while bench.runner._jobs.qsize() < number:
-                time.sleep(0.001)
+            until(lambda n=number: bench.runner._jobs.qsize() == n, "a queued cell")
         gate.set()
         assert [result() for result in results] == [True, None, None, None]
 
@@ -147,14 +147,14 @@ def test_an_interrupt_ends_its_cell_at_once_and_a_late_one_does_not_hit_the_next
     def script():
         started = threading.Event()
         first = in_background(lambda: bench.ask(1, sleeper(started)))
-        started.wait(10)
+        started.wait(PATIENCE)
         begun = time.monotonic()
         bench.interrupt(1)
         assert isinstance(first(), CallCancelled)
         assert time.monotonic() - begun < 2.5
         next_started, told = threading.Event(), threading.Event()
-        following = in_background(lambda: bench.ask(2, lambda: next_started.set() or (told.wait(10) and "spared")))
-        next_started.wait(10)
+        following = in_background(lambda: bench.ask(2, lambda: next_started.set() or (told.wait(PATIENCE) and "spared")))
+        next_started.wait(PATIENCE)
         bench.interrupt(1)
         told.set()
         assert following() == "spared"
@@ -200,7 +200,7 @@ def test_each_of_several_cells_in_a_row_can_be_interrupted(bench):
         for number in range(3):
             started = threading.Event()
             cell = in_background(lambda n=number, s=started: bench.ask(n, sleeper(s)))
-            started.wait(10)
+            started.wait(PATIENCE)
             bench.interrupt(number)
             assert isinstance(cell(), CallCancelled)
             assert bench.agent.heard.pop() == {"cell": number, "runs": True}
@@ -222,7 +222,7 @@ def test_a_second_interrupt_of_a_cell_is_delivered_after_a_minimum_interval(benc
                     caught.append(time.monotonic())
 
         cell = in_background(lambda: bench.ask(1, stubborn))
-        started.wait(10)
+        started.wait(PATIENCE)
         bench.interrupt(1)
         bench.interrupt(1)
         assert cell() is None
@@ -243,7 +243,7 @@ def test_an_interrupt_waits_while_the_main_thread_runs_code_of_the_runtime(bench
 
     def script():
         result = in_background(lambda: bench.ask(1, cell))
-        started.wait(10)
+        started.wait(PATIENCE)
         interrupt = in_background(lambda: bench.interrupt(1))
         until(lambda: bench.agent.heard)  # at least one signal has arrived, without effect
         sent.set()
@@ -273,7 +273,7 @@ def test_an_external_sigint_ends_the_running_cell_and_does_not_affect_an_idle_wo
         signal.pthread_kill(main, signal.SIGINT)
         started = threading.Event()
         cell = in_background(lambda: bench.ask(1, lambda: [started.set(), *(time.sleep(0.01) for _ in range(1000))]))
-        started.wait(10)
+        started.wait(PATIENCE)
         signal.pthread_kill(main, signal.SIGINT)
         assert isinstance(cell(), CallCancelled)
 
@@ -304,7 +304,7 @@ def test_a_signal_handler_that_a_cell_installs_is_removed_after_the_cell(bench):
         bench.ask(0, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
         started = threading.Event()
         cell = in_background(lambda: bench.ask(1, sleeper(started)))
-        started.wait(10)
+        started.wait(PATIENCE)
         bench.interrupt(1)
         assert isinstance(cell(), CallCancelled)
 
@@ -327,7 +327,7 @@ def test_stop_interrupts_the_running_cell_and_cancels_a_queued_one(bench):
 
     def script():
         first = in_background(lambda: bench.ask(1, lambda: (begun.set(), _sleep())))
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
         until(lambda: bench.agent.health.cells() == 2)
         bench.runner.stop()
@@ -344,7 +344,7 @@ def test_a_stopping_worker_still_reports_the_handling_of_interrupts(bench):
 
     def script():
         cell = in_background(lambda: bench.ask(1, lambda: exec(code, {"begun": begun, "sent": sent, "time": time})))
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         interrupt = in_background(lambda: bench.interrupt(1))
         until(lambda: bench.agent.heard)
         stop = in_background(bench.runner.stop)
@@ -367,8 +367,8 @@ def test_running_and_queued_cells_are_counted(bench):
     begun, go = threading.Event(), threading.Event()
 
     def script():
-        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), go.wait(10))))
-        assert begun.wait(10)
+        first = in_background(lambda: bench.ask(1, lambda: (begun.set(), go.wait(PATIENCE))))
+        assert begun.wait(PATIENCE)
         second = in_background(lambda: bench.ask(2, lambda: None))
         until(lambda: bench.agent.health.cells() == 2)
         go.set()
