@@ -177,6 +177,7 @@ class CellOptions(NamedTuple):
     areas: OutputAreas = stacked  # makes the output area of each worker
     replayed: bool = True  # a restarted worker may run the cell again: it does not need the others
     on_stop: Callable[[], object] | None = None  # ends waits of the cell's code that no interrupt ends
+    on_failure: Callable[[str, Exception], object] | None = None  # told of each worker that fails, on a pool thread
 
 
 class CellResult(NamedTuple):
@@ -376,7 +377,9 @@ class RunningCell:
             self.interrupt()
             if self._on_stop is not None:
                 self._on_stop()
-            busy = [part for part in asked if not part.stops(now + _handling_seconds(), now + PATIENCE)]
+            # A wait that `on_stop` ends is interrupted late, when that has arrived.
+            hearing = now + (_handling_seconds() if self._on_stop is None else PATIENCE)
+            busy = [part for part in asked if not part.stops(hearing, now + PATIENCE)]
         except KeyboardInterrupt:  # a second Ctrl-C: look, but do not wait
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
@@ -478,6 +481,8 @@ class CellClient:
         def on_settled(part: _WorkerRun) -> None:
             if part.error is not None:
                 news.failed(part)
+                if way.on_failure is not None:
+                    way.on_failure(part.member.name, part.error)
             elif way.replayed:
                 self.history.note(part.member.name, part.of_its_own(cell))
             changed()

@@ -197,6 +197,11 @@ class Cluster(BaseCluster):
         self._handle(name)
         return self._place(name).pid
 
+    def end_of(self, name: str) -> Callable[[], bool]:
+        """Return a function that tells, without a lock, whether the present process of a worker has ended."""
+        handle = self._handle(name)
+        return lambda: handle.poll() is not None
+
     def watched(self) -> list[WorkerRecord]:
         """Return the data of each worker, lost ones as well, that is known without a look at its process."""
         calls = self._calls()

@@ -47,6 +47,8 @@ from rpcbench.runtime.agent import Agent
 
 _REPLACED = "original_"  # debugpy's prefix for a function that it has replaced
 _MAIN = 1  # debugpy's number of the main thread
+_ON_ITS_WAY = 0.1  # seconds for the event of a cell that has ended after a "continue"
+_TELLING_SECONDS = 5.0  # for debugpy to reply
 _LATEST = ("_", "__", "___")  # the latest results, which a display hook keeps as attributes
 
 
@@ -149,13 +151,20 @@ def prepare_debugger(debugger: Any) -> None:
     spare_child_processes()
 
 
-def _end_stop(debugger: Any, control_thread: Any) -> None:
+async def _end_stop(kernel: Any) -> None:
     """Have JupyterLab's debugger notice that an interrupt has ended a stop of this thread, which debugpy does not."""
+    debugger = getattr(kernel, "debugger", None)
     if debugger is None or _MAIN not in debugger.stopped_threads:
         return
     import debugpy
 
     async def end() -> None:
+        await asyncio.sleep(_ON_ITS_WAY)
+        async with kernel._control_lock:  # no request meanwhile, and none after the end of the debugger
+            if _MAIN in debugger.stopped_threads:
+                await tell()
+
+    async def tell() -> None:
         arguments = {"threadId": _MAIN, "singleThread": True}
         await debugger.process_request({"type": "request", "seq": 0, "command": "continue", "arguments": arguments})
         if _MAIN in debugger.stopped_threads:  # else debugpy has told of it before its reply
@@ -163,14 +172,16 @@ def _end_stop(debugger: Any, control_thread: Any) -> None:
             debugger._handle_event({"type": "event", "seq": 0, "event": "continued", "body": body})
 
     debugpy.trace_this_thread(True)  # the interrupt was raised in the trace function, which Python then removes
-    asyncio.run_coroutine_threadsafe(end(), control_thread.io_loop.asyncio_loop)
+    ending = asyncio.run_coroutine_threadsafe(end(), kernel.control_thread.io_loop.asyncio_loop)
+    with contextlib.suppress(TimeoutError):  # before the next cell: "continue" would resume a stop of that
+        await asyncio.wait_for(asyncio.wrap_future(ending), _TELLING_SECONDS)
 
 
 def spare_child_processes() -> None:
     """Have debugpy debug no process that this one starts: that would wait for JupyterLab, which never attaches."""
-    import debugpy
+    from debugpy.server import api  # not `debugpy.configure`, which first lists all installed packages
 
-    debugpy.configure(subProcess=False)
+    api._config["subProcess"] = False
     for module in (os, subprocess, _posixsubprocess):  # where it listens already, it has replaced their functions
         for name in [name for name in vars(module) if name.startswith(_REPLACED)]:
             setattr(module, name.removeprefix(_REPLACED), getattr(module, name))
@@ -204,7 +215,7 @@ class _KernelCells:
                 with self._runner.handling_signals(), self._loan.begin():
                     self._cell = self._loop.create_task(self._runner.perform(job), context=self._context)
                     await self._cell
-                _end_stop(getattr(self._kernel, "debugger", None), self._kernel.control_thread)
+                await _end_stop(self._kernel)
 
     def _cancel_soon(self) -> None:
         """Cancel the cell: an interrupt came while the loop ran other code, or slept. Called in the signal handler."""

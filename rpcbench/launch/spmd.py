@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +58,8 @@ _VARIABLE = "_spmd"  # of the cell: the SpmdRank, then its result
 
 def chosen(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[str]) -> list[str]:
     """Return the workers by rank. WorkerLostError if one that may be meant is lost."""
-    words = [workers] if isinstance(workers, str) else list(workers)
+    listed = [workers] if isinstance(workers, str) else workers
+    words = [part for word in listed for part in word.split(",") if part]
     names = Targets().find(words, there)
     if lost and not set(words) <= {*names}:  # "all" or a slice
         raise WorkerLostError(
@@ -113,12 +116,26 @@ def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: s
         for name in names
     }
     stopped = CollectiveError(f"the notebook has stopped {label}")
-    way = CellOptions(replayed=False, on_stop=lambda: _tell(agent, names, end_world, token, stopped))
+
+    def failed(name: str, error: Exception) -> None:
+        """End the others: a rank that fails before its function begins cannot do that itself."""
+        if not isinstance(error, RankFailedError | WorkerLostError):  # the worlds themselves hear of a lost rank
+            reason = _failure(f"rank {names.index(name)} ({name})", label, error)
+            _tell(agent, [each for each in names if each != name], end_world, token, reason)
+
+    way = CellOptions(
+        replayed=False, on_stop=lambda: _tell(agent, names, end_world, token, stopped), on_failure=failed
+    )
     code, ask, shell = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own), shell_here()
     answer = agent.part(CellClient).run(OutputDisplay(shell), names, code, ask, way)
     if answer.failures:
         raise raised(_first_cause_first(answer.failures), shell)
     return [answer.values[name][_VARIABLE] for name in names]
+
+
+def _failure(rank: str, label: str, error: BaseException) -> RankFailedError:
+    said = message(error).removesuffix(": ")
+    return RankFailedError(f"{rank} failed in {label}: {said}")
 
 
 def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
@@ -163,6 +180,7 @@ class StorePlace(NamedTuple):
 
     address: str
     port: int
+    run: str  # unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +209,12 @@ class SpmdRank:
 
     def _fail(self, agent: Agent, world: World, error: BaseException) -> None:
         """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
-        me, said = world.named(world.rank), message(error).removesuffix(": ")
+        me = world.named(world.rank)
         if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later
             wait_until(lambda: world.poll_failure() or bool(world.gone()), DETECTION_SECONDS)
             if gone := world.gone():
                 world.breaks(world.lost(gone, f"while {me} was in {self.label}"))
-        mine = RankFailedError(f"{me} failed in {self.label}: {said}")
+        mine = _failure(me, self.label, error)
         world.breaks(mine)
         reason = world.reason()
         assert reason is not None, "it is broken"
@@ -235,7 +253,11 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 def open_store() -> StorePlace:
     """Host the store where the ranks meet. Called on rank 0."""
     address = ranks.address_here()
-    return StorePlace(address, stores.opened_at(address))
+    return StorePlace(address, stores.opened_at(address), secrets.token_hex(8))
+
+
+_over: deque[StorePlace] = deque(maxlen=64)
+"""The runs that have ended here."""
 
 
 def found(place: StorePlace, rank: int, size: int, backend: str | None) -> str:
@@ -245,6 +267,9 @@ def found(place: StorePlace, rank: int, size: int, backend: str | None) -> str:
     at = stores.InitMethod(address=place.address, port=place.port, hosts_store=False)
     store = stores.store_at(at, groups.RENDEZVOUS_SECONDS)
     group_functions.init_process_group(backend, store=store, rank=rank, world_size=size)
+    if place in _over:  # after Ctrl-C `end` can come first: it notes the run before it looks for a group
+        groups.destroy()
+        raise CollectiveError("the notebook has ended this run before its process group was there")
     return groups.member(None).world.token
 
 
@@ -258,5 +283,7 @@ def end_world(token: str, reason: CollectiveError) -> None:
 
 def end(place: StorePlace) -> None:
     """End the process group here, and release the store."""
+    _over.append(place)
+    vars(sys.modules["__main__"]).pop(_VARIABLE, None)  # the result, which may be large
     groups.destroy()
-    stores.forget(*place)
+    stores.forget(place.address, place.port)

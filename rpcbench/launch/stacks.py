@@ -44,12 +44,13 @@ class StackReport(str):
 def report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) -> StackReport:
     """Report where the threads of these workers are. `watched` has the locations of the workers, as far as the cluster
     has them. UnknownWorkerError; WorkerLostError for one that is lost."""
+    ids = {name: agent.member(name).id for name in names}  # before the wait: one may be lost meanwhile
     told = agent.part(Watchdog).stacks(names)
     places = {record.name: record for record in watched}
     client = agent.part(CellClient) if agent.has(CellClient) else None
     texts = []
     for name in names:
-        code = client.code_at(agent.member(name).id) if client else ""
+        code = client.code_at(ids[name]) if client else ""
         text = told.get(name) or _from_outside(agent, name, places.get(name), code)
         if code:
             first, *rest = text.split("\n")
@@ -75,7 +76,7 @@ def _from_outside(agent: Agent, name: str, record: WorkerRecord | None, code: st
         where = f", and runs on another host, {record.place.hostname}," if record is not None else ","
         return f"{name} does not respond{where} where no signal from here reaches it: {_BUSY}"
     pid = record.place.pid
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):  # it ends just now
         state = psutil.Process(pid).status()
         if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
             return f"{name} is stopped, by a signal or a debugger: kill -CONT {pid} lets its process go on"

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RemoteError, RpcError, ShutdownError, WorkerLostError
 from rpcbench.base.futures import Answer, Future, blocked
-from rpcbench.cells.targets import Targets
+from rpcbench.cells.targets import ALL, Targets
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.locked_node import uninterrupted
 
@@ -96,8 +96,11 @@ class TaskPool(futures.Executor):
         agent.part(OpenPools).add(self)
         if not agent.running:  # tested after `add`: an agent that stops from now on ends this pool, too
             raise ShutdownError(_SHUT_DOWN)
-        for name in Targets().find(self._words, [*self._there()]):
+        found = Targets().find(self._words, [*self._there()])
+        for name in found:
             agent.member(name)
+        if not any(ALL in word.split(",") for word in self._words):  # a slice means the workers of now
+            self._words = found
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         """Run `fn(*args, **kwargs)` on a worker as soon as one is free, and return a `concurrent.futures.Future`."""

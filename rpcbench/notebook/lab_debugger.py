@@ -18,8 +18,10 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import queue
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +29,13 @@ from typing import Any
 
 import zmq.asyncio
 from ipykernel.compiler import get_file_name
+from IPython.core.error import InputRejected
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
+from rpcbench.base.errors import RpcError
 from rpcbench.cells.runner import is_busy
 from rpcbench.launch.cluster import Cluster
-from rpcbench.launch.kernel_worker import spare_child_processes
+from rpcbench.launch.kernel_worker import prepare_debugger
 from rpcbench.notebook.cluster_magic import running
 
 _PATIENCE = 30.0  # seconds that a cell waits for idle workers: another client's code may run there
@@ -94,25 +98,30 @@ class WorkerDebugger:
         self._client.load_connection_file()
         self._client.start_channels(shell=False, stdin=False, hb=False)
         self._listening = asyncio.create_task(self._listen())
-        await self.ask("initialize", {"clientID": "rpcbench", "adapterID": "", "pathFormat": "path"})
         # Otherwise all threads would stop, and no thread could receive the stop button's interrupt.
-        await self.ask("attach", {"stopAllThreadsOnSuspend": False})
+        apart = {"stopAllThreadsOnSuspend": False, "steppingResumesAllThreads": False}
+        begins = {"clientID": "rpcbench", "adapterID": "", "pathFormat": "path"}
+        begun = await self.ask("initialize", begins, math.inf)
+        if not (begun.get("success") and (await self.ask("attach", apart)).get("success")):
+            self.close()
+            raise RpcError(f"the debugger of {self.name} does not start")
 
-    async def ask(self, command: str, arguments: Message) -> Message:
-        """Return the worker's reply; one without success if it has ended."""
-        number = next(self._numbers)
+    async def ask(self, command: str, arguments: Message, patience: float = _PATIENCE) -> Message:
+        """Return the worker's reply; one without success if it has ended, or does not reply in time: ipykernel sends no
+        reply where its debugger fails."""
+        number, until = next(self._numbers), time.monotonic() + patience
         request = {"type": "request", "seq": number, "command": command, "arguments": arguments}
         async with self._turn:
             sent = self._client.session.msg("debug_request", request)
             if not self._gone():
                 self._client.control_channel.send(sent)
-            while not self._gone():
+            while not self._gone() and time.monotonic() < until:
                 with contextlib.suppress(queue.Empty):
                     reply = await self._client.get_control_msg(timeout=_LOOK)
                     if reply["parent_header"].get("msg_id") == sent["header"]["msg_id"]:
                         answer: Message = reply["content"]
                         return answer
-        told = f"{self.name} has ended"
+        told = f"{self.name} has ended" if self._gone() else f"the debugger of {self.name} does not reply"
         return {"type": "response", "request_seq": number, "success": False, "command": command, "message": told}
 
     async def place(self, wanted: dict[str, tuple[str, Message]], cells: dict[str, str]) -> None:
@@ -128,7 +137,7 @@ class WorkerDebugger:
     async def _place_cell(self, path: str, cell: str, arguments: Message) -> None:
         code, above = part_of_worker(cell)
         reply = await self.ask("dumpCell", {"code": code})
-        if not reply["success"]:  # the worker has ended
+        if not reply.get("success"):  # the worker has ended, or another client has ended its debugger
             return
         there = reply["body"]["sourcePath"]
         self._cells[there] = path, above
@@ -182,7 +191,7 @@ class LabDebugger:
         self._workers: dict[tuple[str, int], tuple[WorkerDebugger, asyncio.Task[None]]] = {}  # by file and process id
         self._shown: Stop | None = None  # by JupyterLab
         self._waiting: deque[Stop] = deque()  # to be shown
-        spare_child_processes()
+        prepare_debugger(self._kernel.debugger)  # no thread stops that holds a lock of ours, which this class needs
         self._kernel.do_debug_request = self.answer
         self._kernel.debugger.event_callback = functools.partial(self._heard, None)
         shell.events.register("pre_run_cell", self._before)
@@ -212,10 +221,18 @@ class LabDebugger:
 
     # -- workers
     def _before(self, info: Any) -> None:
-        """Have workers get the breakpoints before a cell runs. On the main thread."""
-        cluster = running()
-        if not (self._wanted and self._kernel.debugger.is_started and isinstance(cluster, Cluster)):
+        """Have workers get the breakpoints before a cell runs, which does not run if this is interrupted. On the main
+        thread."""
+        transformers = self._shell.ast_transformers
+        transformers[:] = [each for each in transformers if not isinstance(each, _Rejection)]
+        if not (self._wanted and self._kernel.debugger.is_started and isinstance(cluster := running(), Cluster)):
             return
+        try:
+            self._prepare(cluster, info)
+        except KeyboardInterrupt:  # IPython would report it, and run the cell
+            transformers.append(_Rejection())
+
+    def _prepare(self, cluster: Cluster, info: Any) -> None:
         if cluster.kind == "kernel":
             new = [name for name in cluster.workers if _process(cluster, name) not in self._workers]
             busy = [name for name in new if cluster.agent.ask(name, is_busy)]
@@ -235,19 +252,22 @@ class LabDebugger:
         tasks = {}
         for name in names:
             file, pid = _process(cluster, name)
-            made = WorkerDebugger(name, file, functools.partial(_is_gone, cluster, name, pid), self._heard)
+            made = WorkerDebugger(name, file, cluster.end_of(name), self._heard)
             task = asyncio.create_task(made.attach())
             self._workers[file, pid], tasks[task] = (made, task), name
         _, late = await asyncio.wait(tasks, timeout=_PATIENCE) if tasks else (set(), set())
         for task in late:
             task.add_done_callback(lambda _: asyncio.ensure_future(self._place()))
         await self._place()
+        for task in tasks.keys() - late:
+            if error := task.exception():
+                sys.stderr.write(f"{error}: breakpoints do not stop there.\n")
         return sorted(tasks[task] for task in late)
 
     async def _place(self) -> None:
         """Set all breakpoints on all workers that are attached."""
         for worker, attaching in list(self._workers.values()):
-            if attaching.done():
+            if _is_attached(attaching):
                 await worker.place(self._wanted, self._cells)
 
     async def _detach(self) -> None:
@@ -256,7 +276,7 @@ class LabDebugger:
         self._shown = None
         self._waiting.clear()
         for worker, attaching in ended:
-            if attaching.done():
+            if _is_attached(attaching):
                 await worker.detach()
             else:
                 attaching.cancel()
@@ -268,9 +288,12 @@ class LabDebugger:
         if event is None:
             self._ended(where)
         elif event["event"] == "stopped":
-            self._waiting.append(Stop(where, event))
-            if self._shown is None:
-                self._show_next()
+            stop = Stop(where, event)
+            if self._shown is None or (self._shown.where, self._shown.thread) == (where, stop.thread):
+                self._shown = stop  # also the end of a step, before stops of others that wait
+                self._show(event)
+            else:
+                self._waiting.append(stop)
         elif event["event"] == "continued":
             self._continued(where, event)
         elif where is None:
@@ -306,5 +329,12 @@ def _process(cluster: Cluster, name: str) -> tuple[str, int]:
     return cluster.connection_file(name), cluster.pid(name)
 
 
-def _is_gone(cluster: Cluster, name: str, pid: int) -> bool:
-    return name not in cluster.workers or cluster.pid(name) != pid
+def _is_attached(attaching: asyncio.Task[None]) -> bool:
+    return attaching.done() and not attaching.cancelled() and attaching.exception() is None
+
+
+class _Rejection:
+    """Keeps a cell from running, as a transformer of its syntax tree."""
+
+    def visit(self, node: object) -> object:
+        raise InputRejected("interrupted before the cell began")

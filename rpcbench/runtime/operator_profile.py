@@ -91,12 +91,15 @@ class OperatorProfiler:
         self._name = agent.name
         self._lock = threading.Lock()  # guards `_running`; held while torch's profiler starts and stops
         self._running: tuple[int, int, _Session] | None = None  # owner, number
+        self._ended: dict[int, int] = {}  # by owner: the last number that it has ended
         agent.on_member(self._member)
         agent.on_end.append(self._drop)
 
     def begin(self, owner: int, number: int) -> None:
         """Begin a profile, in place of an earlier one of the same owner, whose end was interrupted."""
         with self._lock:
+            if number == self._ended.get(owner):  # after Ctrl-C there the end can come first
+                raise RpcError(f"the profile of {self._name} has ended before it began")
             if self._running is not None and self._running[0] == owner:
                 self._discard()
             if self._running is not None:
@@ -108,6 +111,7 @@ class OperatorProfiler:
     def end(self, owner: int, number: int) -> MemberProfile:
         """End a profile and return it."""
         with self._lock:
+            self._ended[owner] = number
             if self._running is None or self._running[:2] != (owner, number):
                 raise RpcError(f"the profile of {self._name} was ended before its time")
             session, self._running = self._running[2], None
@@ -115,7 +119,10 @@ class OperatorProfiler:
 
     def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         with self._lock:
-            if kind in GONE and self._running is not None and self._running[0] == who.id:
+            if kind not in GONE:
+                return
+            self._ended.pop(who.id, None)
+            if self._running is not None and self._running[0] == who.id:
                 self._discard()
 
     def _drop(self) -> None:

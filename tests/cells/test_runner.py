@@ -153,7 +153,8 @@ def test_an_interrupt_ends_its_cell_at_once_and_a_late_one_does_not_hit_the_next
         assert isinstance(first(), CallCancelled)
         assert time.monotonic() - begun < 2.5
         next_started, told = threading.Event(), threading.Event()
-        following = in_background(lambda: bench.ask(2, lambda: next_started.set() or (told.wait(PATIENCE) and "spared")))
+        spared = lambda: next_started.set() or (told.wait(PATIENCE) and "spared")  # noqa: E731
+        following = in_background(lambda: bench.ask(2, spared))
         next_started.wait(PATIENCE)
         bench.interrupt(1)
         told.set()

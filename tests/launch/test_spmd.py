@@ -94,6 +94,42 @@ def test_one_rank_that_fails_ends_all_and_its_error_is_raised(cluster: Cluster, 
     assert caught.value.__notes__ == [f"also on worker1: {ended}", f"also on worker3: {ended}"]
 
 
+def unread() -> None:
+    if rpcbench.rpc.get_worker_info().name == "worker2":
+        raise ModuleNotFoundError("worker2 has no such module")
+
+
+class Unreadable:
+    """An argument that worker2 cannot unpickle."""
+
+    def __reduce__(self) -> Any:
+        return unread, ()
+
+
+def test_a_rank_whose_arguments_cannot_be_read_ends_the_others(cluster: Cluster) -> None:
+    def train(_: Any) -> None:
+        in_torch()
+
+    with pytest.raises(Exception, match="worker2 has no such module") as caught:
+        cluster.spmd(train, Unreadable())
+    (first, last) = caught.value.__notes__
+    assert first.startswith("also on worker1: RankFailedError: rank 1 (worker2) failed in train: ")
+    assert last.startswith("also on worker3: RankFailedError: rank 1 (worker2) failed in train: ")
+
+
+def test_a_group_that_is_there_after_the_end_of_its_run_is_ended(cluster: Cluster) -> None:
+    """After Ctrl-C the end of a run can overtake the making of its group."""
+    place = cluster.rpc_sync("worker1", spmd.open_store)
+    cluster.rpc_sync("worker1", note_as_over, (place,))
+    with pytest.raises(CollectiveError, match="the notebook has ended this run"):
+        cluster.rpc_sync("worker1", spmd.found, (place, 0, 1, "gloo"))
+    cluster.rpc_sync("worker1", spmd.end, (place,))
+
+
+def note_as_over(place: spmd.StorePlace) -> None:
+    spmd._over.append(place)
+
+
 @pytest.mark.parametrize("waiting", [in_torch, in_ours, computing])
 def test_ctrl_c_interrupts_all_ranks(cluster: Cluster, tmp_path: Path, waiting: Callable[[], None]) -> None:
     def train() -> None:

@@ -228,6 +228,19 @@ def test_tasks_end_when_no_worker_is_left_and_later_workers_run_later_ones() -> 
     assert later.result(0) == 5
 
 
+def test_a_slice_means_the_workers_of_the_moment_when_the_pool_is_made() -> None:
+    agent = FakeAgent("worker1", "worker2", "worker3")
+    first, last = agent.pool("[:2]"), agent.pool("[2]")
+    agent.loses("worker2")
+    tasks = [first.submit(same, item) for item in range(2)]
+    assert {name: call.args for name, call in agent.open().items()} == {"worker1": (0,)}
+    agent.answers()
+    agent.loses("worker1")
+    task = last.submit(same, 2)
+    agent.answers()
+    assert [one.result(0) for one in (*tasks, task)] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("end", [FakeAgent.leaves, FakeAgent.stops])
 def test_the_end_of_the_cluster_ends_all_tasks(end: Callable[[FakeAgent], None]) -> None:
     agent = FakeAgent("worker1")

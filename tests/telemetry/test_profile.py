@@ -318,6 +318,18 @@ def test_a_profile_whose_end_was_interrupted_gives_way_to_the_next(cluster: rpcb
 
 
 @pytest.mark.process
+def test_a_profile_that_ends_before_it_begins_never_begins(cluster: rpcbench.Cluster) -> None:
+    """After Ctrl-C the request to end it can overtake the one to begin."""
+    with pytest.raises(RpcError, match="was ended before its time"):
+        rpc.rpc_sync("worker1", operator_profile.end, (0, -2))
+    with pytest.raises(RpcError, match="the profile of worker1 has ended before it began"):
+        rpc.rpc_sync("worker1", operator_profile.begin, (0, -2))
+    with profile("worker1") as made:
+        pass
+    assert made.complete
+
+
+@pytest.mark.process
 def test_a_profiler_of_torch_is_left_alone(cluster: rpcbench.Cluster) -> None:
     with torch.profiler.profile() as theirs:
         with pytest.raises(RpcError, match="a profiler of torch runs on notebook already"), profile("all"):
