@@ -78,7 +78,7 @@ def test_a_failed_command_raises_an_error_with_its_output() -> None:
 def test_a_peer_is_measured_inside_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(peers, "measure")  # it cannot be measured outside
     seen = fence.measure(OURS._replace(fenced=True), Plan(calls=2, lines=3))
-    assert tuple(seen) == (*peers.CALLS, *peers.STOPPED, *peers.KILLED)
+    assert tuple(seen) == (*peers.CALLS, *peers.TASKS.values(), *peers.STOPPED, *peers.KILLED)
     assert seen[peers.CALLS[2]].endswith("; 3 of 3")
 
 
