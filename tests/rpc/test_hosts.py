@@ -67,7 +67,7 @@ def script(directory: Path, name: str, text: str) -> Path:
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
     try:
-        return [process.communicate(timeout=SECONDS) for process in processes]
+        return [process.communicate(timeout=2.5 * SECONDS) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -128,6 +128,7 @@ rpc.shutdown()
 
 @pytest.mark.long
 @pytest.mark.process
+@pytest.mark.timeout(450)  # five interpreters load torch, in three turns
 def test_leadership_passes_on_between_hosts(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     """Only ranks 0 and 1 are on the master's host: 1 takes its port over; then 2 leads, and its host finds it."""
     here, there = hosts
