@@ -150,13 +150,15 @@ def test_a_busy_cell_is_named_with_its_line_by_the_worker_itself(cluster: rpcben
 
 @pytest.mark.process
 def test_a_cell_that_holds_pythons_lock_is_reported_by_a_signal(cluster: rpcbench.Cluster) -> None:
-    code = "import ctypes\n\ndef nap():\n    ctypes.PyDLL(None).sleep(8)\n\nwhile True:\n    nap()"
+    # It lets other threads run now and then: an interrupt reaches the worker of a command as a message.
+    code = "import ctypes, time\n\ndef nap():\n    ctypes.PyDLL(None).sleep(8)\n\n"
+    code += "while True:\n    nap()\n    time.sleep(0.5)"
     with Beside(cluster, "worker1", code):
         said = seen(lambda: cluster.stack("worker1"), "does not respond", "line 4 in nap")
     lines = said.splitlines()
     assert lines[:2] == [
         "worker1 does not respond: its code lets no other thread run, or its host is overloaded. From outside:",
-        "  runs the cell: import ctypes …",
+        "  runs the cell: import ctypes, time …",
     ]
     main = lines[lines.index("  MainThread") :]
     assert "line 4 in nap" in main[1] and main[2].strip().startswith("Cell worker1")
