@@ -137,12 +137,19 @@ def join(config: str) -> None:
     settle_torch(os.environ)
     gc.freeze()  # loaded modules stay: collections, of which IPython has one at exit, then skip them
     kernel = IPKernelApp.instance().kernel
-    if debugger := getattr(kernel, "debugger", None):
+    if debugger := debugger_of(kernel):
         prepare_debugger(debugger)
     agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, handle_requests])
     stage = _KernelCells(kernel, agent)
     threading.Thread(target=stage.feed, name="rpcbench-cells", daemon=True).start()
     threading.Thread(target=_end, args=(agent, kernel), name="rpcbench-end", daemon=True).start()
+
+
+def debugger_of(kernel: Any) -> Any:
+    """Return the debugger of a kernel, which JupyterLab uses; None without debugpy, and in an ipykernel before 7.2, which
+    cannot be told to hide frames."""
+    found = getattr(kernel, "debugger", None)
+    return found if hasattr(found, "kernel_modules") else None
 
 
 def prepare_debugger(debugger: Any) -> None:
@@ -153,7 +160,7 @@ def prepare_debugger(debugger: Any) -> None:
 
 async def _end_stop(kernel: Any) -> None:
     """Have JupyterLab's debugger notice that an interrupt has ended a stop of this thread, which debugpy does not."""
-    debugger = getattr(kernel, "debugger", None)
+    debugger = debugger_of(kernel)
     if debugger is None or _MAIN not in debugger.stopped_threads:
         return
     import debugpy

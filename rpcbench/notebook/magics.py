@@ -456,9 +456,11 @@ def register(shell: InteractiveShell) -> None:
 
 def _lab_debugger(shell: Any) -> LabDebugger | None:
     """Extend the kernel's debugger, if it has one, to workers."""
-    if getattr(shell.kernel, "debugger", None) is None:
+    from rpcbench.launch.kernel_worker import debugger_of  # here, as the next: only kernels have their imports loaded
+
+    if debugger_of(shell.kernel) is None:
         return None
-    from rpcbench.notebook.lab_debugger import LabDebugger  # only kernels have its imports loaded already
+    from rpcbench.notebook.lab_debugger import LabDebugger
 
     return LabDebugger(shell)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from ipykernel.debugger import Debugger
 
+from rpcbench.launch.kernel_worker import debugger_of
 from rpcbench.notebook.lab_debugger import part_of_worker
+
+KNOWS_FRAMES = "kernel_modules" in inspect.signature(Debugger).parameters
+needs_debugger = pytest.mark.skipif(not KNOWS_FRAMES, reason="ipykernel is older than 7.2")
 
 CELL = """%%remote worker1
 def twice(n):
@@ -111,6 +118,14 @@ def test_a_worker_compiles_the_cell_below_its_first_line(cell, part):
     assert part_of_worker(cell) == part
 
 
+def test_a_kernel_without_a_debugger_that_hides_frames_has_none() -> None:
+    new, old = SimpleNamespace(kernel_modules=[]), SimpleNamespace()
+    assert debugger_of(SimpleNamespace(debugger=new)) is new
+    for kernel in (SimpleNamespace(debugger=old), SimpleNamespace(debugger=None), SimpleNamespace()):
+        assert debugger_of(kernel) is None
+
+
+@needs_debugger
 @pytest.mark.process
 def test_a_cell_stops_on_its_worker_and_goes_on_step_by_step(panel):
     path = panel.mark(CELL, 3)
@@ -130,6 +145,7 @@ def test_a_cell_stops_on_its_worker_and_goes_on_step_by_step(panel):
     assert (reply["status"], text) == ("ok", "result 42\n")
 
 
+@needs_debugger
 @pytest.mark.process
 def test_workers_that_stop_at_once_are_shown_one_after_the_other(panel):
     everywhere = CELL.replace("worker1", "all")
@@ -143,6 +159,7 @@ def test_workers_that_stop_at_once_are_shown_one_after_the_other(panel):
     assert panel.end(cell)[0]["status"] == "ok"
 
 
+@needs_debugger
 @pytest.mark.process
 def test_the_stop_button_ends_a_cell_that_stands_at_a_breakpoint(panel):
     panel.mark(CELL, 3)
@@ -158,6 +175,7 @@ def test_the_stop_button_ends_a_cell_that_stands_at_a_breakpoint(panel):
     assert panel.end(cell)[1] == "result 42\n"
 
 
+@needs_debugger
 @pytest.mark.process
 def test_a_function_of_the_notebook_stops_in_a_call_on_a_worker(panel):
     defines = "def shifted(n):\n    return n + 1"
@@ -170,6 +188,7 @@ def test_a_function_of_the_notebook_stops_in_a_call_on_a_worker(panel):
     assert panel.end(cell)[1] == "42\n"
 
 
+@needs_debugger
 @pytest.mark.process
 def test_the_end_of_a_worker_ends_its_stop(panel):
     panel.mark(CELL, 3)
@@ -186,6 +205,7 @@ def test_the_end_of_a_worker_ends_its_stop(panel):
     assert panel.end(cell)[1] == "result 42\n"
 
 
+@needs_debugger
 @pytest.mark.process
 def test_a_busy_worker_gets_its_breakpoints_when_it_is_idle(panel, tmp_path):
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists():\n    time.sleep(0.01)"
@@ -211,6 +231,7 @@ def test_processes_start_without_the_debugger_also_where_it_listens_already():
     assert ran.stdout == "None\n"
 
 
+@needs_debugger
 @pytest.mark.process
 def test_process_workers_are_told_to_be_none_of_its_workers(panel):
     panel.mark(CELL, 3)
