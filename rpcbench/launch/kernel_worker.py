@@ -146,8 +146,8 @@ def join(config: str) -> None:
 
 
 def debugger_of(kernel: Any) -> Any:
-    """Return the debugger of a kernel, which JupyterLab uses; None without debugpy, and in an ipykernel before 7.2, which
-    cannot be told to hide frames."""
+    """Return the debugger of a kernel, which JupyterLab uses; None without debugpy, and in an ipykernel before 7.2,
+    which cannot be told to hide frames."""
     found = getattr(kernel, "debugger", None)
     return found if hasattr(found, "kernel_modules") else None
 
