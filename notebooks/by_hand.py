@@ -1,4 +1,4 @@
-"""A world of three in your hands, for lesson 02: its members are plain values, and you are the network.
+"""A world of three in your hands, for lesson 10: its members are plain values, and you are the network.
 
 No process, no thread, no clock: `notebook`, `worker1` and `worker2` are three `protocol.node.Node`, the same machines
 that run inside real workers. What they want to send lies here until you `deliver` it, in any order you like.

@@ -1,4 +1,4 @@
-"""Where the graph of an autograd context crosses from worker to worker, as a table, for lesson 03."""
+"""Where the graph of an autograd context crosses from worker to worker, as a table, for lesson 11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight ways to train one model on several ranks, each as short as it can be: for lesson 17, docs and your programs.
+"""Eight ways to train one model on several ranks, each as short as it can be: for lesson 31, docs and your programs.
 
 Each recipe takes the whole model of `tiny_transformer`, the same on every rank, and a `DeviceMesh` with one dimension
 or two; it changes the model, and returns the one to call. `tests/recipes` trains each on four workers and compares loss

@@ -1,4 +1,4 @@
-"""Who keeps what alive: the RRefs of all members as a table, for lesson 02."""
+"""Who keeps what alive: the RRefs of all members as a table, for lesson 10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transformer small enough for two cores, and a task for it: the model of lesson 17 and of `recipes`.
+"""A transformer small enough for two cores, and a task for it: the model of lesson 31 and of `recipes`.
 
 The task: rows of numbers that rise by the same step, `5 8 11 14 …`, modulo `WORDS`. The model says after each number
 which one comes next. It cannot know the second number of a row, and every later one it can.

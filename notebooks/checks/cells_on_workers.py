@@ -1,4 +1,4 @@
-"""Checks of lesson 07."""
+"""Checks of lesson 02."""
 
 from __future__ import annotations
 

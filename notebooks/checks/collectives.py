@@ -1,4 +1,4 @@
-"""Checks of lesson 14."""
+"""Checks of lesson 04."""
 
 from __future__ import annotations
 

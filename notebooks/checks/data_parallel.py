@@ -1,4 +1,4 @@
-"""Checks of lesson 11."""
+"""Checks of lesson 30."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 03."""
+"""Checks of lesson 11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 04."""
+"""Checks of lesson 12."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 13."""
+"""Checks of lesson 17."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 17."""
+"""Checks of lesson 31."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 06."""
+"""Checks of lesson 14."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 16."""
+"""Checks of lesson 90."""
 
 from __future__ import annotations
 

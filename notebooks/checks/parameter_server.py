@@ -1,4 +1,4 @@
-"""Checks of lesson 05."""
+"""Checks of lesson 13."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 09."""
+"""Checks of lesson 24."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 12."""
+"""Checks of lesson 16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of lesson 02."""
+"""Checks of lesson 10."""
 
 from __future__ import annotations
 

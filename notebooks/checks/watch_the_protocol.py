@@ -1,4 +1,4 @@
-"""Checks of lesson 08."""
+"""Checks of lesson 18."""
 
 from __future__ import annotations
 

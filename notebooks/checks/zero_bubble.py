@@ -1,4 +1,4 @@
-"""Checks of lesson 10."""
+"""Checks of lesson 25."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 17 in JupyterLab: while it trains, gathered parameters light up, and torch's own collectives come and go."""
+"""Lesson 31 in JupyterLab: while it trains, gathered parameters light up, and torch's own collectives come and go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab import ROOT, settles
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600), pytest.mark.long]
 
-LESSON = ROOT / "notebooks" / "17_fsdp_times_tensor_parallel.ipynb"
+LESSON = ROOT / "notebooks" / "31_fsdp_times_tensor_parallel.ipynb"
 MODULES = ("tiny_transformer.py", "recipes.py", "ring_attention.py")
 CUT = ["%cluster start", "numbers to learn", "cluster.mesh(", "ColwiseParallel", "fully_shard(model"]
 PANELS = ["%panel shards", "%panel messages"]
