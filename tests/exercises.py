@@ -4,12 +4,14 @@ In a notebook the cell tagged `exercise:NAME` waits for an answer, and the one t
 must refuse the empty answer and plausible wrong ones, each with its own hint, and take the right one. With that one in
 place the lesson goes on.
 
-Answers lie in `lessons/answers`, one file for each lesson. The title of a wrong one names its mistake, and, after the
-bar, a part of the hint that a learner should get.
+The right answer is the stored solution, which `check.solution()` shows. Wrong answers lie in `lessons/answers`, one file
+for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner should
+get. There may be other right answers, too.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ LESSONS = Path(__file__).parents[1] / "notebooks"
 ANSWERS = Path(__file__).parent / "lessons" / "answers"
 TITLE = re.compile(r"^# %% (?P<exercise>\w+): (?P<kind>right|wrong)(?P<what>[^|\n]*)(\| (?P<hint>.+))?$", re.MULTILINE)
 EMPTY_HINT = "Replace the three dots"
+MODULE = re.compile(r"from checks import (\w+) as check")
 SECONDS = 60
+os.environ["RPCBENCH_PROGRESS"] = ""  # what the tests solve is not the reader's progress
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,16 @@ def stored(lesson: str) -> list[Answer]:
     for title, end in zip(titles, ends, strict=False):  # without titles there is still one end
         what = (title["kind"] + title["what"]).strip()
         answers.append(Answer(title["exercise"], what, text[title.end() : end].strip(), title["hint"]))
-    return answers
+    return answers + [Answer(name, "solution", code, None) for name, code in solutions(lesson).items()]
+
+
+def solutions(lesson: str) -> dict[str, str]:
+    """The stored solutions of a lesson, as its check shows them."""
+    if (found := MODULE.search((LESSONS / f"{lesson}.ipynb").read_text())) is None:
+        return {}
+    path = LESSONS / "checks" / "solutions" / f"{found[1]}.py"
+    parts = re.split(r"^# %% (\w+)\n", path.read_text(), flags=re.MULTILINE)
+    return {name: code.strip() for name, code in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def tagged(cell: Any, kind: str) -> str | None:

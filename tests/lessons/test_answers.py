@@ -1,20 +1,38 @@
-"""Each exercise of each lesson has a right answer and three wrong ones; `exercises.py` tries them."""
+"""Each exercise of each lesson has a solution, two hints and six wrong answers; `exercises.py` tries the answers."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import nbformat
-from exercises import ANSWERS, LESSONS, stored, tagged
+import pytest
+from exercises import ANSWERS, LESSONS, MODULE, solutions, stored, tagged
+
+WITH_CHECKS = sorted(path for path in LESSONS.glob("*.ipynb") if MODULE.search(path.read_text()))
+WRONG = 6
 
 
-def test_every_exercise_has_one_right_and_three_wrong_answers() -> None:
-    assert {path.stem for path in ANSWERS.glob("*.py")} <= {path.stem for path in LESSONS.glob("*.ipynb")}
-    for path in sorted(LESSONS.glob("*.ipynb")):
-        cells = nbformat.read(path, 4).cells
-        exercises, checks = ([name for cell in cells if (name := tagged(cell, k))] for k in ("exercise", "check"))
-        assert checks == exercises
-        answers = stored(path.stem)
-        assert {answer.exercise for answer in answers} == set(exercises)
-        for name in exercises:
-            hints = [answer.hint for answer in answers if answer.exercise == name]
-            assert hints.count(None) == 1, f"{path.stem}, {name}: one right answer"
-            assert len(hints) >= 4, f"{path.stem}, {name}: three wrong answers"
+@pytest.fixture(autouse=True)
+def lessons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(LESSONS))
+
+
+def test_only_lessons_have_answers() -> None:
+    assert {path.stem for path in ANSWERS.glob("*.py")} == {path.stem for path in WITH_CHECKS}
+
+
+@pytest.mark.parametrize("path", WITH_CHECKS, ids=lambda path: path.stem)
+def test_every_exercise_has_a_solution_hints_and_wrong_answers(path) -> None:
+    cells = nbformat.read(path, 4).cells
+    exercises, checks = ([name for cell in cells if (name := tagged(cell, k))] for k in ("exercise", "check"))
+    assert checks == exercises
+    answers = stored(path.stem)
+    assert {answer.exercise for answer in answers} == set(exercises) == set(solutions(path.stem))
+    module = MODULE.search(path.read_text())[1]
+    importlib.import_module(f"checks.{module}")
+    hints = sys.modules["checks"]._hints
+    for name in exercises:
+        wrong = [answer for answer in answers if answer.exercise == name and answer.hint is not None]
+        assert len(wrong) >= WRONG, f"{path.stem}, {name}: {WRONG} wrong answers"
+        assert all(len(hint) > 20 for hint in hints[module, name]), f"{path.stem}, {name}: two hints"

@@ -1,8 +1,3 @@
-# %% process_ids: right
-def process_ids(names):
-    return {name: rpc.rpc_sync(name, os.getpid) for name in names}
-
-
 # %% process_ids: wrong, asks this process and sends the number | without parentheses
 def process_ids(names):
     return {name: rpc.rpc_sync(name, os.getpid()) for name in names}
@@ -16,12 +11,6 @@ def process_ids(names):
 # %% process_ids: wrong, asks the first worker only | not the process of worker2
 def process_ids(names):
     return {name: rpc.rpc_sync("worker1", os.getpid) for name in names}
-
-
-# %% at_once: right
-def at_once(function, parts, workers):
-    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-    return [future.wait() for future in futures]
 
 
 # %% at_once: wrong, one after the other | took turns
@@ -43,14 +32,6 @@ def at_once(function, parts, workers):
 # %% at_once: wrong, returns the receipts | holds futures
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
-
-# %% patient: right
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds)
-    except rpcbench.RpcTimeoutError:
-        return default
 
 
 # %% patient: wrong, hides every error | that was hidden

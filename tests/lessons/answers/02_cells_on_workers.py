@@ -1,8 +1,3 @@
-# %% everywhere: right
-def everywhere(code, name):
-    return cluster.run("all", code, want=[name])[name]
-
-
 # %% everywhere: wrong, does not look into the dict of variables | The keys should be the workers
 def everywhere(code, name):
     return cluster.run("all", code, want=[name])
@@ -23,19 +18,6 @@ def everywhere(code, name):
     space = {}
     exec(code, space)
     return dict.fromkeys(cluster.workers, space[name])
-
-
-# %% outcomes: right
-def outcomes(code):
-    found = {}
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-        except Exception as error:
-            found[worker] = type(error).__name__
-        else:
-            found[worker] = "fine"
-    return found
 
 
 # %% outcomes: wrong, one error for all | 'worker1': 'fine', 'worker2': 'KeyError'
@@ -70,15 +52,6 @@ def outcomes(code):
         except Exception as error:
             found[worker] = error
     return found
-
-
-# %% stubborn: right
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-        return cluster.run(worker, code)
 
 
 # %% stubborn: wrong, gives up | that was the end of it

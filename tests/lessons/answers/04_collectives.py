@@ -1,12 +1,3 @@
-# %% ring: right
-def ring_all_reduce(x, rank, size, shift):
-    chunks = x.chunk(size)
-    for step in range(size - 1):
-        chunks[(rank - step - 1) % size].add_(shift(chunks[(rank - step) % size]))
-    for step in range(size - 1):
-        chunks[(rank - step) % size].copy_(shift(chunks[(rank - step + 1) % size]))
-
-
 # %% ring: wrong, sends all of it round | a rank of 3 has sent 12 numbers where 8 do
 def ring_all_reduce(x, rank, size, shift):
     passed = x.clone()
@@ -33,14 +24,6 @@ def ring_all_reduce(x, rank, size, shift):
 # %% ring: wrong, a rank that does not take part | raised IndexError
 def ring_all_reduce(x, rank, size, shift):
     x.chunk(size)[size].add_(1)
-
-
-# %% average: right
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            all_reduce(parameter.grad)
-            parameter.grad /= size
 
 
 # %% average: wrong, leaves the sum | What is the mean

@@ -1,8 +1,3 @@
-# %% entry: right
-def entry(loss):
-    return loss.to_here().item()
-
-
 # %% entry: wrong, keeps the reference | still holds the reference
 def entry(loss):
     return loss
@@ -23,22 +18,16 @@ def entry(loss):
     return loss.to_here()
 
 
-# %% bad_order: right
-bad_order = ["UserDelete", "Call"]
-
 # %% bad_order: wrong, the owner hears of the child in time | Nothing goes wrong in this order
 bad_order = ["Call", "ForkRequest", "UserDelete"]
+
 
 # %% bad_order: wrong, the owner answers the child, too | Nothing goes wrong in this order
 bad_order = ["Call", "ForkRequest", "ForkAccept", "UserDelete"]
 
+
 # %% bad_order: wrong, begins with what has not been sent yet | no ForkRequest is on its way
 bad_order = ["ForkRequest", "Call", "UserDelete"]
-
-
-# %% may_say_goodbye: right
-def may_say_goodbye(released, confirmed, children):
-    return released and confirmed and not children
 
 
 # %% may_say_goodbye: wrong, forgets the children | a Call brings it to worker2

@@ -1,10 +1,3 @@
-# %% carry_back: right
-def carry_back(received, returned, gradients):
-    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
-    torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
-    return [tensor.grad for tensor in received]
-
-
 # %% carry_back: wrong, one pass for each tensor | was gone when the second pass
 def carry_back(received, returned, gradients):
     for tensor, gradient in zip(returned, gradients):
@@ -41,17 +34,6 @@ def carry_back(received, returned, gradients):
     return [tensor.grad for tensor in received]
 
 
-# %% discover: right
-def discover(found, behind):
-    known, todo = set(), list(found)
-    while todo:
-        message = todo.pop()
-        if message not in known:
-            known.add(message)
-            todo += behind[message]
-    return known
-
-
 # %% discover: wrong, only the first step | is missing
 def discover(found, behind):
     return set(found)
@@ -73,15 +55,6 @@ def discover(found, behind):
 # %% discover: wrong, two steps | is missing
 def discover(found, behind):
     return set(found) | {far for message in found for far in behind[message]}
-
-
-# %% step: right
-def step(x, weight1, weight2):
-    with dist_autograd.context() as context_id:
-        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
-        dist_autograd.backward(context_id, [loss])
-        return gradients(context_id)
 
 
 # %% step: wrong, still copies | weight1 is still without

@@ -1,13 +1,3 @@
-# %% descend: right
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is not None:
-        with torch.no_grad():
-            values -= lr * gradient
-    return values
-
-
 # %% descend: wrong, makes a new tensor | a new tensor
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -48,16 +38,6 @@ def descend(weight, context_id, lr):
     return values
 
 
-# %% global_norm: right
-def square_sum(context_id, weight):
-    return dist_autograd.get_gradients(context_id)[weight.local_value()].square().sum().item()
-
-
-def global_norm(context_id, weights):
-    futures = [rpc.rpc_async(weight.owner(), square_sum, (context_id, weight)) for weight in weights]
-    return sum(future.wait() for future in futures) ** 0.5
-
-
 # %% global_norm: wrong, adds up norms | and yours gave
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
@@ -85,18 +65,6 @@ def global_norm(context_id, weights):
 # %% global_norm: wrong, the norm of the weights | and yours gave
 def global_norm(context_id, weights):
     return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
-
-
-# %% restore: right
-def put(weight, values):
-    with torch.no_grad():
-        weight.local_value().copy_(values)
-
-
-def restore(directory, optimizer, weights):
-    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
-        rpc.rpc_sync(weight.owner(), put, (weight, values))
-    optimizer.load(directory)
 
 
 # %% restore: wrong, only the optimizer | weights on the workers are not those

@@ -1,15 +1,3 @@
-# %% staleness: right
-def staleness(log):
-    steps, pulled, found = 0, {}, []
-    for what, who in log:
-        if what == "pull":
-            pulled[who] = steps
-        else:
-            found.append(steps - pulled[who])
-            steps += 1
-    return found
-
-
 # %% staleness: wrong, counts the push itself | and yours gave
 def staleness(log):
     steps, pulled, found = 0, {}, []
@@ -47,17 +35,6 @@ def staleness(log):
 # %% staleness: wrong, one for each entry | pushes, not
 def staleness(log):
     return [0 for _ in log]
-
-
-# %% big_step: right
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
 
 
 # %% big_step: wrong, the sum of the losses | 3 times as long
@@ -115,28 +92,6 @@ def big_step(weights, optimizer, batches):
         dist_autograd.backward(context_id, [loss])
         optimizer.step(context_id)
     return loss.item()
-
-
-# %% Average: right
-class Average:
-    def __init__(self, n):
-        self.n, self.numbers, self.answer = n, [], rpc.Future()
-        self.lock = threading.Lock()
-
-    @rpc.functions.async_execution
-    def push(self, number):
-        with self.lock:
-            answer = self.answer
-            self.numbers.append(number)
-            numbers = self.numbers
-            if len(numbers) == self.n:
-                self.numbers, self.answer = [], rpc.Future()
-                last = True
-            else:
-                last = False
-        if last:
-            answer.set_result(sum(numbers) / self.n)
-        return answer
 
 
 # %% Average: wrong, a thread waits | stands and waits

@@ -1,9 +1,3 @@
-# %% move_decoder: right
-def move_decoder(modules):
-    modules[2].to("worker2")
-    return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
-
-
 # %% move_decoder: wrong, takes the parameters before the move | the decoder is what it was
 def move_decoder(modules):
     trained = parameters(modules)
@@ -26,17 +20,6 @@ def move_decoder(modules):
 def move_decoder(modules):
     moved = (*modules[:2], RemoteModule("worker2", nn.Linear, (48, 10)))
     return DistributedOptimizer(torch.optim.Adam, parameters(moved), lr=0.02)
-
-
-# %% short_way: right
-def on_worker1(modules, numbers):
-    embedding, reader, decoder = modules
-    vectors = embedding.get_module_rref().local_value()(numbers)
-    return decoder.get_module_rref().local_value()(reader(vectors))
-
-
-def short_way(modules, numbers):
-    return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
 
 
 # %% short_way: wrong, through the notebook | 3 messages with activations
@@ -69,15 +52,6 @@ def on_worker1(modules, numbers):
 
 def short_way(modules, numbers):
     return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
-
-
-# %% two_halves: right
-def two_halves(modules, numbers):
-    parts = numbers.chunk(2)
-    for module in modules:
-        futures = [module.forward_async(part) for part in parts]
-        parts = [future.wait() for future in futures]
-    return torch.cat(parts)
 
 
 # %% two_halves: wrong, one after the other | took turns

@@ -1,8 +1,3 @@
-# %% factors: right
-def factors(samples):
-    return [len(samples) * each / sum(samples) for each in samples]
-
-
 # %% factors: wrong, forgets the mean over trainers | too small
 def factors(samples):
     return [each / sum(samples) for each in samples]
@@ -21,14 +16,6 @@ def factors(samples):
 # %% factors: wrong, one too few | need as many factors
 def factors(samples):
     return [len(samples) * each / sum(samples) for each in samples[1:]]
-
-
-# %% lookup: right
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
 
 # %% lookup: wrong, table by table | in another order than `ids`

@@ -1,13 +1,3 @@
-# %% insist: right
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-
-
 # %% insist: wrong, tries once | It was given up
 def insist(call):
     return call()

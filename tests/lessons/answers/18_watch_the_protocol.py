@@ -1,8 +1,3 @@
-# %% unconfirmed: right
-def unconfirmed(view):
-    return sorted({fork["rref"] for fork in view["forks"].values() if fork["state"] == "pending"})
-
-
 # %% unconfirmed: wrong, all that have forks | its owner has confirmed it
 def unconfirmed(view):
     return sorted({fork["rref"] for fork in view["forks"].values()})

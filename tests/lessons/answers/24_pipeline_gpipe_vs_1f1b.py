@@ -1,8 +1,3 @@
-# %% idle_share: right
-def idle_share(workers, microbatches):
-    return (workers - 1) / (microbatches + workers - 1)
-
-
 # %% idle_share: wrong, the bubble over the ideal time | are idle for
 def idle_share(workers, microbatches):
     return (workers - 1) / microbatches
@@ -16,14 +11,6 @@ def idle_share(workers, microbatches):
 # %% idle_share: wrong, as if all workers were one | are idle for
 def idle_share(workers, microbatches):
     return workers / (microbatches + workers)
-
-
-# %% enough: right
-def enough(workers, share):
-    microbatches = 1
-    while (workers - 1) / (microbatches + workers - 1) > share + 1e-9:
-        microbatches += 1
-    return microbatches
 
 
 # %% enough: wrong, rounds down | is idle
@@ -44,15 +31,6 @@ def enough(workers, share):
 # %% enough: wrong, none for one worker | has to be one
 def enough(workers, share):
     return round((workers - 1) * (1 - share) / share + 0.4999)
-
-
-# %% most_kept: right
-def most_kept(ops):
-    kept = most = 0
-    for op in ops:
-        kept += 1 if "F" in op else -1
-        most = max(most, kept)
-    return most
 
 
 # %% most_kept: wrong, counts forwards | keeps 2 at most; you say 4

@@ -1,8 +1,3 @@
-# %% share: right
-def share(microbatches, replicas, replica):
-    return list(range(replica, microbatches, replicas))
-
-
 # %% share: wrong, in blocks | should get
 def share(microbatches, replicas, replica):
     each = microbatches // replicas
@@ -20,11 +15,6 @@ def share(microbatches, replicas, replica):
     return [replica + number * replicas for number in range(each)]
 
 
-# %% combined: right
-def combined(gradients, samples):
-    return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples)
-
-
 # %% combined: wrong, a mean of means | away from the gradient
 def combined(gradients, samples):
     return sum(gradients) / len(gradients)
@@ -40,12 +30,6 @@ def combined(gradients, samples):
     import torch
 
     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
-
-
-# %% step_time: right
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
 
 
 # %% step_time: wrong, no all-reduce | a step takes

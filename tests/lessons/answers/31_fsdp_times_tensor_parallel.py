@@ -1,10 +1,3 @@
-# %% feed_forward: right
-def feed_forward(x, cut, all_reduce):
-    y = torch.relu(x @ cut("up", 1)) @ cut("down", 0)
-    all_reduce(y)
-    return y
-
-
 # %% feed_forward: wrong, adds nothing up | Who adds them up
 def feed_forward(x, cut, all_reduce):
     return torch.relu(x @ cut("up", 1)) @ cut("down", 0)
@@ -36,11 +29,6 @@ def feed_forward(x, cut, all_reduce):
     return y
 
 
-# %% bytes_held: right
-def bytes_held(parameters, dp, tp):
-    return sum(16 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
-
-
 # %% bytes_held: wrong, parameters alone | two numbers of Adam
 def bytes_held(parameters, dp, tp):
     return sum(4 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
@@ -59,11 +47,6 @@ def bytes_held(parameters, dp, tp):
 # %% bytes_held: wrong, the wrong dimension | a rank holds other than
 def bytes_held(parameters, dp, tp):
     return sum(16 * count / (tp if by_tp else dp) for count, by_tp in parameters)
-
-
-# %% gathers: right
-def gathers(blocks, keep):
-    return (1 if keep else 2) * blocks + 1
 
 
 # %% gathers: wrong, without the model itself | parameters outside of its blocks

@@ -1,8 +1,3 @@
-# %% standardise: right
-def standardise(x, over):
-    return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
-
-
 # %% standardise: wrong, loses the dimension | from the right
 def standardise(x, over):
     return (x - x.mean(over)) / x.std(over)
@@ -18,11 +13,6 @@ def standardise(x, over):
     return ((x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)).rename(None)
 
 
-# %% scale_channels: right
-def scale_channels(images, scale):
-    return images * scale.align_as(images)
-
-
 # %% scale_channels: wrong, channels must be last | For images (N, C, H, W) it raised NamesError
 def scale_channels(images, scale):
     return images * scale
@@ -36,12 +26,6 @@ def scale_channels(images, scale):
 # %% scale_channels: wrong, turns the images | should be (N, C, H, W), not
 def scale_channels(images, scale):
     return images.align_to(..., "C") * scale
-
-
-# %% attention: right
-def attention(query, key, value):
-    scores = contract(query, key, to=("N", "T", "S")) / query.size("E") ** 0.5
-    return contract(scores.softmax("S"), value, to=("N", "T", "V"))
 
 
 # %% attention: wrong, over the queries | should add up to 1

@@ -1,0 +1,14 @@
+# %% share
+def share(microbatches, replicas, replica):
+    return list(range(replica, microbatches, replicas))
+
+
+# %% combined
+def combined(gradients, samples):
+    return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples)
+
+
+# %% step_time
+def step_time(workers, microbatches, replicas, reduce):
+    stages = workers // replicas
+    return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages

@@ -1,0 +1,25 @@
+# %% carry_back
+def carry_back(received, returned, gradients):
+    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+    torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+    return [tensor.grad for tensor in received]
+
+
+# %% discover
+def discover(found, behind):
+    known, todo = set(), list(found)
+    while todo:
+        message = todo.pop()
+        if message not in known:
+            known.add(message)
+            todo += behind[message]
+    return known
+
+
+# %% step
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+        dist_autograd.backward(context_id, [loss])
+        return gradients(context_id)

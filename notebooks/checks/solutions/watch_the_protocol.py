@@ -1,0 +1,3 @@
+# %% unconfirmed
+def unconfirmed(view):
+    return sorted({fork["rref"] for fork in view["forks"].values() if fork["state"] == "pending"})
