@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import types
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
