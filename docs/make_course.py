@@ -1,4 +1,4 @@
-"""Write what follows from `notebooks/lessons.json`: the map in `notebooks/README.md`, and the head and foot of each lesson.
+"""Write what follows from `notebooks/lessons.json`: the map in `notebooks/README.md`, heads and feet of the lessons.
 
 `python docs/make_course.py` renews them; the tests compare. A head says to which track a lesson belongs, how long it
 takes, and on which lessons it builds; a foot leads on. Both are cells of their own, tagged `course:head` and

@@ -1,12 +1,13 @@
 """Pictures for the lessons: bars, curves, blocks and lanes of time, each one call that returns a picture to show.
 
-A picture is the last value of a cell, so it is stored with the notebook and seen without a kernel. Its colours are those
-of the live panels, and follow the light or dark scheme of the screen. Colours: blue, green, orange, purple, indigo,
+A picture is the last value of a cell, so it is stored with the notebook and seen without a kernel. Its colours are
+those of the live panels, and follow the light or dark scheme of the screen. Colours: blue, green, orange, purple, indigo,
 teal, olive, red, dim.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def curves(
             for place in places:
                 picture.circle(*place, 4, f"f-{colour}")
         else:
-            for (x1, y1), (x2, y2) in zip(places, places[1:], strict=False):
+            for (x1, y1), (x2, y2) in itertools.pairwise(places):
                 picture.line(x1, y1, x2, y2, f"line s-{colour}")
     _legend(picture, list(series), left, TOP + high + 36)
     return Drawing(picture.svg(), words)
@@ -141,7 +142,7 @@ def lanes(
 ) -> Drawing:
     """A timeline: for each lane bars of (begin, end, words, colour), drawn on one axis of time."""
     words = "\n".join(
-        f"{name}: " + ", ".join(f"{text} {begin:.4g}–{end:.4g} {unit}" for begin, end, text, _ in row)
+        f"{name}: " + ", ".join(f"{text} {begin:.4g} to {end:.4g} {unit}" for begin, end, text, _ in row)
         for name, row in rows.items()
     )
     axis = _Axis.of([0.0, *(end for row in rows.values() for _, end, _, _ in row)], log=False)

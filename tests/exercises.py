@@ -4,8 +4,8 @@ In a notebook the cell tagged `exercise:NAME` waits for an answer, and the one t
 must refuse the empty answer and plausible wrong ones, each with its own hint, and take the right one. With that one in
 place the lesson goes on.
 
-The right answer is the stored solution, which `check.solution()` shows. Wrong answers lie in `lessons/answers`, one file
-for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner should
+The right answer is the stored solution, which `check.solution()` shows. Wrong answers lie in `lessons/answers`, one
+file for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner should
 get. There may be other right answers, too.
 """
 

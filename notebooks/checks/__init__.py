@@ -1,11 +1,11 @@
 """The parts of which the checks of the lessons are made: a check tries an answer and says what is wrong with it.
 
 A check prints a word of praise, or raises `NotYet`. It says what went wrong, not how to mend it; the ways out are
-`check.hint()`, two steps for each exercise, and `check.solution()`. A right answer passes on a slow machine too: a check
-waits for what should happen, and measures no time.
+`check.hint()`, two steps for each exercise, and `check.solution()`. A right answer passes on a slow machine too: a
+check waits for what should happen, and measures no time.
 
-`@exercise(first hint, second hint)` stands above each check. The solutions lie in `solutions/`, one file for each module
-of checks; exercises that are solved are kept in `progress.json` beside the lessons, for the start page.
+`@exercise(first hint, second hint)` stands above each check. The solutions lie in `solutions/`, one file for each
+module of checks; exercises that are solved are kept in `progress.json` beside the lessons, for the start page.
 """
 
 from __future__ import annotations

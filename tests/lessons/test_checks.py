@@ -47,7 +47,8 @@ def answer_of(source: str):
 
 def test_an_error_shows_the_line_of_the_answer_that_raised_it(checks, total):
     divides = "def half(x):\n    return x / 0\n\n\ndef answer(numbers):\n    return half(numbers[0])\n"
-    with pytest.raises(checks.NotYet, match=r"^The function raised ZeroDivisionError: .*, in your line `return x / 0`\.$"):
+    told = r"^The function raised ZeroDivisionError: .*, in your line `return x / 0`\.$"
+    with pytest.raises(checks.NotYet, match=told):
         total(answer_of(divides))
     deep = "import json\ndef answer(numbers):\n    return json.loads(numbers)\n"
     with pytest.raises(checks.NotYet, match=r"in your line `return json.loads\(numbers\)`"):
@@ -64,13 +65,14 @@ def test_hints_come_one_by_one_then_the_last_again(checks, total, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "Hint 1 of 2: Look at the plus sign.", *["Hint 2 of 2: Begin with `total = 0`."] * 2
     ]  # fmt: skip
-    with pytest.raises(checks.NotYet, match="no exercise 'sum' here; there are: .*total"):
+    with pytest.raises(checks.NotYet, match=r"no exercise 'sum' here; there are: .*total"):
         checks.hint("sum")
 
 
 def test_a_solution_is_that_of_the_exercise_that_was_checked_last(checks, total, tmp_path, monkeypatch, capsys):
     (tmp_path / "solutions").mkdir()
-    (tmp_path / "solutions" / "sums.py").write_text("# %% other\npass\n\n\n# %% total\ndef answer(x):\n    return sum(x)\n")
+    stored = "# %% other\npass\n\n\n# %% total\ndef answer(x):\n    return sum(x)\n"
+    (tmp_path / "solutions" / "sums.py").write_text(stored)
     monkeypatch.setattr(checks, "HERE", tmp_path)
     with pytest.raises(checks.NotYet):
         total(lambda numbers: None)
