@@ -1,8 +1,8 @@
 """Pictures for the lessons: bars, curves, blocks and lanes of time, each one call that returns a picture to show.
 
 A picture is the last value of a cell, so it is stored with the notebook and seen without a kernel. Its colours are
-those of the live panels, and follow the light or dark scheme of the screen. Colours: blue, green, orange, purple, indigo,
-teal, olive, red, dim.
+those of the live panels, and follow the light or dark scheme of the screen: blue, green, orange, purple,
+indigo, teal, olive, red, dim.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ must refuse the empty answer and plausible wrong ones, each with its own hint, a
 place the lesson goes on.
 
 The right answer is the stored solution, which `check.solution()` shows. Wrong answers lie in `lessons/answers`, one
-file for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner should
-get. There may be other right answers, too.
+file for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner
+should get. There may be other right answers, too.
 """
 
 from __future__ import annotations
