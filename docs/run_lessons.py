@@ -15,7 +15,7 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-LESSONS = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if not path.name.startswith("00_")]
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PATHS = re.compile(
     rf"{re.escape(str(ROOT))}/|{re.escape(sys.prefix)}/lib/python[\d.]+/(site-packages/)?|/tmp/(ipykernel_\d+|tmp\w+)/"
@@ -33,9 +33,18 @@ def run(path: Path) -> None:
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.metadata.pop("execution", None)  # times, as JupyterLab keeps them
+            cell.outputs = [output for output in cell.outputs if not is_bar(output)]
         for output in cell.get("outputs", ()):
             clean(output)
     nbformat.write(notebook, path)
+
+
+def is_bar(output: nbformat.NotebookNode) -> bool:
+    """Whether it is the widget of a progress bar of tqdm, of which only the beginning would be left: `0%|   | 0/20`."""
+    data = output.get("data", {})
+    return WIDGET in data and "%|" in "".join(data.get("text/plain", ""))
 
 
 def clean(output: nbformat.NotebookNode) -> None:

@@ -1,9 +1,10 @@
-"""A world of three in your hands, for lesson 10: its members are plain values, and you are the network.
+"""A world of three members, for lesson 10: its members are plain values, and you deliver the messages.
 
-No process, no thread, no clock: `notebook`, `worker1` and `worker2` are three `protocol.node.Node`, the same machines
-that run inside real workers. What they want to send lies here until you `deliver` it, in any order you like.
+There is no process, no thread and no clock: `notebook`, `worker1` and `worker2` are three `protocol.node.Node`, the
+same state machines that run inside real workers. A message that they send stays here until you `deliver` it, in any
+order.
 
-The story begins when `notebook` has asked `worker1` to make a value; that value is the RRef `r`, and worker1 owns it.
+At the beginning `notebook` has asked `worker1` to create a value; that value is the RRef `r`, and worker1 owns it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from chart import Arrow, Note, draw, tell
+from chart import Arrow, Chart, Note, tell
 
 from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
@@ -27,7 +28,7 @@ NOTEBOOK, OWNER, OTHER = range(3)
 
 @dataclass(eq=False)
 class Letter:
-    """A message on its way."""
+    """A message in flight."""
 
     source: int
     to: int
@@ -60,7 +61,7 @@ class World:
             node.rrefs = rules(number, 0)
         self.letters: list[Letter] = []
         self.history: list[Arrow | Note] = []
-        self.held: dict[int, Id] = {}  # who has a Python object for r, and its fork
+        self.held: dict[int, Id] = {}  # members with a Python object for r, and its fork
         self.value = "not made yet"  # or: there, freed
         self.wrong = ""
         self._now = 0
@@ -71,10 +72,10 @@ class World:
 
     # -- what you can do
     def deliver(self, kind: str) -> World:
-        """Let a message of this kind arrive; of several, the oldest."""
+        """Let a message of this kind arrive; the oldest, where there are several."""
         found = [letter for letter in self.letters if letter.kind == kind]
         if not found:
-            raise ValueError(f"no {kind} is on its way; these are: {', '.join(x.kind for x in self.letters) or 'none'}")
+            raise ValueError(f"no {kind} is in flight; these are: {', '.join(x.kind for x in self.letters) or 'none'}")
         return self.hand_over(found[0])
 
     def share(self) -> World:
@@ -96,25 +97,25 @@ class World:
         return self._feed(member, lambda node: node.outcome(([], node.rrefs.release(fork))))
 
     def settle(self) -> World:
-        """Deliver everything, the oldest message first, until nothing is on its way."""
+        """Deliver everything, the oldest message first, until no message is in flight."""
         while self.letters:
             self.hand_over(self.letters[0])
         return self
 
     # -- looking
     def state(self) -> str:
-        """What is on its way, and what the owner knows."""
+        """What the owner knows, and the messages in flight."""
         row = self.nodes[OWNER].rrefs.owned.get(self.rref)
         counted = ", ".join(NAMES[holder] for holder in row.forks.values()) if row else ""
-        lines = [f"the value is {self.value}; its owner counts: {counted or 'nobody'}"]
-        lines += [f"on its way: {letter}" for letter in self.letters]
+        lines = [f"the value is {self.value}; users that its owner lists: {counted or 'none'}"]
+        lines += [f"in flight: {letter}" for letter in self.letters]
         return "\n".join([*lines, *([f"WRONG: {self.wrong}"] if self.wrong else [])])
 
     def __repr__(self) -> str:
         return f"{tell(NAMES, self.history)}\n{self.state()}"
 
-    def _repr_svg_(self) -> str:
-        return draw(NAMES, self.history)
+    def _repr_html_(self) -> str:
+        return Chart(NAMES, self.history)._repr_html_()
 
     def moves(self) -> Iterator[Callable[[World], Any]]:
         """All that could happen next, for a search: each message that could arrive, each object that could go."""
@@ -125,7 +126,7 @@ class World:
 
     # -- inside
     def _meet(self) -> None:
-        """Before the story begins: the workers join, and all know each other."""
+        """At the beginning the workers join, and all know each other."""
         for member in range(len(NAMES)):
             self._feed(member, lambda node: node.start())
         self.settle()
@@ -172,7 +173,7 @@ class World:
         self.history.append(Note(member, text, self._now))
 
     def _look(self) -> None:
-        """The promise: a value is there as long as anybody can still reach it."""
+        """The guarantee: a value is there as long as some member can still reach it."""
         reaching = [f"{NAMES[member]} still uses it" for member in self.held]
         reaching += [f"a {x.kind} brings it to {NAMES[x.to]}" for x in self.letters if getattr(x.message, "forks", ())]
         waiting = [user for user in self.nodes[OTHER].rrefs.users.values() if not user.released]
@@ -182,13 +183,25 @@ class World:
             self._note(OWNER, "too early!")
 
 
-def ruled(may_say_goodbye: Callable[[bool, bool, int], object]) -> type[RRefs]:
-    """rpcbench's books, but for one rule: when a user may tell the owner that it is gone."""
+class Careless(RRefs):
+    """rpcbench's rules without the `ChildAccept`: a parent forgets its child at once."""
+
+    def share(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> m.Fork:
+        child = super().share(rref, fork, type_, to, now)
+        self.unshare(child)  # do not wait for its ChildAccept
+        return child
+
+    def shared(self, fork: m.Fork) -> bool:
+        return True  # send it all the same
+
+
+def ruled(may_delete: Callable[[bool, bool, int], object]) -> type[RRefs]:
+    """rpcbench's rules except one: when a user may send `UserDelete` to the owner."""
 
     class Ruled(RRefs):
         def _retire(self, fork: Id) -> fx.Outbox:
             user = self.users[fork]
-            if not may_say_goodbye(user.released, user.confirmed, len(user.children)):
+            if not may_delete(user.released, user.confirmed, len(user.children)):
                 return []
             self._forget_user(fork)
             return [(user.owner, m.UserDelete(user.rref, fork))]
@@ -197,18 +210,18 @@ def ruled(may_say_goodbye: Callable[[bool, bool, int], object]) -> type[RRefs]:
 
 
 class Trial(NamedTuple):
-    """What a search has found: how many states it saw, and the story of one that is wrong."""
+    """What a search has found: how many states it saw, and the history of one that is wrong."""
 
     states: int
     wrong: str
-    story: World | None
+    history: World | None
 
 
 def every_order(rules: Callable[[int, int], RRefs]) -> Trial:
     """Try every order in which things can happen, from `remote()` to the end, where notebook shares r once or never.
 
-    The shortest story that goes wrong is found first. Worlds that look the same go on the same way, so each is
-    followed once.
+    The shortest history that goes wrong is found first. Worlds in the same state go on in the same way, so each
+    state is tried once.
     """
     todo: deque[list[Callable[[World], Any]]] = deque([[]])
     seen: set[str] = set()
@@ -227,7 +240,9 @@ def every_order(rules: Callable[[int, int], RRefs]) -> Trial:
         if NOTEBOOK in world.held and World.share not in moves:
             ahead.append(World.share)
         if not ahead and world.value != "freed":
-            return Trial(len(seen), "all have let go and nothing is on its way, but the value is still kept", world)
+            return Trial(
+                len(seen), "all users have dropped it and no message is in flight, but the value is still kept", world
+            )
         todo += [[*moves, move] for move in ahead]
     return Trial(len(seen), "", None)
 

@@ -1,29 +1,33 @@
-"""Sequence charts: who sent what to whom, when it arrived, and what happened meanwhile; as SVG and as text.
+"""Sequence charts: which member sent what to which other, when it arrived, and what happened meanwhile.
 
 Time goes down. An arrow begins where its message was sent and ends where it arrived, so messages that overtake each
-other cross. A message that is still on its way has no end.
+other cross. A message that is still in flight has no end. `Chart` is a picture for a cell, `of(trace)` the chart of
+what `rpcbench.trace()` has seen, and `rows(trace)` the same messages as plain tuples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import NamedTuple
 
-WIDTH, LEFT, ROW, HEAD = 250, 120, 26, 46
-PAPER, INK, DIM, BLUE, ORANGE, RED = "#ffffff", "#24292f", "#8c959f", "#0072b2", "#c26a00", "#c8421a"
+from rpcbench.base.charts import LETTER, Picture, as_html
+from rpcbench.telemetry.trace import Trace
+
+WIDTH, LEFT, ROW, HEAD = 250, 120, 32, 50
 BAD = ("frees the value", "too early!")
 
 
 @dataclass(eq=False)
 class Arrow:
-    """A message. `sent` and `arrives` are rows of the chart; None: it is on its way."""
+    """A message. `sent` and `arrives` are times, which become rows of the chart; None: it is in flight."""
 
     source: int
     to: int
     text: str
-    sent: int
-    arrives: int | None = None
+    sent: float
+    arrives: float | None = None
+    colour: str = "blue"
 
 
 @dataclass
@@ -32,40 +36,99 @@ class Note:
 
     member: int
     text: str
-    at: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A history as a picture, and as text where no picture is shown."""
+
+    names: Sequence[str]
+    history: Sequence[Arrow | Note]
+    title: str = ""
+
+    def _repr_html_(self) -> str:
+        return as_html(draw(self.names, self.history, self.title), tell(self.names, self.history))
+
+    def __repr__(self) -> str:
+        return tell(self.names, self.history)
+
+
+class Row(NamedTuple):
+    """A message of a trace. Times are in seconds, by the clock of this process."""
+
+    kind: str
+    sender: str
+    receiver: str
+    bytes: int
+    sent: float
+    received: float | None
+
+
+def rows(trace: Trace, kinds: Iterable[str]) -> list[Row]:
+    """The messages of these kinds, in the order of sending."""
+    view, wanted = trace.view, set(kinds)
+    names = {worker["id"]: worker["name"] for worker in view["workers"].values()}
+    found = [row for row in view["messages"].values() if row["kind"] in wanted]
+    return [
+        Row(row["kind"], names[row["from"]], names[row["to"]], row["bytes"], row["sent"], row["received"])
+        for row in found
+    ]
+
+
+def of(trace: Trace, kinds: Iterable[str], title: str = "") -> Chart:
+    """The chart of these kinds of messages."""
+    found = rows(trace, kinds)
+    names = sorted({name for row in found for name in (row.sender, row.receiver)})  # notebook, worker1, worker2
+    colours = {"Result": "green", "Failure": "red", "Gradients": "orange"}
+    arrows = [
+        Arrow(
+            names.index(row.sender), names.index(row.receiver), row.kind, row.sent, row.received,
+            colours.get(row.kind, "blue"),
+        )
+        for row in found
+    ]  # fmt: skip
+    return Chart(names, arrows, title)
 
 
 def tell(names: Sequence[str], history: Sequence[Arrow | Note]) -> str:
     """The history as lines of text, in order of time."""
-    lines: list[tuple[int, str]] = []
+    lines: list[tuple[float, str]] = []
     for item in history:
         if isinstance(item, Note):
             lines.append((item.at, f"{names[item.member]} {item.text}"))
         else:
             way = f"{item.text} {names[item.source]} → {names[item.to]}"
             lines.append((item.sent, f"    sent     {way}"))
-            lines += [(item.arrives, f"    arrives  {way}")] if item.arrives else []
+            lines += [(item.arrives, f"    arrives  {way}")] if item.arrives is not None else []
     return "\n".join(text for _, text in sorted(lines))
 
 
-def draw(names: Sequence[str], history: Sequence[Arrow | Note]) -> str:
+def draw(names: Sequence[str], history: Sequence[Arrow | Note], title: str = "") -> str:
     """The history as an SVG picture."""
-    rows = _rows(history)
-    width, height = 2 * LEFT + WIDTH * (len(names) - 1), HEAD + ROW * (len(rows) + 1)
-    parts = [_lifeline(member, name, height) for member, name in enumerate(names)]
-    parts += [_arrow(item, rows, height) for item in history if isinstance(item, Arrow)]
-    parts += [_note(item, rows) for item in history if isinstance(item, Note)]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="{PAPER}"/>'
-        f"{''.join(parts)}</svg>"
-    )
+    times = _rows(history)
+    picture = Picture(2 * LEFT + WIDTH * (len(names) - 1), title, tell(names, history))
+    top = HEAD + (24 if title else 0)
+    if title:
+        picture.text(12, 20, title, "strong")
+    bottom = top + ROW * len(times)
+    for member, name in enumerate(names):
+        picture.text(_x(member), top - 26, name, "strong middle")
+        picture.line(_x(member), top - 16, _x(member), bottom, "rule dashed")
+    for item in history:
+        if isinstance(item, Arrow):
+            _arrow(picture, item, {time: top + ROW * row for time, row in times.items()}, bottom)
+    for item in history:
+        if isinstance(item, Note):
+            _note(picture, item, top + ROW * times[item.at])
+    return picture.svg()
 
 
-def _rows(history: Sequence[Arrow | Note]) -> dict[int, int]:
+def _rows(history: Sequence[Arrow | Note]) -> dict[float, int]:
     """Moments in which something happens, closed up."""
     times = {item.at for item in history if isinstance(item, Note)}
-    times |= {time for item in history if isinstance(item, Arrow) for time in (item.sent, item.arrives) if time}
+    arrows = [item for item in history if isinstance(item, Arrow)]
+    times |= {time for item in arrows for time in (item.sent, item.arrives) if time is not None}
     return {time: row for row, time in enumerate(sorted(times))}
 
 
@@ -73,43 +136,19 @@ def _x(member: int) -> int:
     return LEFT + WIDTH * member
 
 
-def _y(row: int) -> int:
-    return HEAD + ROW * row
-
-
-def _lifeline(member: int, name: str, height: int) -> str:
-    x = _x(member)
-    line = f'<line x1="{x}" x2="{x}" y1="30" y2="{height - 8}" stroke="{DIM}" stroke-dasharray="2 3"/>'
-    return f'{line}<text x="{x}" y="20" text-anchor="middle" font-weight="600" fill="{INK}">{escape(name)}</text>'
-
-
-def _arrow(arrow: Arrow, rows: dict[int, int], height: int) -> str:
-    x1, y1, x2 = _x(arrow.source), _y(rows[arrow.sent]), _x(arrow.to)
+def _arrow(picture: Picture, arrow: Arrow, y: dict[float, float], bottom: float) -> None:
+    x1, y1, x2 = _x(arrow.source), y[arrow.sent], _x(arrow.to)
     way = 1 if x2 > x1 else -1
     if arrow.arrives is None:
-        colour, (x2, y2) = ORANGE, (x1 + way * WIDTH // 2, min(y1 + ROW // 2, height - 8))
+        end = (x1 + way * WIDTH / 2, min(y1 + ROW / 2, bottom))
+        picture.line(x1, y1, *end, "line s-orange dashed")
     else:
-        colour, y2 = BLUE, _y(rows[arrow.arrives])
-    style = f'stroke="{colour}" stroke-width="1.5"' + (' stroke-dasharray="5 4"' if arrow.arrives is None else "")
-    line = f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" {style}/>'
-    tip = "" if arrow.arrives is None else _tip(x1, y1, x2, y2, colour)
-    near, anchor = x1 + way * 12, "start" if way > 0 else "end"
-    label = f'<text x="{near}" y="{y1 - 5}" text-anchor="{anchor}" fill="{colour}">{escape(arrow.text)}</text>'
-    return line + tip + label
+        picture.arrow(x1, y1, x2, y[arrow.arrives], arrow.colour)
+    picture.text(x1 + way * 12, y1 - 5, arrow.text, "note" if way > 0 else "note end")
 
 
-def _tip(x1: int, y1: int, x2: int, y2: int, colour: str) -> str:
-    """The head of an arrow, along its line."""
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-    dx, dy = (x2 - x1) / length, (y2 - y1) / length
-    a = f"{x2 - 9 * dx + 4 * dy:.1f},{y2 - 9 * dy - 4 * dx:.1f}"
-    b = f"{x2 - 9 * dx - 4 * dy:.1f},{y2 - 9 * dy + 4 * dx:.1f}"
-    return f'<polygon points="{x2},{y2} {a} {b}" fill="{colour}"/>'
-
-
-def _note(note: Note, rows: dict[int, int]) -> str:
-    x, y = _x(note.member), _y(rows[note.at])
-    colour = RED if note.text in BAD else INK
-    wide = 7 * len(note.text) + 14
-    box = f'<rect x="{x - wide // 2}" y="{y - 10}" width="{wide}" height="20" rx="5" fill="{PAPER}" stroke="{colour}"/>'
-    return f'{box}<text x="{x}" y="{y + 4}" text-anchor="middle" fill="{colour}">{escape(note.text)}</text>'
+def _note(picture: Picture, note: Note, y: float) -> None:
+    colour = "red" if note.text in BAD else "dim"
+    wide = LETTER * len(note.text) + 16
+    picture.rect(_x(note.member) - wide / 2, y - 11, wide, 22, f"f-{colour}", 5)
+    picture.text(_x(note.member), y + 4, note.text, "middle on-blue")

@@ -1,4 +1,4 @@
-"""Where the graph of an autograd context crosses from worker to worker, as a table, for lesson 11."""
+"""Where the graph of an autograd context crosses from worker to worker, as a table and as a picture, for lesson 11."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import rpcbench
 import rpcbench.rpc as rpc
+from rpcbench.telemetry.autograd_view import autograd_view
+from rpcbench.telemetry.collector import current_collector
+from rpcbench.telemetry.svg import Snapshot
 
 Row = dict[str, Any]
 
 
 def crossings(context_id: int) -> None:
-    """Print what each member has recorded: who took part with it, its sends, its recvs and its gradients.
+    """Print what each member has recorded: the members that it knows, its sends, its recvs and its gradients.
 
     The first message that worker1 sent in this context is called worker1#1. A received message says which others lie
     behind it.
@@ -22,12 +25,31 @@ def crossings(context_id: int) -> None:
     titles = _titles(names, rows)
     for name, row in rows.items():
         known = ", ".join(names[number] for number in row["known"])
-        print(f"{name} knows {known or 'nobody'}{_gradients(row['gradients'])}")
+        print(f"{name} knows {known or 'no other'}{_gradients(row['gradients'])}")
         for send in row["sends"]:
             print(f"    send {titles[send['message']]} to {names[send['to']]}")
         for recv in row["recvs"]:
             behind = [titles[message] for message in row["behind"][recv["message"]]]
             print(f"    recv {titles[recv['message']]} from {names[recv['from']]}{_listed(sorted(behind))}")
+
+
+def graph(context_id: int) -> Snapshot:
+    """A picture of the graph of one context, which must have begun while an autograd panel was open."""
+    collector = current_collector()
+    stop = collector.subscribe(lambda: None)
+    try:
+        collector.settle()
+        view = autograd_view(collector.world())
+    finally:
+        stop()
+    key = str(context_id)
+    contexts = {"contexts": {key: view["contexts"][key]}, "workers": view["workers"]}
+    others = {
+        section: {name: row for name, row in rows.items() if row["context"] == key}
+        for section, rows in view.items()
+        if section not in contexts
+    }
+    return Snapshot({**contexts, **others})
 
 
 def _ask(name: str, context_id: int) -> Row | None:

@@ -58,7 +58,7 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "", title:
         for kind, size in row.items():
             picture.rect(x, y, max(0.0, WIDE * size / longest - 1), ROW - 8, f"f-{_colour(kinds, kind)}")
             x += WIDE * size / longest
-        picture.text(x + 6, y + 16, f"{sum(row.values()):.3g}{end}", "note")
+        picture.text(x + 6, y + 16, f"{_short(sum(row.values()))}{end}", "note")
         y += ROW
     if kinds != [""]:
         _legend(picture, kinds, left, y + 14)
@@ -103,7 +103,8 @@ def curves(
         else:
             for (x1, y1), (x2, y2) in itertools.pairwise(places):
                 picture.line(x1, y1, x2, y2, f"line s-{colour}")
-    _legend(picture, list(series), left, TOP + high + 36)
+    crowded = sum(34 + STRONG * len(name) for name in series) > WIDE - STRONG * len(x)
+    _legend(picture, list(series), left, TOP + high + (58 if crowded else 36))
     return Drawing(picture.svg(), words)
 
 
@@ -137,6 +138,115 @@ def blocks(rows: Mapping[str, Sequence[Cell]], columns: Sequence[str], title: st
     return Drawing(picture.svg(), words)
 
 
+def tables(
+    parts: Mapping[str, Sequence[Sequence[Cell]]],
+    rows: Sequence[str],
+    title: str = "",
+    wide: int = 44,
+    line: int = 4,
+    columns: Sequence[str] = (),
+) -> Drawing:
+    """Small tables of coloured blocks, all with the same rows, `line` of them side by side: before and after, or step
+    by step. A row may be shorter than others; None: empty; `columns` stand above each table.
+
+    >>> tables({"before": [["1", "2"], ["3", "4"]], "after": [["4", "6"], ["4", "6"]]}, ["rank 0", "rank 1"])
+    before: rank 0 has 1, 2; rank 1 has 3, 4
+    after: rank 0 has 4, 6; rank 1 has 4, 6
+    """
+    told = {
+        name: [["-" if cell is None else cell if isinstance(cell, str) else cell[0] for cell in row] for row in table]
+        for name, table in parts.items()
+    }
+    words = "\n".join(
+        f"{name}: " + "; ".join(f"{row} has {', '.join(cells) or 'nothing'}" for row, cells in zip(rows, table))
+        for name, table in told.items()
+    )
+    left, gap, head = 24 + LETTER * max(map(len, rows), default=0), 28, 28 if columns else 10
+    widths = {name: max(wide * max(map(len, table), default=1), STRONG * len(name)) for name, table in parts.items()}
+    lines = [list(parts)[begin : begin + line] for begin in range(0, len(parts), line)]
+    picture = Picture(max(left + sum(widths[name] + gap for name in names) for names in lines), title, words)
+    picture.text(12, 20, title, "strong")
+    y: float = TOP if title else 20
+    for names in lines:
+        for number, row in enumerate(rows):
+            picture.text(12, y + head + ROW * number + 18, row)
+        x: float = left
+        for name in names:
+            picture.text(x, y, name, "note")
+            for place, column in enumerate(columns):
+                picture.text(x + wide * (place + 0.5) - 2, y + 18, column, "note middle")
+            for number, cells in enumerate(parts[name]):
+                for place, cell in enumerate(cells):
+                    if cell is not None:
+                        text, colour = (cell, "dim") if isinstance(cell, str) else cell
+                        top = y + head + ROW * number
+                        picture.rect(x + wide * place, top, wide - 4, ROW - 4, f"f-{colour}")
+                        picture.text(x + wide * (place + 0.5) - 2, top + 18, text, "middle on-blue")
+            x += widths[name] + gap
+        y += ROW * len(rows) + 30 + head
+    return Drawing(picture.svg(), words)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of `matrices`, and how it is cut over the ranks: by "columns" or "rows", "sum" (each rank has a part
+    of a sum), or "" (whole on each rank)."""
+
+    name: str
+    rows: int
+    columns: int
+    cut: str = ""
+
+
+def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", side: int = 15) -> Drawing:
+    """A formula of matrices, each in the colours of the ranks that have its pieces.
+
+    >>> matrices([Matrix("x", 4, 6), "@", Matrix("W", 6, 8, "columns"), "=", Matrix("y", 4, 8, "columns")])
+    x: 4 by 6, whole on each rank
+    W: 6 by 8, cut by columns
+    y: 4 by 8, cut by columns
+    """
+    cuts = {"": "whole on each rank", "sum": "a part of the sum on each rank"}
+    known = [part for part in parts if isinstance(part, Matrix)]
+    words = "\n".join(
+        f"{part.name}: {part.rows} by {part.columns}, {cuts.get(part.cut, f'cut by {part.cut}')}" for part in known
+    )
+    high = side * max(part.rows for part in known)
+    width = sum(side * part.columns + 14 if isinstance(part, Matrix) else 22 + LETTER * len(part) for part in parts)
+    picture = Picture(max(width + 30, 24 + STRONG * len(title), 420), title, words)
+    picture.text(12, 20, title, "strong")
+    middle, x = TOP + high / 2, 12.0
+    for part in parts:
+        if isinstance(part, str):
+            picture.text(x + 8 + LETTER * len(part) / 2, middle + 5, part, "middle")
+            x += 22 + LETTER * len(part)
+            continue
+        wide, tall = side * part.columns, side * part.rows
+        y = middle - tall / 2
+        for rank in range(ranks if part.cut else 1):
+            colour = COLOURS[rank] if part.cut else "dim"
+            left, top, across, down = x, y, float(wide), float(tall)
+            if part.cut == "columns":
+                left, across = x + wide * rank / ranks, wide / ranks
+            elif part.cut == "rows":
+                top, down = y + tall * rank / ranks, tall / ranks
+            elif part.cut == "sum":  # sheets that lie on each other
+                left, top = x + 7 * rank, y + 7 * (rank - (ranks - 1) / 2)
+                across = wide - 7 * (ranks - 1)
+            picture.rect(left, top, across - 2, down - 2, f"f-{colour}")
+        picture.text(x + wide / 2, middle + 5, part.name, "middle on-blue")
+        picture.text(x + wide / 2, TOP + high + 18, f"{part.rows} by {part.columns}", "note middle")
+        x += wide + 14
+    shown = [(f"rank {rank}", COLOURS[rank]) for rank in range(ranks)]
+    shown += [("whole on each rank", "dim")] if any(not part.cut for part in known) else []
+    x = 12
+    for name, colour in shown:
+        picture.circle(x + 5, TOP + high + 38, 5, f"f-{colour}")
+        picture.text(x + 15, TOP + high + 42, name, "note")
+        x += 34 + STRONG * len(name)
+    return Drawing(picture.svg(), words)
+
+
 def lanes(
     rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str = "ms", title: str = ""
 ) -> Drawing:
@@ -163,6 +273,10 @@ def lanes(
         picture.text(left + WIDE * axis.share(mark), y + 14, f"{mark:g}", "note middle")
     picture.text(left + WIDE + 8, y + 14, unit, "note")
     return Drawing(picture.svg(), words)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _margin(names: Mapping[str, object]) -> float:
@@ -200,8 +314,11 @@ class _Axis:
     def marks(self) -> list[float]:
         """Round numbers."""
         if self.log:
-            powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-            return [10.0**power for power in powers]
+            powers = range(math.floor(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+            found = [mark for power in powers if self.low <= (mark := 10.0**power) <= self.high]
+            if len(found) >= 3:
+                return found
+            return [m for p in powers for n in (1, 2, 5) if self.low <= (m := float(f"{n}e{p}")) <= self.high]
         step = 10.0 ** math.floor(math.log10(self.high))
         step = next(s for s in (step / 5, step / 2, step, 2 * step) if self.high / s <= 6)
         return [step * number for number in range(int(self.high / step) + 1)]

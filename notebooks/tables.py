@@ -1,4 +1,4 @@
-"""Who keeps what alive: the RRefs of all members as a table, for lesson 10."""
+"""The RRefs of all members as a table: which process keeps which value alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 5.0
 def references(wait: bool = True) -> None:
     """Print all RRefs of the cluster: the owner of each value, and its users, with the line that made the reference.
 
-    Goodbyes take a moment, so this waits until owners and users say the same, 5 seconds at most; or not at all.
+    Messages take a moment, so this waits until owners and users agree, 5 seconds at most; with `wait=False` not at all.
     """
     found = settled() if wait else every()
     held = {fork: leak for leak in found if leak.held for fork in leak.forks}
@@ -30,7 +30,7 @@ def references(wait: bool = True) -> None:
 
 
 def settled() -> list[Any]:
-    """What all members say, once owners and users agree."""
+    """The RRefs of all members, once owners and users agree."""
     deadline = time.monotonic() + PATIENCE
     while True:
         found = every()
@@ -41,16 +41,16 @@ def settled() -> list[Any]:
 
 
 def every() -> list[Any]:
-    """What all members say now."""
+    """The RRefs that all members have now."""
     return [leak for name in ["notebook", *rpcbench.cluster().workers] for leak in rpc.rpc_sync(name, own)]
 
 
 def _how(user: Any) -> str:
     if user is None:
-        return "which has let go of it, but has not told its owner yet"
+        return "which has dropped it, but has not told the owner yet"
     return f"made at {user.site}" if user.site else "came in a message"
 
 
 def own() -> list[Any]:
-    """What the member that runs this says."""
+    """The RRefs of the member that runs this."""
     return leaks(current.current())

@@ -2,83 +2,181 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from checks import NotYet, on_threads, require, right, trying
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.world import World
 
-PATIENCE = 20.0
-Shift = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Ring:
-    """Ranks as threads, in a ring of queues; counts the numbers that each one sends."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.sent = [0] * size
-        self._lines: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(size)]
-
-    def shift(self, rank: int) -> Shift:
-        def shift(chunk: torch.Tensor) -> torch.Tensor:
-            require(isinstance(chunk, torch.Tensor), "`shift` sends a tensor.")
-            self.sent[rank] += chunk.numel()
-            self._lines[(rank + 1) % self.size].put(chunk.clone())
-            try:
-                return self._lines[rank].get(timeout=PATIENCE)
-            except queue.Empty:
-                raise NotYet("A rank waits for its neighbour in vain: all call `shift` equally often.") from None
-
-        return shift
+Tensor = torch.Tensor
+Numbers = list[list[int]]
 
 
-def ring(answer: Callable[[torch.Tensor, int, int, Shift], Any]) -> None:
-    """`answer(x, rank, size, shift)` adds up the `x` of all ranks, in place, and sends no more than it must."""
+@exercise(
+    "How many broadcasts does it take until everybody has everything? Who takes part in each of them?",
+    "Begin with a place for each rank, `places = [torch.empty_like(mine) for _ in range(size)]`, and put `mine` into "
+    "your own.",
+)
+def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]], list[Tensor]]) -> None:
+    """`answer(mine, rank, size, broadcast)` is the tensors of all ranks, as a list."""
     for size in (2, 3, 4):
-        numbers = torch.arange(1.0, 2 * size + 1)
-        given = [numbers * 10**rank for rank in range(size)]
-        before, total = [each.clone() for each in given], sum(given)
-        line = Ring(size)
-        _run(answer, line, given)
-        same = all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
-        require(
-            not same, "The tensors are as they were. Replace the three dots; change `x` itself, as `x[:2] += ...` does."
+        given = [torch.tensor([10.0 * rank + 1, 10.0 * rank + 2]) for rank in range(size)]
+        before = [each.clone() for each in given]
+        world = World(size)
+        found = world.run(
+            lambda rank, of=given, world=world: returned(answer(of[rank], rank, world.size, _broadcast(world, rank)))
         )
-        whole = [int((each == total).sum()) for each in given]
-        require(min(whole) == 2 * size, f"{size} ranks: of the {2 * size} numbers of rank {whole.index(min(whole))} "
-                f"{min(whole)} are the sum over all ranks.")  # fmt: skip
-        most = 2 * (size - 1) * 2
-        require(
-            max(line.sent) <= most,
-            f"Right sums; but a rank of {size} has sent {max(line.sent)} numbers where {most} do.",
+        wanted = [each.tolist() for each in before]
+        for rank, places in enumerate(found):
+            told = f"{size} ranks: rank {rank} returns {_values(places)}"
+            require(isinstance(places, list | tuple), f"{told}; a list of tensors is wanted.")
+            require(len(places) == size, f"{told}, of length {len(places)}; each rank has one place in the list.")
+            require(all(isinstance(each, Tensor) for each in places), f"{told}; a list of tensors is wanted.")
+            require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.")
+            require(torch.equal(given[rank], before[rank]),
+                    f"{size} ranks: `mine` of rank {rank} has changed: it was {before[rank].tolist()}.")  # fmt: skip
+    right("As many broadcasts as ranks; torch's all_gather takes a better way.")
+
+
+def _broadcast(world: World, rank: int) -> Callable[[Tensor, int], None]:
+    def broadcast(tensor: Tensor, source: int) -> None:
+        require(isinstance(tensor, Tensor), f"`broadcast` takes a tensor, not {shown(tensor)}.")
+        require(source in range(world.size), f"{world.size} ranks: `broadcast` from rank {shown(source)}.")
+        parts = world.meet(rank, f"broadcast from rank {source}", tensor.clone())
+        require(tensor.shape == parts[source].shape, f"`broadcast` from rank {source}: its tensor has shape "
+                f"{tuple(parts[source].shape)}, and yours {tuple(tensor.shape)}.")  # fmt: skip
+        tensor.copy_(parts[source])
+
+    return broadcast
+
+
+@exercise(
+    "Which chunk of your tensor does rank 2 need? Which chunks do you need, and from whom?",
+    "Begin with `came = all_to_all(list(x.chunk(size)))`: the list has one chunk from each rank. What is to be done "
+    "with them?",
+)
+def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[Tensor]]], Tensor]) -> None:
+    """`answer(x, rank, size, all_to_all)` is the sum over the ranks of chunk `rank`."""
+    for size, each in ((2, 1), (3, 2), (4, 3)):
+        given = [torch.arange(1.0, size * each + 1) + 64 * 5.0**rank for rank in range(size)]
+        before = [tensor.clone() for tensor in given]
+        world = World(size)
+        found = world.run(
+            lambda rank, of=given, world=world: returned(answer(of[rank], rank, world.size, _all_to_all(world, rank)))
         )
-    right("Each rank sends its tensor not even twice, however many there are.")
+        total = torch.stack(before).sum(0)
+        for rank, part in enumerate(found):
+            told = f"{size} ranks, {size * each} numbers each: rank {rank} returns {_values(part)}"
+            wanted = total[rank * each : (rank + 1) * each]
+            require(isinstance(part, Tensor), f"{told}; a tensor is wanted.")
+            require(part.shape != total.shape or size == 1, f"{told}; one chunk is wanted, not {size}.")
+            require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {_values(wanted)}.")
+            require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` of rank {rank} has changed.")
+        most, enough = max(world.sent), (size - 1) * each
+        require(most <= enough, f"{size} ranks: right; but a rank has sent {most} numbers to others where {enough} do.")
+    right("Every rank has added up one chunk: all together, the sum was made by all at once.")
 
 
-def _run(answer: Callable[..., Any], line: Ring, given: list[torch.Tensor]) -> None:
-    def one(rank: int) -> None:
-        with trying("The function"):
-            answer(given[rank], rank, line.size, line.shift(rank))
+def _all_to_all(world: World, rank: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    def all_to_all(pieces: list[Tensor]) -> list[Tensor]:
+        require(isinstance(pieces, list | tuple) and all(isinstance(each, Tensor) for each in pieces),
+                f"`all_to_all` takes a list of tensors, not {shown(pieces)}.")  # fmt: skip
+        require(len(pieces) == world.size,
+                f"{world.size} ranks: `all_to_all` takes a tensor for each rank, and got {len(pieces)}.")  # fmt: skip
+        world.sent[rank] += sum(piece.numel() for to, piece in enumerate(pieces) if to != rank)
+        parts = world.meet(rank, "all_to_all", [piece.clone() for piece in pieces])
+        return [parts[source][rank] for source in range(world.size)]
 
-    on_threads(line.size, one)
+    return all_to_all
 
 
-def average(answer: Callable[[torch.nn.Module, int, Callable[[torch.Tensor], Any]], Any]) -> None:
+@exercise(
+    "What does `all_reduce` leave in a gradient, and by what must that be divided? Which parameters have none?",
+    "Begin with `for parameter in model.parameters():` and leave out those whose `grad` is None.",
+)
+def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], None]) -> None:
     """`answer(model, size, all_reduce)` gives each gradient its mean over the ranks."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    model.extra = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-    model(torch.ones(1, 2)).sum().backward()
-    weights = [each.detach().clone() for each in (model.weight, model.bias)]
-    with trying("The function"):  # one other rank, with gradients three times ours
-        answer(model, 2, lambda tensor: tensor.mul_(4.0))
-    require(all(torch.equal(a, b) for a, b in zip(weights, (model.weight, model.bias), strict=True)),
-            "The parameters have changed. It is the gradients that are to be averaged.")  # fmt: skip
-    factors = {(each.grad[..., 0]).item() for each in (model.weight, model.bias)}
-    require(factors != {1.0}, "The gradients are as they were. Replace the three dots.")
-    require(factors != {4.0}, "Each gradient is the sum over the ranks. What is the mean?")
-    require(factors == {2.0}, "Not each gradient is the mean over the ranks: ours is 1, that of the other rank is 3.")
+    for size, total in ((2, 4.0), (3, 12.0)):  # the gradients are 1 here, and so much over all ranks
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        model.extra = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        model.unused = torch.nn.Parameter(torch.ones(1))
+        model(torch.ones(1, 2)).sum().backward()
+        weights = [each.detach().clone() for each in model.parameters()]
+        reduced: list[Tensor] = []
+
+        def all_reduce(tensor: Tensor, total: float = total, reduced: list[Tensor] = reduced) -> None:
+            require(isinstance(tensor, Tensor), f"`all_reduce` takes a tensor, not {shown(tensor)}.")
+            reduced.append(tensor)
+            with torch.no_grad():
+                tensor.mul_(total)
+
+        with trying("The function"):
+            answer(model, size, all_reduce)
+        asked = f"{size} ranks; each gradient here is 1, and the sum over the ranks is {total:g}"
+        require(all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)),
+                "The parameters have changed. It is the gradients that are to be averaged.")  # fmt: skip
+        grads = {name: getattr(model, name).grad for name in ("weight", "bias")}
+        lost = [name for name, grad in grads.items() if grad is None]
+        require(not lost, f"The gradient of {' and '.join(lost)} is gone.")
+        factors = {name: grad.flatten()[0].item() for name, grad in grads.items()}
+        require(set(factors.values()) != {1.0} or reduced, "The gradients are as they were. Replace the three dots.")
+        require(set(factors.values()) != {total}, f"{asked}: you leave the sum. What is the mean?")
+        for name, factor in factors.items():
+            require(factor == total / size, f"{asked}: the gradient of {name} is {factor:g}; the mean is "
+                    f"{total / size:g}.")  # fmt: skip
+        made = [name for name in ("extra", "unused") if getattr(model, name).grad is not None]
+        require(not made, f"There was no gradient of {' and '.join(made)}, and there is one now. Leave these out.")
     right("That is what DistributedDataParallel does, while the backward pass still runs.")
+
+
+@exercise(
+    "Look first at how many ranks have numbers before, and how many have numbers after. What is left to tell apart?",
+    "Begin with what each collective would leave: `sums = [sum(numbers) for numbers in zip(*before)]`, everything in "
+    "one list, and chunk r of a list; then compare `after` with each.",
+)
+def which(answer: Callable[[Numbers, Numbers], str]) -> None:
+    """`answer(before, after)` is the name of the collective."""
+    for name, before, after in _cases():
+        given = [list(row) for row in before], [list(row) for row in after]
+        with trying("The function"):
+            found = returned(answer(*given))
+        require(found == name, f"Before, the ranks have {before}, and after, {after}. That is {name}; you say "
+                f"{shown(found)}.")  # fmt: skip
+        require(given == (before, after), "The lists that the function was given have changed.")
+    right("All eight, with any number of ranks and any root.")
+
+
+def _cases() -> Iterator[tuple[str, Numbers, Numbers]]:
+    for size, each in ((2, 1), (3, 1), (2, 2), (4, 1), (3, 2)):
+        fresh = itertools.count(1)
+        before = [[(1 + rank) ** 3 * 100 + next(fresh) for _ in range(size * each)] for rank in range(size)]
+        everything = [number for row in before for number in row]
+        sums = [sum(numbers) for numbers in zip(*before, strict=True)]
+        ranks = range(size)
+        for root in (size - 1, 0, 1):
+            only = [before[root] if rank == root else [] for rank in ranks]
+            yield "broadcast", before, [before[root] for _ in ranks]
+            yield "scatter", only, [_chunk(before[root], rank, size) for rank in ranks]
+            yield "gather", before, [everything if rank == root else [] for rank in ranks]
+            yield "reduce", before, [sums if rank == root else [] for rank in ranks]
+        yield "all_gather", before, [everything for _ in ranks]
+        yield "all_reduce", before, [sums for _ in ranks]
+        yield "reduce_scatter", before, [_chunk(sums, rank, size) for rank in ranks]
+        yield "all_to_all", before, [[number for row in before for number in _chunk(row, rank, size)] for rank in ranks]
+
+
+def _chunk(numbers: Sequence[int], rank: int, size: int) -> list[int]:
+    each = len(numbers) // size
+    return list(numbers[rank * each : (rank + 1) * each])
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_values(each) for each in value]
+    return value.tolist() if isinstance(value, Tensor) else value

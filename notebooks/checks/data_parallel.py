@@ -7,46 +7,62 @@ from typing import Any
 
 import torch
 
-from checks import require, returned, right, shown, trying
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
 from rpcbench.pipeline.schedules import one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 
 
-def share(answer: Callable[[int, int, int], Sequence[int]]) -> None:
+@exercise(
+    "Print the numbers of the replicas' operations again: the difference between two neighbours is always the same.",
+    "`range` has a third argument, the step; the result must be a list.",
+)
+def share(answer: Callable[[int, int, int], list[int]]) -> None:
     """`answer(microbatches, replicas, replica)` is what the replica gets: dealt like cards."""
     for microbatches, replicas in ((8, 2), (6, 3), (5, 2), (2, 4), (3, 1)):
-        dealt: list[int] = []
         for replica in range(replicas):
             with trying():
-                numbers = list(returned(answer(microbatches, replicas, replica)))
+                found = returned(answer(microbatches, replicas, replica))
             names = f"Of {microbatches} micro-batches and {replicas} replicas, replica {replica}"
+            require(type(found) is list, f"{names} should get a list, not {shown(found)}.")
             there = range(microbatches)
-            require(all(number in there for number in numbers), f"{names} gets {numbers}: some are not there.")
-            wanted = [number for number in range(microbatches) if number % replicas == replica]
-            require(numbers == wanted, f"{names} should get {wanted}, not {shown(numbers)}.")
-            dealt += numbers
-        require(sorted(dealt) == list(range(microbatches)), f"{sorted(dealt)} are dealt, of {microbatches}.")
+            require(all(number in there for number in found), f"{names} gets {shown(found)}: some are not there.")
+            wanted = [number for number in there if number % replicas == replica]
+            require(found == wanted, f"{names} should get {wanted}, not {shown(found)}.")
     right("Each micro-batch goes to one replica, and none gets two more than another.")
 
 
+@exercise(
+    "How much should a replica with 7 of 13 samples count? The mean of the means counts each replica alike.",
+    "A gradient times its number of samples is the gradient of a sum over samples; sums can be added up.",
+)
 def combined(answer: Callable[[Sequence[torch.Tensor], Sequence[int]], torch.Tensor]) -> None:
     """`answer(gradients, samples)` is the gradient of the mean over all samples."""
     made = torch.Generator().manual_seed(11)
-    for samples in ([4, 4], [7, 6], [5, 1, 1], [9]):
+    for samples in ([4, 4], [7, 6], [5, 1, 1], [9], [2, 3, 4, 5]):
         of_each = torch.rand(sum(samples), 3, generator=made, dtype=torch.double)
         gradients = [part.mean(0) for part in of_each.split(samples)]
+        given = [gradient.clone() for gradient in gradients]
         with trying():
-            found: Any = returned(answer([gradient.clone() for gradient in gradients], list(samples)))
+            found: Any = returned(answer(given, list(samples)))
         require(isinstance(found, torch.Tensor), f"A tensor is wanted, not {shown(found)}.")
         require(found.shape == (3,), f"It should have the shape of a gradient, (3,), not {tuple(found.shape)}.")
         far = float((found - of_each.mean(0)).abs().max())
         require(far < 1e-9, f"With {samples} samples on the replicas it is {far:.2g} away from the gradient of all.")
-    right("A replica with more samples has more to say.")
+        same = all(torch.equal(a, b) for a, b in zip(given, gradients, strict=True))
+        require(same, "The right gradient; but the gradients that were given have changed. Make a new tensor.")
+    right("A replica counts as much as it has samples.")
 
 
+@exercise(
+    "Two terms: the formula with p = workers / replicas and m = microbatches / replicas, and the all-reduce.",
+    "The all-reduce sends 2 (r - 1) / r of what a worker has, and a worker has 1 / p of the gradients.",
+)
 def step_time(answer: Callable[[int, int, int, float], float]) -> None:
     """`answer(workers, microbatches, replicas, reduce)` is what the schedule takes, and the all-reduce after it."""
-    for workers, microbatches, replicas, reduce in ((4, 8, 1, 5.0), (4, 8, 2, 0.0), (8, 16, 4, 3.0), (4, 8, 4, 1.0)):
+    cases = ((4, 8, 1, 5.0), (4, 8, 2, 0.0), (8, 16, 4, 3.0), (4, 8, 4, 1.0), (12, 24, 3, 7.0), (6, 6, 2, 0.5))
+    for workers, microbatches, replicas, reduce in cases:
         with trying():
             found = returned(answer(workers, microbatches, replicas, reduce))
         stages = workers // replicas
@@ -59,4 +75,48 @@ def step_time(answer: Callable[[int, int, int, float], float]) -> None:
             isinstance(found, float | int) and abs(found - wanted) < 1e-9,
             f"{names}: a step takes {wanted:.4g}; you say {shown(found)}.",
         )
-    right("Now you can choose before you start a single worker.")
+    right("The same as the schedule played through, operation by operation.")
+
+
+CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [
+    # workers, micro-batches, time and bytes by replicas, budget
+    (4, 8, {1: 245, 2: 200, 4: 130}, {1: 5, 2: 8.5, 4: 16}, 10),
+    (8, 16, {1: 372, 2: 265, 4: 230, 8: 260}, {1: 3, 2: 5, 4: 9, 8: 17}, 100),
+    (8, 16, {1: 372, 2: 265, 4: 230, 8: 260}, {1: 3, 2: 5, 4: 9, 8: 17}, 9),
+    (6, 12, {1: 90, 2: 80, 3: 70, 6: 75}, {1: 1, 2: 2, 3: 3, 6: 6}, 6),
+    (12, 8, {1: 50, 2: 40, 4: 30}, {1: 1, 2: 2, 4: 3}, 3),
+    (4, 4, {1: 10, 2: 12, 4: 14}, {1: 1, 2: 2, 4: 3}, 3),
+    (4, 4, {1: 14, 2: 12, 4: 10}, {1: 1, 2: 2, 4: 3}, 3),
+    (4, 8, {1: 14, 2: 12, 4: 10}, {1: 5, 2: 6, 4: 7}, 4),
+]
+
+
+@exercise(
+    "First list the layouts that are possible, then those of them that fit, then take the fastest.",
+    "`min(candidates, key=time, default=None)` returns the candidate with the least time, or None if there is none.",
+)
+def best(answer: Callable[..., int | None]) -> None:
+    """`answer(workers, microbatches, time, held, budget)` is the number of replicas of the fastest layout that fits."""
+    for workers, microbatches, times, sizes, budget in CASES:
+        fits = [replicas for replicas in times if sizes[replicas] <= budget]
+        wanted = min(fits, key=lambda replicas: times[replicas], default=None)
+        case = f"{workers} workers, {microbatches} micro-batches, room for {budget:g}"
+        given = "; ".join(f"{r} replicas: {times[r]:g} ms, {sizes[r]:g} bytes" for r in times)
+        with trying():
+            found = answer(workers, microbatches, _of(times, case, "time"), _of(sizes, case, "held"), budget)
+        if workers == 4 and budget == 10:  # the first case, which has a best layout
+            returned(found)
+        require(
+            found == wanted and not isinstance(found, bool),
+            f"{case} ({given}): the best has {wanted} replicas, not {shown(found)}.",
+        )
+        require(found is None or type(found) is int, f"{case}: a whole number is wanted, not {shown(found)}.")
+    right("Possible, then small enough, then fastest: in this order a planner works.")
+
+
+def _of(values: dict[int, float], case: str, name: str) -> Callable[[int], float]:
+    def of(replicas: int) -> float:
+        require(replicas in values, f"{case}: {name}({shown(replicas)}) was asked, and that layout is not possible.")
+        return values[replicas]
+
+    return of

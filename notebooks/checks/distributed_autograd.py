@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checks import NotYet, require, returned, right, shown, trying
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.meetings import read_too_late, watching
 
-CarryBack = Callable[[list[Tensor], list[Tensor], list["Tensor | None"]], list["Tensor | None"]]
+Gradients = list["Tensor | None"]
+CarryBack = Callable[[list[Tensor], list[Tensor], Gradients], Gradients]
+Graph = dict[str, list[str]]
 
 
+@exercise(
+    "`torch.autograd.backward` takes a list of tensors and a list of their gradients, and runs them in one pass.",
+    "Leave out the pairs whose gradient is None; after one pass over the others, each received tensor has its `.grad`.",
+)
 def carry_back(answer: CarryBack) -> None:
     """`answer(received, returned, gradients)` is one local backward pass in the middle of a distributed one."""
+    _one_to_two(answer)
+    torch.manual_seed(0)
     a, b, lonely = received = [torch.rand(3, dtype=torch.double, requires_grad=True) for _ in range(3)]
     runs: list[Tensor] = []
     trunk = a * b
@@ -23,71 +35,148 @@ def carry_back(answer: CarryBack) -> None:
     gradients = [torch.tensor([1.0, -2.0, 3.0], dtype=torch.double), torch.rand(3, dtype=torch.double), None]
     wanted = [*torch.autograd.grad([sine, power], [a, b], gradients[:2], retain_graph=True), None]
     runs.clear()
-
-    try:
-        found = returned(answer(received, computed, gradients))
-    except RuntimeError as error:
-        raise NotYet(_explained(str(error))) from None
-    require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
-    require(len(found) == 3, f"Three tensors were received, so three gradients go back, not {len(found)}.")
+    found = _carried(answer, received, computed, gradients)
     require(len(runs) == 1, f"The part that two of the tensors share ran {len(runs)} times. One pass does it.")
-    require(found[2] is None, "One received tensor is used only for what nobody needed: its gradient is None.")
+    require(found[2] is None, "One received tensor is used only for what was not needed: its gradient is None.")
     close = all(g is not None and torch.allclose(g, w) for g, w in zip(found[:2], wanted[:2], strict=True))
     require(close, f"The gradient of the first tensor should be {shown(wanted[0])}, and it is {shown(found[0])}.")
     require(unused.grad_fn is not None, "The returned tensors should stay as they are.")
     right("So a worker in the middle does its part.")
 
 
-def _explained(error: str) -> str:
-    if "second time" in error:
-        return "The returned tensors share a part of the graph, and it was gone when the second pass came to it."
-    return f"torch says: {error.splitlines()[0]}."
+def _one_to_two(answer: CarryBack) -> None:
+    """One tensor in, two out."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    found = _carried(answer, [x], [3 * x, x * x], [torch.tensor([1.0, 1.0]), torch.tensor([10.0, 100.0])])
+    wanted = torch.tensor([23.0, 403.0])
+    told = (
+        f"x = [1, 2] came, 3x and x² were returned, with gradients [1, 1] and [10, 100]. That of x is {wanted.tolist()}"
+    )
+    require(found[0] is not None and torch.equal(found[0], wanted), f"{told}; yours gave {shown(found[0])}.")
 
 
-class _Asked(dict[str, list[str]]):
-    """`behind`, which counts how often it is asked about each message."""
+def _carried(answer: CarryBack, received: list[Tensor], computed: list[Tensor], gradients: Gradients) -> Gradients:
+    try:
+        with trying("The function"):
+            found = returned(answer(list(received), list(computed), list(gradients)))
+    except NotYet as hint:
+        shared = "second time" in str(hint)
+        raise NotYet(f"{hint} The returned tensors share a part of the graph, and it was gone when the second pass "
+                     "came to it." if shared else str(hint)) from None  # fmt: skip
+    require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
+    require(len(found) == len(received), f"{len(received)} tensors were received, so the list has {len(received)} "
+            f"entries, not {len(found)}.")  # fmt: skip
+    return found
 
-    def __init__(self, behind: dict[str, list[str]]) -> None:
+
+class _Asked(Graph):
+    """`behind`, which refuses to be asked twice about a message."""
+
+    def __init__(self, behind: Graph) -> None:
         super().__init__(behind)
         self.questions: list[str] = []
 
     def __getitem__(self, message: str) -> list[str]:
-        require(message not in self.questions, f"It asked twice about message {message}.")
+        require(message not in self.questions, f"It asked twice about the message {message}.")
         self.questions.append(message)
         return super().__getitem__(message)
 
+    def get(self, message: str, default: Any = None) -> Any:
+        return self[message] if message in self else default  # noqa: SIM401
 
-def discover(answer: Callable[[list[str], dict[str, list[str]]], set[str]]) -> None:
+
+CHAIN: Graph = {"a": ["b"], "b": ["c"], "c": [], "unused": ["c"]}
+DIAMOND: Graph = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": ["e"], "e": [], "unused": []}
+TWO_ROOTS: Graph = {"a": ["c"], "b": ["c", "d"], "c": [], "d": [], "unused": ["a"]}
+SKIP: Graph = {"a": ["b"], "b": ["c"], "c": [], "unused": ["a", "b", "c"]}  # the loss is computed from a and from c
+
+
+@exercise(
+    "This is a search through a graph. What do you have to remember so that no message is asked about twice?",
+    "Begin with `known, todo = set(), list(found)`, and take messages from `todo` until it is empty.",
+)
+def discover(answer: Callable[[list[str], Graph], set[str]]) -> None:
     """`answer(found, behind)` is all that can be reached."""
-    chain = {"a": ["b"], "b": ["c"], "c": [], "unused": ["c"]}
-    diamond = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": ["e"], "e": [], "unused": []}
-    two_roots = {"a": ["c"], "b": ["c", "d"], "c": [], "d": [], "unused": ["a"]}
-    _discovered(answer, ["a"], chain, {"a", "b", "c"})
-    _discovered(answer, ["a"], diamond, {"a", "b", "c", "d", "e"})
-    _discovered(answer, ["a", "b"], two_roots, {"a", "b", "c", "d"})
+    _discovered(answer, ["a"], CHAIN, {"a", "b", "c"})
+    _discovered(answer, ["a"], DIAMOND, {"a", "b", "c", "d", "e"})
+    _discovered(answer, ["a", "b"], TWO_ROOTS, {"a", "b", "c", "d"})
+    _discovered(answer, ["a", "c"], SKIP, {"a", "b", "c"})
     _discovered(answer, [], {"unused": []}, set())
-    right("A call that nobody used is never found, and nobody waits for it.")
+    right("A call that was not used is never found, and nothing waits for it.")
 
 
-def _discovered(answer: Any, found: list[str], behind: dict[str, list[str]], wanted: set[str]) -> None:
-    sends = returned(answer(list(found), _Asked(behind)))
-    require(isinstance(sends, set), f"The answer should be a set, not {shown(sends)}.")
+def _discovered(answer: Any, found: list[str], behind: Graph, wanted: set[str]) -> None:
     where = f"With found={found} and behind={behind}:"
+    sends = _tried(answer, found, _Asked(copy.deepcopy(behind)), where)
+    require(isinstance(sends, set), f"The answer should be a set, not {shown(sends)}.")
     for name in sorted(sends - wanted):
         raise NotYet(f"{where} no gradient will ever come to {name}.")
     for name in sorted(wanted - sends):
         raise NotYet(f"{where} {name} is missing; the loss depends on it.")
 
 
+def _tried(answer: Any, found: list[str], behind: Graph, where: str) -> Any:
+    mine, before = list(found), copy.deepcopy(dict(behind))
+    with trying("The function"):
+        result = returned(answer(mine, behind))
+    require(mine == found, f"{where} afterwards `found` is {mine}. It should stay as it was.")
+    require(dict(behind) == before, f"{where} afterwards `behind` is another one: {dict(behind)}.")
+    return result
+
+
+@exercise(
+    "One cut is a call outside of the context, the other a tensor without a history. What ends with the block?",
+    "Begin with `with dist_autograd.context() as context_id:`, and keep all of it inside: both calls, `backward`, and "
+    "`return gradients(context_id)`.",
+)
 def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequence[Any]) -> None:
     """`answer(x, weight1, weight2)` is both gradients."""
-    x = torch.rand(3, 4, dtype=torch.double)
-    near = [weight.to_here().detach().requires_grad_() for weight in weights]
-    wanted = torch.autograd.grad((torch.tanh(x @ near[0]) @ near[1]).square().mean(), near)
-    with trying():
-        found = returned(answer(x, *weights))
-    require(len(found) == 2, f"The answer should be two gradients, not {shown(found)}.")
-    for name, gradient, right_one in zip(("weight1", "weight2"), found, wanted, strict=True):
-        require(isinstance(gradient, Tensor), f"{name} is still without a gradient: its part of the graph is cut off.")
-        require(torch.allclose(gradient, right_one), f"The gradient of {name} is not that of the whole loss.")
+    for rows in (3, 5):
+        x = torch.rand(rows, 4, dtype=torch.double)
+        near = [weight.to_here().detach().requires_grad_() for weight in weights]
+        wanted = torch.autograd.grad((torch.tanh(x @ near[0]) @ near[1]).square().mean(), near)
+        with watching([weight.owner_name() for weight in weights]) as watch, trying("The function"):
+            try:
+                found = returned(answer(x, *weights))
+            except RuntimeError as error:
+                late = "The gradients were asked for after the context had ended; they go with it."
+                require(not read_too_late(watch, error), late)
+                raise
+        require(
+            isinstance(found, Sequence) and len(found) == 2, f"The answer should be a list of two, not {shown(found)}."
+        )
+        for name, gradient, right_one in zip(("weight1", "weight2"), found, wanted, strict=True):
+            cut = f"{name} is still without a gradient: its part of the graph is cut off."
+            require(isinstance(gradient, Tensor), cut)
+            same = gradient.shape == right_one.shape and torch.allclose(gradient, right_one)
+            require(same, f"The gradient of {name} is not that of the whole loss.")
+        require(watch.ended, "There was no context: the gradients are those of another pass.")
+        require(watch.at_once, "One owner had answered before the other was asked for its gradient.")
     right("No cut is left.")
+
+
+@exercise(
+    "Begin with the messages that take part, as `discover` finds them. Only these give parts to those behind them.",
+    "Begin with `counts = {message: int(message in found) for message in taking_part}`; then each message that takes "
+    "part adds one to each message behind it.",
+)
+def parts(answer: Callable[[list[str], Graph], dict[str, int]]) -> None:
+    """`answer(found, behind)` is the number of gradients that add up to that of each message."""
+    _counted(answer, ["a"], CHAIN, {"a": 1, "b": 1, "c": 1})
+    _counted(answer, ["a"], DIAMOND, {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1})
+    _counted(answer, ["a", "b"], TWO_ROOTS, {"a": 1, "b": 1, "c": 2, "d": 1})
+    _counted(answer, ["a", "c"], SKIP, {"a": 1, "b": 1, "c": 2})
+    _counted(answer, ["a", "b"], {"a": ["b", "c"], "b": ["c"], "c": [], "unused": ["c"]}, {"a": 1, "b": 2, "c": 2})
+    _counted(answer, [], {"unused": ["other"], "other": []}, {})
+    right("A worker that waits for these, and for no more, neither stalls nor goes on too early.")
+
+
+def _counted(answer: Any, found: list[str], behind: Graph, wanted: dict[str, int]) -> None:
+    where = f"With found={found} and behind={behind}:"
+    counts = _tried(answer, found, copy.deepcopy(behind), where)
+    require(isinstance(counts, dict), f"The answer should be a dict, not {shown(counts)}.")
+    for name in sorted(set(counts) - set(wanted)):
+        raise NotYet(f"{where} {name} does not take part, and should not be in the dict.")
+    for name, count in wanted.items():
+        told = f"{where} the gradient of {name} is the sum of {count}; yours gave {counts.get(name)}."
+        require(counts.get(name) == count, told)

@@ -10,15 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import rpcbench
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
-from checks import NotYet, require, returned, right, shown, trying
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.meetings import watching
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef
 
 Weights = Sequence[Any]
+LARGE = 1000  # numbers of a weight whose gradient should not travel
 
 
+@exercise(
+    "The weight itself is `weight.local_value()`, `get_gradients` is a dict, and torch should record nothing.",
+    "Begin with `values = weight.local_value()` and `gradient = dist_autograd.get_gradients(context_id).get(values)`.",
+)
 def descend(answer: Callable[[Any, int, float], Any]) -> None:
     """`answer(weight, context_id, lr)`, on the owner of the weight, is one step of gradient descent."""
     used, unused = rpc.remote("worker1", _weight, (1.0,)), rpc.remote("worker1", _weight, (5.0,))
@@ -44,26 +53,41 @@ def _unused(answer: Callable[[Any, int, float], Any], weight: Any, context_id: i
         raise NotYet("A weight that took no part has no entry in the context, and that was an error.") from None
 
 
+@exercise(
+    "Which single number of each owner is enough, if you want the root of the sum of *all* squares in the end?",
+    "Begin with a function for the owner that returns the sum of squares of one gradient, a float, or 0.0. Call it "
+    "with `rpc.rpc_async` for each weight before you wait for the first number.",
+)
 def global_norm(answer: Callable[[int, Weights], Any]) -> None:
     """`answer(context_id, weights)` is the norm over all workers."""
-    for owners in (["worker1", "worker2", "worker2"], ["worker2"], ["worker1", "worker2"]):
-        weights = [rpc.remote(owner, _weight, (2.0 + place,)) for place, owner in enumerate(owners)]
+    for owners, unused in ((["worker1", "worker2", "worker2"], 0), (["worker2"], 0), (["worker1", "worker2"], 1)):
+        weights = [rpc.remote(owner, _weight, (2.0 + place, LARGE)) for place, owner in enumerate(owners)]
+        extra = [rpc.remote("worker1", _weight, (3.0,)) for _ in range(unused)]
         with dist_autograd.context() as context_id:
             parts = [rpc.rpc_sync(weight.owner(), _square_sum, (weight,)) for weight in weights]
             dist_autograd.backward(context_id, [torch.stack(parts).sum()])
-            with trying():
-                found = returned(answer(context_id, weights))
-        gradients = [2 * (2.0 + place + step) for place in range(len(owners)) for step in range(3)]
+            with watching(owners) as watch, rpcbench.trace() as seen, trying("The function"):
+                found = returned(answer(context_id, [*weights, *extra]))
+        gradients = [2 * (2.0 + place + step) for place in range(len(owners)) for step in range(LARGE)]
         wanted = math.sqrt(sum(value * value for value in gradients))
         require(isinstance(found, float), f"The norm should be a float, not {shown(found)}.")
-        where = f"For weights on {owners} it is {wanted:.4f}, and yours gave {found:.4f}."
-        require(math.isclose(found, wanted, rel_tol=1e-9), where)
+        where = f"For weights on {owners}" + (", and one without a gradient," if unused else "")
+        require(math.isclose(found, wanted, rel_tol=1e-9), f"{where} it is {wanted:.4f}, and yours gave {found:.4f}.")
+        largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
+        require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "
+                "where a single number is enough.")  # fmt: skip
+        require(watch.at_once, "One owner had answered before the other one was asked.")
     right("One number from each, one number in the end.")
 
 
 Save = Callable[[str, DistributedOptimizer, Weights], None]
 
 
+@exercise(
+    "Two things were saved, in two ways. The weights have to change in place, on their owners, and not in a copy.",
+    "Begin with a function for the owner that does `weight.local_value().copy_(values)` under `torch.no_grad()`. The "
+    "optimizer has a method for the other half.",
+)
 def restore(answer: Save, checkpoint: Save) -> None:
     """`answer(directory, optimizer, weights)` undoes what has happened since `checkpoint`."""
     weights, optimizer = _training()
@@ -76,20 +100,67 @@ def restore(answer: Save, checkpoint: Save) -> None:
 
         weights, optimizer = _training()
         fresh = _everything(weights, optimizer)
-        with trying():
+        with trying("The function"):
             answer(directory, optimizer, list(weights))
     values, momentum = _everything(weights, optimizer)
     require((values, momentum) != fresh, "Nothing has been restored. Replace the three dots.")
     require(values == saved[0], "The weights on the workers are not those that were saved.")
-    require(momentum == saved[1], "The weights are back, but the optimizer has lost its memory.")
+    require(momentum == saved[1], "The weights are back, but the optimizer has lost its momentum.")
     _train(weights, optimizer)
     require(_values(weights) == wanted, "The training does not go on as it would have without the break.")
     right("It goes on as if nothing had happened.")
 
 
+@exercise(
+    "Look at one weight: which of its three numbers changes first? And what is kept between two steps, and where?",
+    "Begin with `for place, gradient in enumerate(gradients):`, skip `None`, and set `velocities[place]` to a new "
+    "tensor; then change the weight under `torch.no_grad()`.",
+)
+def momentum_step(answer: Callable[..., object]) -> None:
+    """`answer(weights, gradients, velocities, lr, momentum)` is a step of torch's SGD with momentum."""
+    ours = [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([[4.0]]))]
+    theirs = [nn.Parameter(each.detach().clone()) for each in ours]
+    optimizer = torch.optim.SGD(theirs, lr=0.5, momentum=0.5)
+    velocities: list[Tensor | None] = [None, None]
+    steps = [(0.5, [8.0, 16.0]), (0.25, [-8.0, None]), (0.125, [None, 8.0]), (0.5, [16.0, 4.0])]
+    for number, (lr, (one, two)) in enumerate(steps, 1):
+        gradients = [
+            None if value is None else torch.full_like(weight, value)
+            for value, weight in zip((one, two), theirs, strict=True)
+        ]
+        given = [None if gradient is None else gradient.clone() for gradient in gradients]
+        optimizer.param_groups[0]["lr"] = lr
+        for weight, gradient in zip(theirs, gradients, strict=True):
+            weight.grad = None if gradient is None else gradient.clone()
+        optimizer.step()
+        before, mine = [weight.detach().clone() for weight in ours], list(ours)
+        with trying("The function"):
+            answer(mine, given, velocities, lr, 0.5)
+        require(
+            all(a is b for a, b in zip(mine, ours, strict=True)), "A weight is now another object. Change it in place."
+        )
+        unchanged = all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
+        require(
+            number > 1 or not unchanged, "The weights have not changed. Replace the three dots; change them in place."
+        )
+        where = f"Step {number}, with lr={lr}, momentum=0.5 and the gradients {_plain(gradients)}:"
+        same = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        require(same, f"{where} the weights {_plain(before)} become {_plain(theirs)}; yours are {_plain(ours)}.")
+        kept = all(a is None or torch.equal(a, b) for a, b in zip(gradients, given, strict=True) if b is not None)
+        require(kept, f"{where} afterwards the gradients are {_plain(given)}. They should stay as they were.")
+        require(
+            not any(each is not None and each.requires_grad for each in velocities), "A velocity is part of a graph."
+        )
+    right("Four steps, equal to those of torch's SGD.")
+
+
+def _plain(tensors: Sequence[Tensor | None]) -> list[Any]:
+    return [None if tensor is None else tensor.tolist() for tensor in tensors]
+
+
 # -- what the answers are tried with
-def _weight(first: float) -> nn.Parameter:
-    return nn.Parameter(torch.arange(3, dtype=torch.double) + first)
+def _weight(first: float, size: int = 3) -> nn.Parameter:
+    return nn.Parameter(torch.arange(size, dtype=torch.double) + first)
 
 
 def _square_sum(weight: RRef[Tensor]) -> Tensor:
@@ -98,7 +169,7 @@ def _square_sum(weight: RRef[Tensor]) -> Tensor:
 
 
 def _training() -> tuple[list[Any], DistributedOptimizer]:
-    weights = [rpc.remote(owner, _weight, (1.0,)) for owner in ("worker1", "worker2")]
+    weights = [rpc.remote(owner, _weight, (first,)) for first, owner in ((1.0, "worker1"), (4.0, "worker2"))]
     return weights, DistributedOptimizer(torch.optim.SGD, weights, lr=0.125, momentum=0.5)
 
 

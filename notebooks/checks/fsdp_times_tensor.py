@@ -2,77 +2,42 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
 
-from checks import NotYet, on_threads, require, returned, right, shown, trying
-
-PATIENCE = 20.0
-Cut = Callable[[str, int], Tensor]
+MESHES = [(8, 2, 2), (24, 2, 3), (24, 3, 2), (128, 2, 2), (12, 1, 4), (12, 4, 1)]  # rows, dp, tp
 
 
-class Ranks:
-    """Ranks as threads, each with its pieces of two matrices; counts the sums that they ask for."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.sums = [0] * size
-        self.matrices = {"up": torch.randn(4, 6 * size), "down": torch.randn(6 * size, 4 * size)}
-        self._parts: list[Tensor] = [torch.empty(0)] * size
-        self._meeting = threading.Barrier(size, timeout=PATIENCE)
-
-    def cut(self, rank: int) -> Cut:
-        def cut(name: str, dim: int) -> Tensor:
-            require(name in self.matrices, f'`cut` knows "up" and "down", not {shown(name)}.')
-            require(dim in (0, 1), f"A matrix has the dimensions 0 and 1, not {shown(dim)}.")
-            return self.matrices[name].chunk(self.size, dim)[rank]
-
-        return cut
-
-    def all_reduce(self, rank: int) -> Callable[[Tensor], None]:
-        def all_reduce(tensor: Tensor) -> None:
-            require(isinstance(tensor, Tensor), "`all_reduce` adds up a tensor, in place.")
-            self.sums[rank] += 1
-            self._parts[rank] = tensor.clone()
-            try:
-                self._meeting.wait()
-                total = torch.stack(self._parts).sum(0)
-                self._meeting.wait()
-            except threading.BrokenBarrierError:
-                raise NotYet("A rank waits for the others in vain: all call `all_reduce` equally often.") from None
-            tensor.copy_(total)
-
-        return all_reduce
-
-    def run(self, answer: Callable[..., Any], x: Tensor) -> list[Any]:
-        found: list[Any] = [None] * self.size
-
-        def one(rank: int) -> None:
-            with trying("The function"):
-                found[rank] = returned(answer(x.clone(), self.cut(rank), self.all_reduce(rank)))
-
-        on_threads(self.size, one, failed=self._meeting.abort)
-        return found
+@exercise(
+    "First find the place of the rank in the mesh: of rank 1 in a mesh of 2 by 2 it is dp 0, tp 1.",
+    "`d, t = divmod(rank, tp)`; the piece of `tp` begins at row t * rows / tp, and this rank has a part of it.",
+)
+def rows_held(answer: Callable[[int, int, int, int], list[int]]) -> None:
+    """`answer(rows, dp, tp, rank)` is the rows that a rank holds: cut over tp first, then over dp."""
+    for rows, dp, tp in MESHES:
+        for rank in range(dp * tp):
+            case = f"{rows} rows, dp={dp}, tp={tp}: rank {rank}"
+            with trying(case):
+                found = returned(answer(rows, dp, tp, rank))
+            require(type(found) is list, f"{case} should get a list, not {shown(found)}.")
+            each = rows // (dp * tp)
+            begin = rank % tp * (rows // tp) + rank // tp * each
+            wanted = [*range(begin, begin + each)]
+            if found != wanted:
+                raise NotYet(_rows_hint(found, case, rank, each, wanted))
+    right("A piece of a piece: so a rank's rows do not follow those of the rank before.")
 
 
-def feed_forward(answer: Callable[[Tensor, Cut, Callable[[Tensor], None]], Any]) -> None:
-    """`answer(x, cut, all_reduce)` is relu(x @ up) @ down on every rank, with one sum."""
-    torch.manual_seed(17)
-    ranks, x = Ranks(2), torch.randn(3, 4)
-    wanted = torch.relu(x @ ranks.matrices["up"]) @ ranks.matrices["down"]
-    for found in ranks.run(answer, x):
-        require(isinstance(found, Tensor), f"It should return a tensor, not {shown(found)}.")
-        require(found.shape == wanted.shape, f"The result should have the shape {tuple(wanted.shape)} on each rank, "
-                f"and has {tuple(found.shape)}.")  # fmt: skip
-        if not torch.allclose(found, wanted, atol=1e-4):
-            require(max(ranks.sums) > 0, "Each rank has its part of the sum. Who adds them up?")
-            raise NotYet("The numbers are not those of relu(x @ up) @ down: relu must see whole sums.")
-    require(max(ranks.sums) == 1, f"Right numbers; but with {max(ranks.sums)} sums where one is enough.")
-    right("Columns of the first, rows of the second: one sum for both.")
+def _rows_hint(found: list[Any], case: str, rank: int, each: int, wanted: list[int]) -> str:
+    if found == [*range(rank * each, (rank + 1) * each)]:
+        return f"{case} holds {wanted}, not {found}. The ranks do not hold the rows in the order of their numbers."
+    if len(found) != each:
+        return f"{case} holds {each} rows, not {len(found)}: {shown(found)}."
+    return f"{case} holds {shown(wanted)}, not {shown(found)}."
 
 
 MODELS = [  # (numbers, whether tensor parallel cuts them) of each parameter; dp; tp
@@ -83,6 +48,10 @@ MODELS = [  # (numbers, whether tensor parallel cuts them) of each parameter; dp
 ]
 
 
+@exercise(
+    "How many bytes belong to each number that is learned? Then: which parameters are cut by dp * tp, and which by dp?",
+    "4 for the number, 4 for its gradient, 8 for Adam; add up the pairs, each divided by its own number of pieces.",
+)
 def bytes_held(answer: Callable[[list[tuple[int, bool]], int, int], Any]) -> None:
     """`answer(parameters, dp, tp)` is what a rank holds of parameters, gradients and the state of Adam."""
     for parameters, dp, tp in MODELS:
@@ -92,20 +61,25 @@ def bytes_held(answer: Callable[[list[tuple[int, bool]], int, int], Any]) -> Non
         cut, whole = (sum(count for count, by_tp in parameters if by_tp is kind) for kind in (True, False))
         wanted = 16 * (cut / (dp * tp) + whole / dp)
         if found != wanted:
-            raise NotYet(_hint(float(found), cut, whole, dp, tp, f"{parameters}, dp={dp}, tp={tp}"))
+            raise NotYet(_bytes_hint(float(found), cut, whole, dp, tp, f"{parameters}, dp={dp}, tp={tp}"))
     right("As the panel says.")
 
 
-def _hint(found: float, cut: int, whole: int, dp: int, tp: int, case: str) -> str:
-    if found in (4 * (cut / (dp * tp) + whole / dp), 8 * (cut / (dp * tp) + whole / dp)):
+def _bytes_hint(found: float, cut: int, whole: int, dp: int, tp: int, case: str) -> str:
+    piece = cut / (dp * tp) + whole / dp
+    if found in (4 * piece, 8 * piece, 12 * piece):
         return f"{case}: a rank also holds a gradient for each number, and two numbers of Adam. All have four bytes."
     if found == 16 * (cut + whole) / (dp * tp):
         return f"{case}: what tensor parallel does not cut is cut by FSDP alone."
     if found == 16 * (cut / (dp * tp) + whole):
         return f"{case}: FSDP cuts the others, too."
-    return f"{case}: a rank holds other than {found:g} bytes."
+    return f"{case}: a rank holds {16 * piece:g} bytes, not {found:g}."
 
 
+@exercise(
+    "In the list of `mine` look at the sites of the all-gathers: which groups appear once, and which twice?",
+    "Each block counts 1 or 2, by `keep`; the model itself counts 1.",
+)
 def gathers(answer: Callable[[int, bool], Any]) -> None:
     """`answer(blocks, keep)` counts the all-gathers of parameters in a step of FSDP."""
     for blocks in (7, 2, 1):
@@ -116,11 +90,38 @@ def gathers(answer: Callable[[int, bool], Any]) -> None:
             case = f"{blocks} block{'s' if blocks > 1 else ''}, {'kept' if keep else 'not kept'}"
             require(found != wanted - 1, f"{case}: not {found}. The model itself has parameters outside of its blocks.")
             require(found != wanted + 1, f"{case}: not {found}. The model itself stays whole until its backward.")
-            require(found == wanted, f"{case}: not {shown(found)}. Count in the timeline: who is gathered, and when?")
+            require(
+                type(found) is int and found == wanted,
+                f"{case}: not {shown(found)}. Count in the timeline: which groups are gathered, and when?",
+            )
     right("Memory, or twice the traffic: you choose.")
 
 
-def parameters_of(model: nn.Module) -> list[tuple[int, bool]]:
-    """What `bytes_held` is given for the model of the lesson."""
-    cut = ("query.weight", "key.weight", "value.weight", "out.weight", "up.weight", "up.bias", "down.weight")
-    return [(each.numel(), name.endswith(cut)) for name, each in model.named_parameters()]
+STEPS = [  # numbers, sums, tokens, width, dp, tp
+    (4800, 12, 256, 32, 2, 2),
+    (4800, 6, 10, 16, 4, 3),
+    (9600, 6, 100, 8, 1, 8),
+    (9600, 6, 100, 8, 8, 1),
+]
+
+
+@exercise(
+    "Along dp each rank gathers the part of the model that tensor parallel has left it: numbers / tp.",
+    "Along tp: sums * 2 (tp - 1) / tp * tokens * width * 4 bytes. Along dp 3 (dp - 1) / dp of what is gathered.",
+)
+def sent(answer: Callable[..., tuple[float, float]]) -> None:
+    """`answer(numbers, sums, tokens, width, dp, tp)` is the bytes that a rank sends along tp, and along dp."""
+    for numbers, sums, tokens, width, dp, tp in STEPS:
+        with trying():
+            found = returned(answer(numbers, sums, tokens, width, dp, tp))
+        require(isinstance(found, tuple) and len(found) == 2, f"A pair is wanted, not {shown(found)}.")
+        along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
+        along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
+        case = f"{numbers} parameters, {sums} sums of {tokens} vectors of {width}, dp={dp}, tp={tp}"
+        for name, number, wanted in zip(("tp", "dp"), found, (along_tp, along_dp), strict=True):
+            require(isinstance(number, int | float), f"{case}: two numbers are wanted, not {shown(found)}.")
+            require(
+                abs(number - wanted) < 1e-6 * max(1, wanted),
+                f"{case}: along {name} a rank sends {wanted:g} bytes, not {number:g}.",
+            )
+    right("The batch makes the traffic along tp, the model that along dp.")

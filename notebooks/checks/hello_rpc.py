@@ -2,93 +2,229 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
 import rpcbench
 import rpcbench.rpc as rpc
-from checks import NotYet, require, returned, right, shown
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+
+PATIENCE = 2.0  # only a wrong answer needs it
+LONG = 3600.0
 
 
+@exercise(
+    "One call asks one worker. The function to call there is `os.getpid`, which takes no arguments.",
+    "A dict comprehension over `names` does it. Pass the function itself: `os.getpid`, without parentheses.",
+)
 def process_ids(answer: Callable[[Sequence[str]], dict[str, int]]) -> None:
     """`answer(names)` is the process id of each worker."""
     cluster = rpcbench.cluster()
     names = cluster.workers
     try:
-        found = returned(answer(names))
-    except TypeError as error:
-        raise NotYet(f"TypeError: {error} A call needs the function itself, without parentheses.") from None
+        with trying("The function"):
+            found = returned(answer(names))
+    except NotYet as hint:
+        without = " A call needs the function itself, without parentheses." if "TypeError" in str(hint) else ""
+        raise NotYet(f"{hint}{without}") from None
     require(isinstance(found, dict), f"The answer should be a dict {{name: number}}, not {shown(found)}.")
     require(list(found) == names, f"The keys should be the names {names}, not {list(found)}.")
-    futures = [name for name, number in found.items() if isinstance(number, torch.futures.Future)]
-    require(not futures, "There are futures in the dict, not numbers: somebody has to wait for them.")
+    _plain(found.values(), "dict")
     require(os.getpid() not in found.values(), "One of the numbers is that of this notebook: it was asked here.")
     wrong = [name for name, number in found.items() if number != cluster.pid(name)]
     require(not wrong, f"This is not the process of {' and '.join(wrong)}. Was each worker asked for its own?")
-    require(list(answer(names[1:])) == names[1:], "It should ask only the workers it is given.")
+    require(list(answer(names[1:])) == names[1:], f"For the names {names[1:]} it should ask only these workers.")
     right("Three processes, one world.")
 
 
+@exercise(
+    "Which of the three ways to call returns before the result is there? Begin all calls before you wait for one.",
+    "Begin with a list of futures, one for each pair of `zip(workers, parts)`. A second loop waits for them in order.",
+)
 def at_once(answer: Callable[[Callable[[int], Any], Sequence[int], Sequence[str]], list[Any]]) -> None:
-    """`answer(function, parts, workers)` calls all workers at the same time."""
-    names = rpcbench.cluster().workers
-    _meetings.append(threading.Barrier(len(names)))
-    results = returned(answer(partial(meet, len(_meetings) - 1), list(range(len(names))), names))
+    """`answer(function, parts, workers)` makes all calls at the same time."""
+    first, second = rpcbench.cluster().workers[:2]
+    workers, parts = [first, second, first], [0, 1, 2]
+    _meetings.append(Meeting(len(parts)))
+    with trying("The function"):
+        results = returned(answer(partial(meet, len(_meetings) - 1), list(parts), list(workers)))
     require(isinstance(results, list), f"The answer should be a list, not {shown(results)}.")
-    futures = [result for result in results if isinstance(result, torch.futures.Future)]
-    require(not futures, "The list holds futures. Their results are wanted: wait for them.")
-    require(len(results) == len(names), f"{len(names)} parts should give {len(names)} results, not {len(results)}.")
-    require([part for part, _, _ in results] == [*range(len(names))], "Each part once, in the order of the parts.")
-    require(
-        [name for _, name, _ in results] == names,
-        f"The parts should go to {names}; they went to {[name for _, name, _ in results]}.",
-    )
+    _plain(results, "list")
+    require(len(results) == len(parts), f"{len(parts)} parts should give {len(parts)} results, not {len(results)}.")
+    require([part for part, _, _ in results] == parts, f"The results are those of the parts {[r[0] for r in results]}. "
+            f"Each part once, in the order of the parts: {parts}.")  # fmt: skip
+    went = [name for _, name, _ in results]
+    require(went == workers, f"The parts should go to {workers}; they went to {went}.")
     require(
         all(met for _, _, met in results),
-        "The workers took turns: one had finished before the next was asked. Ask all of them before you wait for any.",
+        "One call had ended before another one began, so they did not run at the same time.",
     )
-    require(answer(negate, [4, 7], names[::-1]) == [-4, -7], "It should work with other functions, parts and workers.")
+    with trying("The function"):
+        found = answer(negate, [4, 7], [second, first])
+    require(found == [-4, -7], f"With parts [4, 7] and a function that negates it is [-4, -7]; yours gave {found}.")
     right("All of them worked at the same time.")
 
 
+def _plain(values: Any, where: str) -> None:
+    """No futures and no references among the values."""
+    for value in values:
+        require(
+            not isinstance(value, torch.futures.Future), f"There are futures in the {where}: wait for their results."
+        )
+        require(not isinstance(value, rpc.RRef), f"There are RRefs in the {where}: their values are wanted.")
+
+
+@exercise(
+    "`rpc_sync` has an argument for this, and one kind of error tells that it has passed. Look at the deadlines above.",
+    "Begin with `try: return rpc.rpc_sync(worker, function, timeout=seconds)`. Catch rpcbench's timeout error only.",
+)
 def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None:
-    """`answer(worker, function, seconds, default)` gives up after a while, and on nothing else."""
-    quick = returned(answer("worker1", name_here, 30.0, "nobody"))
+    """`answer(worker, function, seconds, default)` gives up after a while, and for no other reason."""
+    quick = returned(_prompt(answer, "worker1", name_here, LONG, "default"))
     require(quick == "worker1", f"A quick function returns 'worker1' on worker1; yours gave {shown(quick)}.")
-    require(answer("worker2", nothing, 30.0, "default") == 0, "A function may well return 0: that is a result too.")
-    slow = answer("worker1", slow_one, 0.2, "default")
-    require(slow != "late", "It should give up after `seconds`, but it waited for the slow function to end.")
-    require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
+    zero = _prompt(answer, "worker2", nothing, LONG, "default")
+    require(zero == 0, f"A function that returns 0 has a result too; yours gave {shown(zero)}.")
+    before = rpc.rpc_sync("worker2", count)
+    _prompt(answer, "worker2", count, LONG, "default")
+    calls = rpc.rpc_sync("worker2", count) - before - 1
+    require(calls == 1, f"The function was called {calls} times. It should run once.")
+    _held.append(threading.Event())
     try:
-        hidden = answer("worker2", fail, 30.0, "default")
-    except RuntimeError as error:
-        require(str(error) == "out of paper", f"The function's own error is 'out of paper', not {error}.")
-    else:
-        raise NotYet(f"The function fails with an error of its own, and that was hidden: yours gave {shown(hidden)}.")
+        slow = _prompt(answer, "worker1", partial(hold, len(_held) - 1), 0.2, "default")
+    finally:
+        _held[-1].set()
+    require(slow != "late", "With 0.2 seconds it should give up, but it waited for the slow function to end.")
+    require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
+    _comes_through(answer, fail, RuntimeError("out of paper"))
+    _comes_through(answer, fail_late, TimeoutError("the printer does not answer"))
     right("It waits as long as it should, and hides nothing.")
 
 
-# -- what the answers are tried with; all of it runs on workers, but for `arrive`
-_meetings: list[threading.Barrier] = []  # one for each answer: calls of an earlier one may still be on their way
-
-
-def arrive(meeting: int) -> bool:
-    """Whether all workers came while this one waited. Runs in the notebook, which all workers can call."""
+def _comes_through(answer: Callable[..., Any], function: Callable[[], Any], wanted: Exception) -> None:
+    told = f"{type(wanted).__name__}('{wanted}')"
     try:
-        _meetings[meeting].wait(5)
+        hidden = _prompt(answer, "worker2", function, LONG, "default")
+    except type(wanted) as error:
+        require(str(error) == str(wanted), f"The function's own error is {told}, not {error}.")
+    else:
+        raise NotYet(f"The function itself raises {told}, and that was hidden: yours gave {shown(hidden)}.")
+
+
+def _prompt(answer: Callable[..., Any], *args: Any) -> Any:
+    """What the answer returns or raises. NotYet if it sleeps, or goes on waiting after the function has ended."""
+    ends: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            ends.append((answer(*args), None))
+        except BaseException as error:  # noqa: BLE001  (raised again below)
+            ends.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    with _without_sleep(thread):
+        thread.start()
+        thread.join(4 * PATIENCE)
+    require(ends, "The function on the worker has ended long ago, and your function still waits.")
+    value, error = ends[0]
+    if error is not None:
+        raise error
+    return value
+
+
+@contextlib.contextmanager
+def _without_sleep(thread: threading.Thread) -> Iterator[None]:
+    """In this thread a sleep is an error."""
+    sleep = time.sleep
+
+    def guarded(seconds: float) -> None:
+        waits = "It sleeps for a fixed time. A result that is there early should be returned early."
+        require(threading.current_thread() is not thread, waits)
+        sleep(seconds)
+
+    with mock.patch.object(time, "sleep", guarded):
+        yield
+
+
+@exercise(
+    "There are two cases: the request is in `account.answers`, or it is new. Both belong inside the lock.",
+    "Begin with `with account.lock:` around everything, and `if request not in account.answers:` as its first line.",
+)
+def deposit(answer: Callable[[Any, int, float], Any]) -> None:
+    """`answer(account, request, amount)` pays in once for each request."""
+    account = Account(100)
+    for request, amount, wanted, about in (
+        (1, 50, 150, "a first request"),
+        (2, 50, 200, "another request with the same amount"),
+        (1, 50, 150, "request 1 again, which was answered 150"),
+        (3, -200, 0, "a request that leaves nothing"),
+        (3, -200, 0, "request 3 again, which was answered 0"),
+        (2, 50, 200, "request 2 again, which was answered 200"),
+        (0, 30, 30, "the request with the number 0"),
+        (0, 30, 30, "request 0 again, which was answered 30"),
+    ):
+        with trying("The function"):
+            found = returned(answer(account, request, amount))
+        told = f"deposit(account, {request}, {amount}), {about}: expected {wanted}, but yours returned {shown(found)}."
+        require(found == wanted, told)
+    require(account.now() == 30, f"After these requests the balance should be 30, and it is {account.now()}.")
+    other = Account(0)
+    with trying("The function"):
+        found = answer(other, 1, 5)
+    require(found == 5, f"Another account, with a balance of 0: its request 1, amount 5, gave {shown(found)}, not 5.")
+
+    raced = Account(0)
+    raced.lock.between = lambda: answer(raced, 7, 10)  # another thread, as soon as the lock is free
+    with trying("The function"):
+        answer(raced, 7, 10)
+    require(raced.now() == 10, "The lock was free between two parts of your function, and the same request came on "
+            f"another thread just then. An amount of 10 was paid in twice: the balance is {raced.now()}.")  # fmt: skip
+    right("A caller may now repeat the call as often as it likes.")
+
+
+# -- what the answers are tried with; functions run on workers, unless they say something else
+class Meeting:
+    """All calls of one answer meet; then the first one ends last."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.gone: set[int] = set()
+        self.changed = threading.Condition()
+
+
+_meetings: list[Meeting] = []  # one for each answer: calls of an earlier one may still run
+_held: list[threading.Event] = []
+_counted: list[int] = []
+
+
+def arrive(meeting: int, part: int) -> bool:
+    """Whether all calls had begun before this one ended. Runs in the notebook, which all workers can call."""
+    here = _meetings[meeting]
+    try:
+        here.barrier.wait(PATIENCE)
     except threading.BrokenBarrierError:
         return False
+    with here.changed:
+        here.gone.add(part)
+        here.changed.notify_all()
+        if part == 0:
+            here.changed.wait_for(lambda: len(here.gone) == here.barrier.parties, PATIENCE)
+    if part == 0:
+        time.sleep(0.1)  # the other results are on their way
     return True
 
 
 def meet(meeting: int, part: int) -> tuple[int, str, bool]:
-    return part, rpc.get_worker_info().name, rpc.rpc_sync("notebook", arrive, (meeting,))
+    return part, rpc.get_worker_info().name, rpc.rpc_sync("notebook", arrive, (meeting, part))
 
 
 def negate(part: int) -> int:
@@ -103,10 +239,81 @@ def nothing() -> int:
     return 0
 
 
-def slow_one() -> str:
-    time.sleep(3)
+def count() -> int:
+    """How often this has been called before."""
+    _counted.append(0)
+    return len(_counted) - 1
+
+
+def hold(number: int) -> str:
+    rpc.rpc_sync("notebook", released, (number,))
     return "late"
+
+
+def released(number: int) -> None:
+    """Runs in the notebook, until the answer has returned."""
+    _held[number].wait(PATIENCE)
 
 
 def fail() -> None:
     raise RuntimeError("out of paper")
+
+
+def fail_late() -> None:
+    raise TimeoutError("the printer does not answer")
+
+
+class Lock:
+    """A lock that knows whether it is held. `between` runs once, when it is first free."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.between: Callable[[], object] | None = None
+
+    def __enter__(self) -> Lock:
+        require(not self.held, "The lock is taken twice by one thread, which then waits for itself for ever.")
+        self.held = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.held = False
+        run, self.between = self.between, None
+        if run is not None:
+            run()
+
+    def acquire(self) -> bool:
+        self.__enter__()
+        return True
+
+    def release(self) -> None:
+        self.__exit__()
+
+
+class Account:
+    """An account that is read and changed inside its lock only."""
+
+    def __init__(self, balance: float) -> None:
+        self.lock = Lock()
+        self._balance = balance
+        self._answers: dict[int, float] = {}
+
+    def now(self) -> float:
+        return self._balance
+
+    @property
+    def balance(self) -> float:
+        self._inside("balance")
+        return self._balance
+
+    @balance.setter
+    def balance(self, value: float) -> None:
+        self._inside("balance")
+        self._balance = value
+
+    @property
+    def answers(self) -> dict[int, float]:
+        self._inside("answers")
+        return self._answers
+
+    def _inside(self, name: str) -> None:
+        require(self.lock.held, f"`account.{name}` is used outside of the lock, where other threads may change it.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ from crossings import own
 from torch import Tensor, nn
 
 import rpcbench.autograd as dist_autograd
-import rpcbench.rpc as rpc
-from checks import require, returned, right, shown, trying
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
 from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer
 
@@ -21,13 +21,17 @@ Forward = Callable[[Modules, Tensor], Tensor]
 NAMES = ("embedding", "reader", "decoder")
 
 
+@exercise(
+    "An optimizer holds RRefs of the parameters that it was made with. Which ones does the model use after the move?",
+    'Move first: `modules[2].to("worker2")`. Then make the optimizer as in the training above.',
+)
 def move_decoder(answer: Callable[[Modules], DistributedOptimizer]) -> None:
     """`answer(modules)` moves the decoder to worker2 and returns an optimizer of all parameters."""
     modules = _linear_modules()
     before = _values(modules)
     with trying():
         optimizer = returned(answer(modules))
-    require(isinstance(optimizer, DistributedOptimizer), f"Return the optimizer, not {shown(optimizer)}.")
+    require(isinstance(optimizer, DistributedOptimizer), f"Return a DistributedOptimizer, not {shown(optimizer)}.")
     owners = [module.get_module_rref().owner_name() for module in modules]
     wanted = ["worker1", "worker2", "worker2"]
     require(owners == wanted, f"The modules should be on {wanted} then; they are on {owners}.")
@@ -37,9 +41,16 @@ def move_decoder(answer: Callable[[Modules], DistributedOptimizer]) -> None:
         optimizer.step(context_id)
     for name, old, new in zip(NAMES, before, _values(modules), strict=True):
         require(old != new, f"After a step of this optimizer the {name} is what it was: it does not learn.")
+        moved = max((torch.tensor(a) - torch.tensor(b)).abs().max().item() for a, b in zip(old, new, strict=True))
+        require(abs(moved - 0.02) < 1e-4, f"The first step of Adam with a learning rate of 0.02 moves each weight by "
+                f"0.02; the {name} has moved by {moved:.3g}.")  # fmt: skip
     right("Two crossings less in each step.")
 
 
+@exercise(
+    "One call to `worker1` can do everything that is needed: two of the modules are there, and it can call the third.",
+    'Write a function of `(modules, numbers)` that returns the scores, and run it by `rpc.rpc_sync("worker1", ...)`.',
+)
 def short_way(answer: Forward) -> None:
     """`answer(modules, numbers)` keeps activations out of the notebook."""
     modules = _linear_modules()
@@ -49,32 +60,12 @@ def short_way(answer: Forward) -> None:
             scores = returned(answer(modules, numbers))
         row = own(context_id) or {"recvs": []}
         require(isinstance(scores, Tensor), f"The answer should be the scores, not {shown(scores)}.")
-        require(torch.allclose(scores, _forward(modules, numbers)), "These are not the scores that `forward` gives.")
-        require(row["recvs"], "No graph leads back from the scores: the gradients could not go anywhere.")
+        require(scores.shape == (4, 3) and torch.allclose(scores, _forward(modules, numbers)),
+                "These are not the scores that `forward` gives.")  # fmt: skip
+        require(row["recvs"], "No graph leads back from the scores to the workers: the gradients could not go there.")
         back = len(row["recvs"])
         require(back == 1, f"{back} messages with activations came to this notebook. Only the scores should.")
-    right("The notebook gives the order, and the workers do the rest among themselves.")
-
-
-def two_halves(answer: Forward) -> None:
-    """`answer(modules, numbers)` has both halves of a batch under way at once."""
-    modules = _linear_modules()
-    for size in (6, 5):
-        numbers = torch.rand(size, 3)
-        with trying():
-            scores = returned(answer(modules, numbers))
-        require(isinstance(scores, Tensor), f"The answer should be the scores, not {shown(scores)}.")
-        same = scores.shape == (size, 3) and torch.allclose(scores, _forward(modules, numbers))
-        require(same, f"For {size} sequences, these are not the scores that `forward` gives, in the same order.")
-
-    _batches.append(_Batches())
-    watched = tuple(RemoteModule(*place) for place in (("worker1", Told), ("worker2", Waiting), ("worker1", Sizes)))
-    with trying():
-        sizes = answer(watched, torch.rand(6, 3))
-    require(sizes.max() < 6, "The whole batch went in one piece.")
-    turns = "The halves took turns: worker2 had read the first before worker1 was asked for the second."
-    require(_batches[-1].together, turns)
-    right("So a pipeline begins.")
+    right("The notebook gives the order, and the workers pass activations directly.")
 
 
 def _linear_modules() -> Modules:
@@ -93,46 +84,135 @@ def _values(modules: Modules) -> list[list[Any]]:
     return [[rref.to_here().tolist() for rref in module.remote_parameters()] for module in modules]
 
 
-# -- modules that see whether both halves are under way; the notebook counts
-class _Batches:
+# -- a clock of its own: a call begins when it is made and its worker is free, and lasts as long as its input is large
+class Clock:
+    """The time at the notebook, and when each worker is free."""
+
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.embedded = 0
-        self.together: bool | None = None
+        self.now = 0.0
+        self.free: dict[str, float] = {}
+
+    def call(self, worker: str, lasts: float) -> float:
+        """When a call that is made now ends."""
+        self.free[worker] = max(self.now, self.free.get(worker, 0.0)) + lasts
+        return self.free[worker]
 
 
-_batches: list[_Batches] = []
+class Coming:
+    """The future of a call: whoever waits for it is there when the call ends."""
+
+    def __init__(self, clock: Clock, end: float, value: Any) -> None:
+        self._clock, self._end, self._value = clock, end, value
+
+    def wait(self) -> Any:
+        self._clock.now = max(self._clock.now, self._end)
+        return self._value
 
 
-def embedded() -> None:
-    batches = _batches[-1]
-    with batches.changed:
-        batches.embedded += 1
-        batches.changed.notify_all()
+class Watched:
+    """Stands in for a RemoteModule: computes here, at once, and counts time on the clock."""
+
+    def __init__(self, clock: Clock, worker: str, module: nn.Module, dim: int, each: float) -> None:
+        self._clock, self._worker, self._module, self._dim, self._each = clock, worker, module, dim, each
+        self.calls = 0
+
+    def forward_async(self, *args: Any) -> Coming:
+        require(not any(isinstance(each, Coming) for each in args),
+                "A future was handed to a module. `.wait()` brings the value.")  # fmt: skip
+        self.calls += 1
+        lasts = self._each * args[0].shape[self._dim]
+        return Coming(self._clock, self._clock.call(self._worker, lasts), self._module(*args))
+
+    def forward(self, *args: Any) -> Any:
+        return self.forward_async(*args).wait()
+
+    __call__ = forward
 
 
-def await_second() -> None:
-    """The reader of a half waits here for the other half to arrive at worker1."""
-    batches = _batches[-1]
-    with batches.changed:
-        if batches.together is None:  # the second half need not wait for itself
-            batches.together = batches.changed.wait_for(lambda: batches.embedded >= 2, 5)
+@exercise(
+    "When a part is ready, begin its next call at once; do not wait for the other parts first.",
+    "Begin with `begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]`; then begin the reader's "
+    "call for each part with `part.wait()`.",
+)
+def at_once(answer: Callable[[Modules, Tensor, int], Tensor]) -> None:
+    """`answer(modules, numbers, parts)` has several parts of a batch under way."""
+    for rows, parts in ((16, 4), (8, 2), (12, 3), (5, 2), (6, 1)):
+        torch.manual_seed(rows)
+        clock = Clock()
+        modules = tuple(
+            Watched(clock, worker, nn.Linear(3, 3), 0, times * parts / rows)
+            for worker, times in (("worker1", 1), ("worker2", 2), ("worker1", 1))
+        )
+        numbers = torch.rand(rows, 3)
+        before = numbers.clone()
+        with trying():
+            scores = returned(answer(modules, numbers, parts))
+        took, calls = clock.now, [module.calls for module in modules]
+        case = f"For {rows} rows in {parts} part{'s' if parts > 1 else ''}"
+        require(isinstance(scores, Tensor), f"The answer should be the scores, not {shown(scores)}.")
+        require(torch.equal(numbers, before), f"{case} the numbers have changed.")
+        whole = modules[2](modules[1](modules[0](numbers)))
+        require(scores.shape == whole.shape and torch.allclose(scores, whole),
+                f"{case} these are not the scores that `forward` gives, in the same order.")  # fmt: skip
+        require(scores.requires_grad, f"{case} the scores have no graph behind them.")
+        require(calls == [parts] * 3, f"{case} the modules were called {calls} times.")
+        turns, best = 4.0 * parts, 2.0 * parts + 2
+        if rows % parts == 0:
+            require(took <= best + 0.1 * (turns - best), f"{case} it took {took:g} units of time. One part after the "
+                    f"other takes {turns:g}, and {best:g} will do.")  # fmt: skip
+    right("A first pipeline.")
 
 
-class Told(nn.Module):
-    def forward(self, numbers: Tensor) -> Tensor:
-        rpc.rpc_sync("notebook", embedded)
-        return numbers
+@exercise(
+    "The lower layer's next piece needs the lower layer's state only. What may the upper layer do meanwhile?",
+    "In a loop over the pieces: begin the lower layer's call; wait for the upper layer's call of the piece before; "
+    "wait for the lower layer's; begin the upper layer's with what it brings.",
+)
+def along_time(answer: Callable[[Any, Any, Tensor, int], Tensor]) -> None:
+    """`answer(lower, upper, vectors, pieces)` reads a sequence by two layers at once, a piece apart."""
+    for steps, pieces in ((8, 4), (6, 3), (6, 6), (7, 2), (4, 1)):
+        torch.manual_seed(steps)
+        clock = Clock()
+        layers = [Layer(3, 4), Layer(4, 5)]
+        lower, upper = (
+            Watched(clock, worker, layer, 1, pieces / steps)
+            for worker, layer in zip(("worker1", "worker2"), layers, strict=True)
+        )
+        vectors = torch.rand(2, steps, 3)
+        with trying():
+            hidden = returned(answer(lower, upper, vectors, pieces))
+        took, calls = clock.now, [lower.calls, upper.calls]
+        case = f"For {steps} vectors in {pieces} piece{'s' if pieces > 1 else ''}"
+        require(isinstance(hidden, Tensor), f"The answer should be the hidden vectors, not {shown(hidden)}.")
+        _same_sequence(case, layers, vectors, hidden, pieces)
+        require(calls == [pieces] * 2, f"{case} the layers were called {calls} times.")
+        turns, best = 2.0 * pieces, pieces + 1.0
+        if steps % pieces == 0:
+            require(took <= best + 0.1 * (turns - best), f"{case} it took {took:g} units of time. Layer after layer "
+                    f"takes {turns:g}, and {best:g} will do.")  # fmt: skip
+    right("A wavefront: in each unit of time both layers read, one piece apart.")
 
 
-class Waiting(nn.Module):
-    def forward(self, vectors: Tensor) -> Tensor:
-        rpc.rpc_sync("notebook", await_second)
-        return vectors
+def _same_sequence(case: str, layers: Sequence[nn.Module], vectors: Tensor, hidden: Tensor, pieces: int) -> None:
+    """The hidden vectors are those of the whole sequence."""
+    wanted = layers[1](layers[0](vectors)[0])[0]
+    require(
+        hidden.shape == wanted.shape, f"{case} the shape should be {tuple(wanted.shape)}, not {tuple(hidden.shape)}."
+    )
+    first = -(-vectors.shape[1] // pieces)
+    require(
+        torch.allclose(hidden[:, :first], wanted[:, :first], atol=1e-6), f"{case} the first piece is wrong already."
+    )
+    require(torch.allclose(hidden, wanted, atol=1e-6), f"{case} the first piece is right, and a later one is not. Does "
+            "each layer begin it with its own state at the end of the piece before?")  # fmt: skip
 
 
-class Sizes(nn.Module):
-    """How many sequences came along, for each of them."""
+class Layer(nn.Module):
+    """As in the lesson."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.full((len(hidden),), len(hidden))
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(size, hidden, batch_first=True)
+
+    def forward(self, vectors: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Any:
+        return self.lstm(vectors, state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 import rpcbench
 import rpcbench.rpc as rpc
-from checks import NotYet, require, returned, right, shown, trying
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.runtime.server import ASYNC_MARK
 
@@ -23,24 +27,41 @@ LOGS = {
     "pull a, push a, push a, push a": [0, 1, 2],
     "pull a, pull b, push b, pull b, push b, push a": [0, 0, 2],
     "pull c, pull a, pull b, push a, pull a, push a, push c, push b": [0, 0, 2, 3],
+    "pull a": [],
 }
+PATIENCE = 3.0
 
 
+@exercise(
+    "The server makes one step for each push. Which number did its counter of steps have when the trainer pulled?",
+    "Go through the log once, with `steps = 0` and a dict `pulled = {}` of the steps at each trainer's last pull.",
+)
 def staleness(answer: Callable[[Log], list[int]]) -> None:
     """`answer(log)` counts the steps between each push and the pull that belongs to it."""
     for text, wanted in LOGS.items():
         log = [(what, who) for what, who in (entry.split() for entry in text.split(", "))]
+        before = list(log)
         with trying():
             found = returned(answer(log))
+        require(log == before, "It changes the log that it was given.")
         require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
         require(len(found) == len(wanted), f"For “{text}” there are {len(wanted)} pushes, not {len(found)}.")
         require(found == wanted, f"For “{text}” it is {wanted}, and yours gave {found}.")
     right("So a server can know how late each of its gradients was.")
 
 
+@exercise(
+    "All losses hang on the same pulled weights, so one loss made of all of them needs one `backward`.",
+    "Begin as `train_async` does, with a context and one pull; then `losses = [... for images, labels in batches]`.",
+)
 def big_step(answer: Callable[[Any, DistributedOptimizer, list[Batch]], float], kind: Any, begin: list[Tensor]) -> None:
-    """`answer(weights, optimizer, batches)` is one step with the gradient of the mean loss, after one pull."""
+    """`answer(weights, optimizer, batches)` is one step with the gradient of the mean loss: one pull, one push."""
+    for count in (3, 2):
+        _one_step(answer, kind, begin, count)
+    right("Three batches, one pull, one push.")
 
+
+def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], count: int) -> None:
     class Counted(kind):  # type: ignore[misc]
         pulls = 0
 
@@ -51,11 +72,11 @@ def big_step(answer: Callable[[Any, DistributedOptimizer, list[Batch]], float], 
         def state(self) -> tuple[int, list[Tensor]]:
             return self.pulls, [values.detach() for values in self.values]
 
-    generator = torch.Generator().manual_seed(1)
-    batches = [(torch.rand(8, 64, generator=generator).double(), torch.arange(8) + k) for k in range(3)]
+    generator = torch.Generator().manual_seed(count)
+    batches = [(torch.rand(8, 64, generator=generator).double(), torch.arange(8) + k) for k in range(count)]
     weights = rpc.remote("worker1", Counted, (begin,))
     optimizer = DistributedOptimizer(torch.optim.SGD, weights.rpc_sync().references(), lr=1.0)
-    with trying():
+    with rpcbench.trace() as seen, trying():
         loss = returned(answer(weights, optimizer, list(batches)))
     pulls, values = weights.rpc_sync().state()
     wanted, gradients = _mean(begin, batches)
@@ -66,9 +87,12 @@ def big_step(answer: Callable[[Any, DistributedOptimizer, list[Batch]], float], 
     require(straight, "The step does not go along the gradient of the mean loss, taken at one point.")
     require(abs(times - 1) < 1e-6, f"The step is {times:.3g} times as long as that of the mean loss.")
     require(pulls == 1, f"The weights were pulled {pulls} times.")
+    here = rpc.get_worker_info().id
+    messages = seen.view["messages"].values()
+    pushes = sum(row["kind"] == "Gradients" and row["from"] == here for row in messages)
+    require(pushes <= 1, f"The step is right, but there were {pushes} pushes: each `backward` is one.")
     require(isinstance(loss, float), f"The mean loss should be a number, not {shown(loss)}.")
     require(abs(loss - wanted) < 1e-9, f"The mean loss is {wanted:.4f}, and yours is {loss:.4f}.")
-    right("Three batches, one pull, one push.")
 
 
 def _mean(begin: list[Tensor], batches: list[Batch]) -> tuple[float, Tensor]:
@@ -80,27 +104,71 @@ def _mean(begin: list[Tensor], batches: list[Batch]) -> tuple[float, Tensor]:
     return loss.item(), torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, local)])
 
 
-def average(answer: Any) -> None:
-    """`answer(n)` is a server that answers n callers of `push` at once."""
-    for rounds in ([[2.0]], [[1.0, 2.0, 6.0], [30.0, 10.0, 20.0]], [[1.0, 5.0], [0.0, 0.0], [4.0, 2.0]]):
+@exercise(
+    "A call that may not be answered yet keeps its future. Which calls of `finished` can free which trainers?",
+    "Keep two dicts: the number of steps that each trainer has finished, and the futures of those that wait. Each call "
+    "looks through those that wait, and sets the results of all that may go on.",
+)
+def bounded(answer: Any) -> None:
+    """`answer(trainers, bound)` answers a trainer once it is at most `bound` steps ahead of the slowest."""
+    marked = getattr(getattr(answer, "finished", None), ASYNC_MARK, None) is not None
+    require(marked, "`finished` should be marked with `async_execution`, so that no thread waits.")
+    for names, bound, calls in (
+        ("ab", 0, 6),
+        ("ab", 1, 12),
+        ("abc", 0, 9),
+        ("abc", 2, 40),
+        ("abcd", 1, 40),
+        ("a", 3, 5),
+    ):
+        made = random.Random(len(names) + bound)
+        trainers = [f"trainer {name}" for name in names]
         with trying():
-            server = rpc.remote("worker1", answer, (len(rounds[0]),))
-            for numbers in rounds:
-                _round(server, numbers)
-    marked = getattr(answer.push, ASYNC_MARK, None) is not None
-    require(marked, "The numbers are right, but a thread of the server stands and waits. Return a future instead.")
-    right("One caller completes it, and all of them get their answer.")
+            server = answer(list(trainers), bound)
+        _play(server, trainers, bound, made, calls)
+    right("With the bound 0 that is synchronous SGD, and with a very large one asynchronous SGD.")
 
 
-def _round(server: Any, numbers: Sequence[float]) -> None:
-    futures = [server.rpc_async(timeout=5).push(number) for number in numbers]
-    found = []
-    for place, future in enumerate(futures, 1):
+def _play(server: Any, trainers: list[str], bound: int, made: random.Random, calls: int) -> None:
+    clocks = dict.fromkeys(trainers, 0)
+    waiting: dict[str, Any] = {}
+    story: list[str] = []
+    case = f"With {len(trainers)} trainers and the bound {bound}"
+    for _ in range(calls):
+        who = made.choice([name for name in trainers if name not in waiting])
+        clocks[who] += 1
+        story.append(f"{who[-1]} has finished {clocks[who]}")
+        future = returned(_called(server, who))
+        require(isinstance(future, torch.futures.Future), f"`finished` should return a future, not {shown(future)}.")
+        waiting[who] = future
+        told = f"{case}, after “{', '.join(story[-4:])}”"
+        for name in list(waiting):
+            free = clocks[name] - min(clocks.values()) <= bound
+            done = waiting[name].done()
+            require(done or not free, f"{told}, {name} may go on, and still has no answer.")
+            ahead = clocks[name] - min(clocks.values())
+            require(free or not done, f"{told}, {name} is ahead by {ahead}, and has its answer already.")
+            if free:
+                with trying("The future"):
+                    value = waiting.pop(name).wait()
+                require(value == clocks[name], f"{told}, the answer to {name} is {shown(value)}, not {clocks[name]}.")
+
+
+def _called(server: Any, who: str) -> Any:
+    """What `finished` returns, on a thread of its own as on a real server: a thread that waits is told of."""
+    found: list[Any] = []
+
+    def call() -> None:
         try:
-            found.append(returned(future.wait()))
-        except rpcbench.RpcTimeoutError:
-            raise NotYet(f"{len(numbers)} have called, and number {place} of them got no answer.") from None
-    wanted = sum(numbers) / len(numbers)
-    for value in found:
-        require(isinstance(value, float), f"The answer should be a number, not {shown(value)}.")
-    require(found == [wanted] * len(numbers), f"The callers brought {list(numbers)}, and their answers were {found}.")
+            with trying("`finished`"):
+                found.append(server.finished(who))
+        except NotYet as told:
+            found.append(told)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    require(found, "A call of `finished` does not return: its thread waits. Return a future instead.")
+    if isinstance(found[0], NotYet):
+        raise found[0]
+    return found[0]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import rpcbench
 import rpcbench.rpc as rpc
-from checks import NotYet, require, returned, right, shown
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from rpcbench.runtime.server import ASYNC_MARK
 
 STATES = torch.eye(30)
+PATIENCE = 3.0
 
 
+@exercise(
+    "The last step's return is its reward. What is the return of the step before it?",
+    "Go from the last step to the first, with `later = 0.0`; mind the order of the list at the end.",
+)
 def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None:
     """`answer(rewards, gamma)` is the discounted return of each step."""
     for rewards, gamma, wanted in [
@@ -22,11 +32,14 @@ def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None
         ([1.0, 2.0, 3.0], 1.0, [6.0, 5.0, 3.0]),
         ([1.0, 2.0, 4.0], 0.5, [3.0, 4.0, 4.0]),
         ([5.0], 0.9, [5.0]),
+        ([1.0, 0.0, 0.0, 2.0], 0.0, [1.0, 0.0, 0.0, 2.0]),
         ([], 0.9, []),
     ]:
         asked = list(rewards)
-        found = returned(answer(asked, gamma))
+        with trying():
+            found = returned(answer(asked, gamma))
         require(asked == rewards, "It changes the list of rewards that it was given.")
+        require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
         require(len(found) == len(rewards), f"{len(rewards)} rewards should give as many returns, not {len(found)}.")
         require(
             all(math.isclose(a, b) for a, b in zip(found, wanted, strict=True)),
@@ -35,12 +48,20 @@ def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None
     right("Each step is judged by what came after it.")
 
 
+@exercise(
+    "All observers but the last one get their move in the last one's call. What must be kept of each until then?",
+    "Keep `self.waiting[observer] = state, future` for a new `rpcbench.Future()`, with the lock. When there are "
+    "`self.size` of them, take all of them out, choose, and set the result of each future.",
+)
 def batched(kind: type[Any], play_round: Callable[[Any, int], dict[str, Any]]) -> None:
     """`kind` is an agent that answers all observers with one call of `choose`."""
+    marked = getattr(kind.act, ASYNC_MARK, None) is not None
+    require(marked, "`act` should be marked with `async_execution`, so that no thread waits.")
     _alone(kind)
     names = rpcbench.cluster().workers
     agent = _counting(kind)(names)
-    rewards = play_round(rpc.RRef(agent), 4)
+    with trying("A round"):
+        rewards = play_round(rpc.RRef(agent), 4)
     steps = sum(len(game) for game in rewards[names[0]])
     sizes = agent.sizes
     require(sizes == [len(names)] * steps, f"{steps} steps should take {steps} calls of choose, not {len(sizes)}.")
@@ -48,18 +69,38 @@ def batched(kind: type[Any], play_round: Callable[[Any, int], dict[str, Any]]) -
 
 
 def _alone(kind: type[Any]) -> None:
-    """Three observers that are not there ask by turns; their moves are given."""
+    """Three observers that are not there ask by turns, in another order each time; their moves are given."""
     agent = _counting(kind)(["a", "b", "c"])
     agent.choose = agent.given
-    for step in range(3):
-        futures = []
-        for number, name in enumerate("abc"):
-            future = returned(agent.act(name, STATES[3 * step + number]))
+    for step, order in enumerate(("abc", "cab", "bca")):
+        futures = {}
+        for place, name in enumerate(order):
+            future = returned(_called(agent, name, STATES[3 * step + "abc".index(name)]))
             require(isinstance(future, torch.futures.Future), f"act should return a Future, not {shown(future)}.")
-            futures.append(future)
-            if number < 2:
-                require(not any(f.done() for f in futures), "It answers before all observers have asked.")
-        _look(step, agent, futures)
+            futures[name] = future
+            if place < 2:
+                require(not any(f.done() for f in futures.values()), "It answers before all observers have asked.")
+        _look(step, agent, [futures[name] for name in "abc"])
+
+
+def _called(agent: Any, name: str, state: Tensor) -> Any:
+    """What `act` returns, on a thread of its own as in a real call: a thread that waits is told of."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            with trying("act"):
+                found.append(agent.act(name, state))
+        except NotYet as told:
+            found.append(told)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    require(found, "A call of act does not return: its thread waits. Return a future instead.")
+    if isinstance(found[0], NotYet):
+        raise found[0]
+    return found[0]
 
 
 def _look(step: int, agent: Any, futures: Sequence[Any]) -> None:
@@ -67,23 +108,78 @@ def _look(step: int, agent: Any, futures: Sequence[Any]) -> None:
         raise NotYet(f"In step {step + 1} all three observers have asked, and one of them still has no answer.")
     require(agent.sizes == [3] * (step + 1), f"choose got batches of {agent.sizes} states; each should have 3.")
     moves = [future.wait() for future in futures]
-    require(moves == [3 * step, 3 * step + 1, 3 * step + 2], "Somebody got the move that was meant for another one.")
+    require(moves == [3 * step, 3 * step + 1, 3 * step + 2], "An observer got the move that was meant for another one.")
 
 
 def _counting(kind: type[Any]) -> type[Any]:
     class Counting(kind):  # type: ignore[misc, valid-type]
-        """Counts batches. As moves, `given` gives numbers by which states can be told apart."""
+        """Counts batches, and looks that `waiting` is used with the lock. As moves, `given` gives numbers by which
+        states can be told apart."""
 
         def __init__(self, observers: Sequence[str]) -> None:
+            self._kept: Any = None
+            self._ready = False
             super().__init__(observers)
             self.sizes: list[int] = []
+            self._ready = True
 
-        def choose(self, observers: Sequence[str], states: torch.Tensor) -> list[int]:
+        @property
+        def waiting(self) -> Any:
+            self._locked()
+            return self._kept
+
+        @waiting.setter
+        def waiting(self, kept: Any) -> None:
+            self._locked()
+            self._kept = kept
+
+        def _locked(self) -> None:
+            require(not self._ready or self.lock.locked(), "`self.waiting` is used without the lock.")
+
+        def choose(self, observers: Sequence[str], states: Tensor) -> list[int]:
             self.sizes.append(len(observers))
             return super().choose(observers, states)  # type: ignore[no-any-return]
 
-        def given(self, observers: Sequence[str], states: torch.Tensor) -> list[int]:
+        def given(self, observers: Sequence[str], states: Tensor) -> list[int]:
             self.sizes.append(len(observers))
             return states.argmax(1).tolist()
 
     return Counting
+
+
+@exercise(
+    "A ratio of probabilities is `exp` of a difference of their logarithms. Which of the two lies on top?",
+    "Three lines do: the weight, detached and clamped; the worth less its mean; the mean of the product.",
+)
+def lagged_loss(answer: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
+    """`answer(now, then, worth, most)` is the loss of REINFORCE with clipped importance weights."""
+    made = torch.Generator().manual_seed(16)
+    for size, most, same in ((4, 10.0, True), (5, 10.0, False), (6, 1.0, False), (3, 1.2, False)):
+        now = (torch.rand(size, generator=made, dtype=torch.double) * 0.8 + 0.1).log().requires_grad_()
+        then = (torch.rand(size, generator=made, dtype=torch.double) * 0.8 + 0.1).log()
+        then = now.detach().clone() if same else then
+        worth = torch.randint(0, 2, (size,), generator=made).double() + torch.arange(size)
+        given = [each.detach().clone() for each in (now, then, worth)]
+        with trying():
+            loss = returned(answer(now, then, worth, most))
+        kept = all(torch.equal(a, b.detach()) for a, b in zip(given, (now, then, worth), strict=True))
+        require(kept, "It changes a tensor that it was given.")
+        require(isinstance(loss, Tensor) and loss.numel() == 1, f"A tensor of one number is wanted, not {shown(loss)}.")
+        weight = (now - then).exp().detach().clamp(max=most)
+        above = worth - worth.mean()
+        wanted = -(weight * now * above).mean()
+        case = "Where the copy is as new as the policy" if same else f"With weights of at most {most:g}"
+        _compare(case, loss, wanted.item(), -(weight * above) / size, now)
+    right("The same correction keeps IMPALA's actors useful while they lag behind.")
+
+
+def _compare(case: str, loss: Tensor, wanted: float, gradient: Tensor, now: Tensor) -> None:
+    factor = loss.item() / wanted
+    times = "" if not 0 < factor < 100 or abs(factor - round(factor)) > 1e-6 else f", {round(factor)} times as much"
+    times = ", with the other sign" if abs(factor + 1) < 1e-9 else times
+    right_value = abs(factor - 1) < 1e-9
+    require(right_value, f"{case}, the loss should be {wanted:.4f}, and yours is {loss.item():.4f}{times}.")
+    require(loss.requires_grad, f"{case}, the loss is right, but no graph leads back to `now`.")
+    (found,) = torch.autograd.grad(loss, now)
+    require(torch.allclose(found, gradient), f"{case}, the loss is right, but its gradient is not: a gradient goes "
+            "through the weights.")  # fmt: skip

@@ -6,37 +6,59 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from by_hand import World, every_order, ruled
+from by_hand import Careless, World, every_order, ruled
 from tables import settled
 
 import rpcbench.rpc as rpc
-from checks import NotYet, require, returned, right, shown
-from rpcbench.protocol.rrefs import RRefs
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
 
 history: list[Any] = []
+Message = tuple[str, str]
 
 
+@exercise(
+    "`loss` is an RRef. What you append should hold neither the reference nor a function that uses it.",
+    "`loss.to_here()` fetches a copy of the tensor, and a tensor with one number has a method that returns it.",
+)
 def entry(answer: Callable[[Any], Any]) -> None:
     """`answer(loss)` is what worker2 should keep of the RRef of a loss."""
-    loss = rpc.remote("worker1", torch.tensor, (0.25,))
-    number = str(loss).partition("local_id=")[2].partition(")")[0]
-    returned(rpc.rpc_sync("worker2", note, (answer, loss)))
-    del loss
-    kept = [leak for leak in settled() if str(leak.rref) == f"0.{number}"]
-    require(not kept, "The list on worker2 still holds the reference, so worker1 has to keep the tensor.")
-    value = rpc.rpc_sync("worker2", last)
-    require(not isinstance(value, torch.Tensor), "That is a tensor. It is safe, but a plain number is all one needs.")
-    require(value == 0.25, f"The loss was 0.25; in the list stands {shown(value)}.")
-    right("The number stays, the tensor may go.")
+    for number in (0.25, 0.0, -3.5):
+        _entry(answer, number)
+    right("The number stays, and the tensor can be freed.")
 
 
-def bad_order(answer: Sequence[str], careless: Callable[[int, int], RRefs]) -> None:
+def _entry(answer: Callable[[Any], Any], number: float) -> None:
+    loss = rpc.remote("worker1", torch.tensor, (number,))
+    local_id = str(loss).partition("local_id=")[2].partition(")")[0]
+    try:
+        with trying("On worker2 it"):
+            kind = returned(rpc.rpc_sync("worker2", note, (answer, loss)))
+        loss.release()
+        kept = [leak for leak in settled() if str(leak.rref) == f"0.{local_id}"]
+        require(not kept, "The list on worker2 still holds the reference, so worker1 has to keep the tensor.")
+        require(kind != "Tensor", "That is a tensor. It leaks nothing, but a plain number is enough.")
+        value = rpc.rpc_sync("worker2", last)
+    finally:  # the check itself leaves no reference behind
+        loss.release()
+        rpc.rpc_sync("worker2", forget)
+    require(value == number and isinstance(value, float),
+            f"The loss was {number}; in the list stands {shown(value)}, of type {kind}.")  # fmt: skip
+
+
+@exercise(
+    "Two messages are in flight. What does the owner know when the one arrives first, and when the other does?",
+    'The owner frees the value when its list is empty. Which of the two messages empties it? `return ["...", ...]`.',
+)
+def bad_order(answer: Callable[[], Sequence[str]]) -> None:
     """Delivering messages in this order makes the careless owner free a value that is needed."""
-    require(list(answer) != [...], "The list is empty so far. Replace the three dots.")
-    world = World(careless)
+    with trying("The function"):
+        order = returned(answer())
+    require(isinstance(order, list | tuple), f"The answer should be a list of kinds of messages, not {shown(order)}.")
+    world = World(Careless)
     world.deliver("Create").deliver("ForkAccept").share().drop("notebook")
-    require(any(letter.kind == "UserDelete" for letter in world.letters), "Careless is not careless any more.")
-    for step, kind in enumerate(answer, 1):
+    for step, kind in enumerate(order, 1):
         try:
             world.deliver(kind)
         except ValueError as error:
@@ -45,12 +67,55 @@ def bad_order(answer: Sequence[str], careless: Callable[[int, int], RRefs]) -> N
     right(f"{world.wrong[0].upper()}{world.wrong[1:]}.")
 
 
-def may_say_goodbye(answer: Callable[[bool, bool, int], object]) -> None:
-    """`answer(released, confirmed, children)` says when a user may tell the owner that it is gone."""
-    returned(answer(False, False, 0))
-    trial = every_order(ruled(answer))
+@exercise(
+    "Each of the three facts forbids something. Look at the history below the check: which member needed the value there?",
+    "The rule is one line, `return ... and ... and ...`: object gone, known to the owner, no child to wait for.",
+)
+def may_delete(answer: Callable[[bool, bool, int], object]) -> None:
+    """`answer(released, confirmed, children)` says when a user may send its `UserDelete`."""
+    with trying("The function"):
+        returned(answer(False, False, 0))
+        trial = every_order(ruled(answer))
     require(not trial.wrong, f"In {trial.states} states one was found where {trial.wrong}.")
+    for children in (1, 2, 5):
+        many = answer(True, True, children)
+        require(not many, f"With {children} children that the owner may not know yet it says {shown(many)}.")
     right(f"All {trial.states} states that can be reached are fine: never too early, and nothing stays for ever.")
+
+
+@exercise(
+    "A number cannot tell a second arrival from a new user. What has to be remembered of a fork that is gone?",
+    "Begin with two empty sets: forks that were ever requested, and forks that were deleted. The value is needed while "
+    "the first has a fork that the second has not.",
+)
+def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
+    """`answer(messages)` is the number of messages after which the owner frees the value."""
+    for text, wanted in (
+        ("+a -a", 2),
+        ("+a", None),
+        ("+a +b -a -b", 4),
+        ("+a +b -b", None),
+        ("+a +b +b -a -b", 5),  # a request arrives twice
+        ("+a +b -a -a", None),  # a delete arrives twice
+        ("+a +b -b +b -a", 5),  # a request arrives again after its delete
+        ("+a +b +c -b -c +c -b -a", 8),
+        ("+a -a +a -a", 2),  # second arrivals after the end
+        ("+a +a -a +a", 3),
+        ("+a +b -a +c -b +a", None),
+    ):
+        messages = [("ForkRequest" if each[0] == "+" else "UserDelete", each[1]) for each in text.split()]
+        with trying("The function"):
+            found = answer(list(messages))
+        require(found is not ..., "The function returns nothing so far. Replace the three dots.")
+        told = f"For {text}, with + for ForkRequest and - for UserDelete, it is {wanted}; yours gave {shown(found)}."
+        require(found == wanted and not isinstance(found, bool), _empty(answer, told))
+    right("A second arrival changes nothing, however late it is.")
+
+
+def _empty(answer: Callable[[list[Message]], object], told: str) -> str:
+    """`None` is a possible answer, so the empty function is told by an example that has another one."""
+    empty = answer([("ForkRequest", "a"), ("UserDelete", "a")]) is None
+    return "The function returns nothing so far. Replace the three dots." if empty else told
 
 
 # -- what runs on worker2
@@ -61,3 +126,7 @@ def note(answer: Callable[[Any], Any], loss: Any) -> str | None:
 
 def last() -> Any:
     return history[-1]
+
+
+def forget() -> None:
+    history.clear()

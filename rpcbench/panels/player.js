@@ -40,21 +40,23 @@ function timeText({ frames, seconds }, at) {
   return `${time.toFixed(2)} s of ${seconds.toFixed(2)} s${name ? `, ${name}` : ""}`;
 }
 
-// Adds the panel, with a toolbar above it, to the element `parent`.
+// Adds the panel, with a toolbar above it, to the element `parent`. It shows the last frame: who does not play the
+// record sees the whole of it.
 function play(record, widget, parent) {
   const { frames } = record;
   const views = allViews(frames);
-  const model = new PlayerModel(views[0]);
+  const last = frames.length - 1;
+  const model = new PlayerModel(views[last]);
   const button = (text, onClick) => {
     const node = html("button", { type: "button" }, text);
     node.addEventListener("click", onClick);
     return node;
   };
-  let [at, timer] = [0, 0];
-  const range = html("input", { type: "range", min: 0, max: frames.length - 1, step: 1, "aria-label": "frame" });
+  let [at, timer] = [last, 0];
+  const range = html("input", { type: "range", min: 0, max: last, step: 1, "aria-label": "frame" });
   const status = html("span", { role: "status" });
   const go = (frame) => {
-    at = Math.min(frames.length - 1, Math.max(0, frame));
+    at = Math.min(last, Math.max(0, frame));
     range.value = at;
     set(range, { "aria-valuetext": timeText(record, at) });
     status.textContent = timeText(record, at);
@@ -67,9 +69,9 @@ function play(record, widget, parent) {
   };
   const start = button("Play", () => {
     if (timer) return stop();
-    if (at === frames.length - 1) go(0);
+    if (at === last) go(0);
     start.textContent = "Pause";
-    timer = setInterval(() => (at < frames.length - 1 ? go(at + 1) : stop()), MILLISECONDS);
+    timer = setInterval(() => (at < last ? go(at + 1) : stop()), MILLISECONDS);
   });
   const step = (by) => () => {
     stop();
@@ -86,5 +88,5 @@ function play(record, widget, parent) {
   if (record.note) parent.append(html("p", { class: "rb-player-note" }, record.note));
   widget.initialize({ model });
   widget.render({ model, el });
-  go(0);
+  go(last);
 }

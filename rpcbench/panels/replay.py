@@ -1,5 +1,7 @@
 """Plays a record in a panel without workers: a slider, a play button, steps, and any of the panels.
 
+Both the widget and the page open at the last frame, so that a reader who does not play it sees the whole record.
+
 Below the widget it shows the same record as an HTML page, which needs no kernel. The page has the panel's own drawing
 code, and the delta of each frame. Guarantees
 - The page sends no request to a server, which its content security policy forbids, and runs in a sandboxed frame.
@@ -103,8 +105,9 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self.player = Player(record)  # the source of the panel
         self._kinds = kinds
         last = max(0, len(record.frames) - 1)
-        self._play = ipywidgets.Play(min=0, max=last, interval=_MILLISECONDS)
-        self._slider = ipywidgets.IntSlider(min=0, max=last, description="frame", readout=True)
+        self.player.go(last)
+        self._play = ipywidgets.Play(min=0, max=last, value=last, interval=_MILLISECONDS)  # at the end it begins anew
+        self._slider = ipywidgets.IntSlider(min=0, max=last, value=last, description="frame", readout=True)
         ipywidgets.jslink((self._play, "value"), (self._slider, "value"))
         self._back = ipywidgets.Button(description="Step back")
         self._on = ipywidgets.Button(description="Step")
@@ -165,7 +168,7 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
 
 
 def replay(path: str | Path, panel: str = "rrefs") -> Replay:
-    """Play a record of `%record` or `rpcbench.record`, without workers.
+    """Play a record of `%record` or `rpcbench.record`, without workers. It opens at its end.
 
     Args:
         path: the file of the record.

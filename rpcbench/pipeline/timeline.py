@@ -62,9 +62,10 @@ def heads(id_: int, name: str, tracks: Mapping[int, str]) -> Iterator[TraceEvent
         yield {"ph": "M", "name": "thread_name", "pid": id_, "tid": track, "args": {"name": about}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Timeline:
-    """The ops of one step, each worker's in order of time. A running op ends at the time the timeline was made."""
+    """The ops of one step, each worker's in order of time. A running op ends at the time the timeline was made. In a
+    notebook it is a picture."""
 
     step: int
     spans: tuple[Span, ...]
@@ -119,7 +120,7 @@ class Timeline:
         """Return a drawing of the step, a line per worker, at most `width` columns wide (20 of time at least)."""
         return self.chart.text(width)
 
-    __str__ = text
+    __repr__ = __str__ = text
 
     def svg(self) -> str:
         """Return the step as an SVG picture."""

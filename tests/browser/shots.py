@@ -164,8 +164,9 @@ MOMENT = """([index, first]) => {
 
 
 def lesson(workers: int) -> nbformat.NotebookNode:
-    """The first lesson; with more workers also with more layers, and norms so that these train."""
+    """The first lesson without exercises; with more workers also with more layers, and norms so that these train."""
     notebook = nbformat.read(LESSON, 4)
+    notebook.cells = [cell for cell in notebook.cells if not any(":" in tag for tag in cell.metadata.get("tags", ()))]
     layer, norm = "    nn.Linear(512, 512),\n    nn.ReLU(),\n", "    nn.LayerNorm(512),\n"
     for cell in notebook.cells if workers > 2 else ():
         cell.source = cell.source.replace("start 2", f"start {workers}").replace(2 * layer, workers * (norm + layer))
@@ -304,7 +305,7 @@ def of_readme(shots: Shots) -> None:
     for command in (HIDE_LEFT, HIDE_STATUS):
         notebook.page.evaluate(command)
     notebook.run_above("%cluster stop")
-    cells = [notebook.index("pipe.step("), notebook.index("%panel pipeline")]
+    cells = [notebook.index("pipe.step(x[batch]"), notebook.index("%panel pipeline")]
     notebook.page.wait_for_function(MOMENT, arg=cells, polling=20)
     notebook.page.screenshot(path=shots.folder / "panels.png")
 

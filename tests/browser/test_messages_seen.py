@@ -74,11 +74,16 @@ def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     player.locator(".rb-messages .rb-stat").first.wait_for()
     last = notebook.value("len(played.player.record.frames) - 1")
     at = player.locator(".widget-readout")
+    settles(notebook.page, lambda: int(at.inner_text()), last)
+    notebook.value("played.player.at", after="played.go(0)")
+    settles(notebook.page, lambda: int(at.inner_text()), 0)
     on_to_the_end(notebook.page, player, lambda: int(at.inner_text()), last)
 
     player.get_by_text("The record, played without a kernel").click()
     alone = player.frame_locator("iframe")
     at_alone = alone.locator("input[type=range]")
+    settles(notebook.page, lambda: int(at_alone.input_value()), last)
+    at_alone.fill("0")
     on_to_the_end(notebook.page, alone, lambda: int(at_alone.input_value()), last)
     for each in (player, alone):
         each.locator("[data-message][data-state='received']", has_text="result of len").wait_for()

@@ -35,9 +35,11 @@ def saved(lab, show):
 
 
 def plays(notebook):
-    """Whether the page in the cell's output goes from no RRef to one, and back."""
+    """Whether the page in the cell's output opens with the record's one RRef, and goes from none to it and back."""
     alone = notebook.cell(PLAYS).frame_locator("iframe")
     rows, step = alone.locator("[data-rref]"), alone.get_by_role("button", name="Step", exact=True)
+    rows.filter(has_text="complex").wait_for()
+    alone.get_by_role("slider").fill("0")
     alone.get_by_text("Nothing is here at this moment of the record.").wait_for()
     while not rows.filter(has_text="complex").count():
         step.click()

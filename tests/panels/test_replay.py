@@ -56,7 +56,11 @@ def shown(player):
     return [line.strip() for line in str(player).splitlines()]
 
 
-def test_it_begins_at_the_first_frame_and_goes_on_by_steps(player):
+def test_it_opens_at_the_last_frame_and_goes_by_steps(player):
+    play, slider, *_ = player.children[0].children
+    assert player.player.at == play.value == slider.value == 3
+    assert shown(player)[0] == "3 members, 1 RRef, 1 fork" and player.children[1].value == "1.50 s of 1.50 s"
+    player.go(0)
     assert shown(player) == ["3 members, 0 RRefs, 0 forks"]
     player.step()
     assert shown(player)[0] == "3 members, 1 RRef, 0 forks"

@@ -23,3 +23,23 @@ def stubborn(worker, code):
     except rpcbench.WorkerLostError:
         cluster.restart(worker, replay=True)
         return cluster.run(worker, code)
+
+
+# %% spread
+def spread(call, items, workers):
+    results = [None] * len(items)
+    todo = queue.SimpleQueue()
+    for pair in enumerate(items):
+        todo.put(pair)
+
+    def serve(worker):
+        while True:
+            try:
+                place, item = todo.get_nowait()
+            except queue.Empty:
+                return
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return results

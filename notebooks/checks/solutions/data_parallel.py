@@ -12,3 +12,9 @@ def combined(gradients, samples):
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
+
+
+# %% best
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return min([r for r in possible if held(r) <= budget], key=time, default=None)

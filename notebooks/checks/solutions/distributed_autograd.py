@@ -23,3 +23,18 @@ def step(x, weight1, weight2):
         loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
         dist_autograd.backward(context_id, [loss])
         return gradients(context_id)
+
+
+# %% parts
+def parts(found, behind):
+    taking_part, todo = set(), list(found)
+    while todo:
+        message = todo.pop()
+        if message not in taking_part:
+            taking_part.add(message)
+            todo += behind[message]
+    counts = {message: int(message in found) for message in taking_part}
+    for message in taking_part:
+        for other in behind[message]:
+            counts[other] += 1
+    return counts

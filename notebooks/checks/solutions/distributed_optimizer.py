@@ -10,7 +10,8 @@ def descend(weight, context_id, lr):
 
 # %% global_norm
 def square_sum(context_id, weight):
-    return dist_autograd.get_gradients(context_id)[weight.local_value()].square().sum().item()
+    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
+    return 0.0 if gradient is None else gradient.square().sum().item()
 
 
 def global_norm(context_id, weights):
@@ -28,3 +29,14 @@ def restore(directory, optimizer, weights):
     for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
         rpc.rpc_sync(weight.owner(), put, (weight, values))
     optimizer.load(directory)
+
+
+# %% momentum_step
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        old = velocities[place]
+        velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+        with torch.no_grad():
+            weights[place] -= lr * velocities[place]

@@ -1,8 +1,9 @@
-# %% feed_forward
-def feed_forward(x, cut, all_reduce):
-    y = torch.relu(x @ cut("up", 1)) @ cut("down", 0)
-    all_reduce(y)
-    return y
+# %% rows_held
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, tp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return list(range(begin, begin + each))
 
 
 # %% bytes_held
@@ -13,3 +14,10 @@ def bytes_held(parameters, dp, tp):
 # %% gathers
 def gathers(blocks, keep):
     return (1 if keep else 2) * blocks + 1
+
+
+# %% sent
+def sent(numbers, sums, tokens, width, dp, tp):
+    along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
+    along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
+    return along_tp, along_dp

@@ -15,3 +15,12 @@ def patient(worker, function, seconds, default):
         return rpc.rpc_sync(worker, function, timeout=seconds)
     except rpcbench.RpcTimeoutError:
         return default
+
+
+# %% deposit
+def deposit(account, request, amount):
+    with account.lock:
+        if request not in account.answers:
+            account.balance += amount
+            account.answers[request] = account.balance
+        return account.answers[request]

@@ -15,10 +15,25 @@ def short_way(modules, numbers):
     return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
 
 
-# %% two_halves
-def two_halves(modules, numbers):
-    parts = numbers.chunk(2)
-    for module in modules:
-        futures = [module.forward_async(part) for part in parts]
-        parts = [future.wait() for future in futures]
-    return torch.cat(parts)
+# %% at_once
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    begun = [reader.forward_async(part.wait()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% along_time
+def along_time(lower, upper, vectors, pieces):
+    low = high = above = None
+    found = []
+    for piece in vectors.chunk(pieces, 1):
+        below = lower.forward_async(piece, low)
+        if above is not None:
+            hidden, high = above.wait()
+            found.append(hidden)
+        hidden, low = below.wait()
+        above = upper.forward_async(hidden, high)
+    found.append(above.wait()[0])
+    return torch.cat(found, 1)

@@ -21,23 +21,22 @@ def big_step(weights, optimizer, batches):
     return loss.item()
 
 
-# %% Average
-class Average:
-    def __init__(self, n):
-        self.n, self.numbers, self.answer = n, [], rpc.Future()
-        self.lock = threading.Lock()
+# %% bounded
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.lock = bound, threading.Lock()
+        self.finished_steps = dict.fromkeys(trainers, 0)
+        self.waiting = {}
 
     @rpc.functions.async_execution
-    def push(self, number):
+    def finished(self, name):
+        answer = rpc.Future()
         with self.lock:
-            answer = self.answer
-            self.numbers.append(number)
-            numbers = self.numbers
-            if len(numbers) == self.n:
-                self.numbers, self.answer = [], rpc.Future()
-                last = True
-            else:
-                last = False
-        if last:
-            answer.set_result(sum(numbers) / self.n)
+            self.finished_steps[name] += 1
+            self.waiting[name] = answer
+            most = min(self.finished_steps.values()) + self.bound
+            free = [each for each in self.waiting if self.finished_steps[each] <= most]
+            answers = [(self.waiting.pop(each), self.finished_steps[each]) for each in free]
+        for future, steps in answers:
+            future.set_result(steps)
         return answer

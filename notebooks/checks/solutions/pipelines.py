@@ -1,6 +1,6 @@
 # %% idle_share
-def idle_share(workers, microbatches):
-    return (workers - 1) / (microbatches + workers - 1)
+def idle_share(ratio):
+    return ratio / (1 + ratio)
 
 
 # %% enough
@@ -18,3 +18,14 @@ def most_kept(ops):
         kept += 1 if "F" in op else -1
         most = max(most, kept)
     return most
+
+
+# %% one_f_one_b
+def one_f_one_b(worker, workers, microbatches):
+    first = min(workers - worker, microbatches)
+    ops = [f"{worker}F{i}" for i in range(first)]
+    for i in range(microbatches):
+        ops.append(f"{worker}B{i}")
+        if first + i < microbatches:
+            ops.append(f"{worker}F{first + i}")
+    return ops

@@ -27,3 +27,9 @@ class BatchedAgent(Agent):
         for (_, waiting), move in zip(ready.values(), moves):
             waiting.set_result(move)
         return future
+
+
+# %% lagged_loss
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).mean()

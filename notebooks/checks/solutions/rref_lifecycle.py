@@ -4,9 +4,23 @@ def entry(loss):
 
 
 # %% bad_order
-bad_order = ["UserDelete", "Call"]
+def bad_order():
+    return ["UserDelete", "Call"]
 
 
-# %% may_say_goodbye
-def may_say_goodbye(released, confirmed, children):
+# %% may_delete
+def may_delete(released, confirmed, children):
     return released and confirmed and not children
+
+
+# %% freed_after
+def freed_after(messages):
+    requested, deleted = set(), set()
+    for number, (kind, fork) in enumerate(messages, 1):
+        if kind == "ForkRequest":
+            requested.add(fork)
+        else:
+            deleted.add(fork)
+        if requested == deleted:
+            return number
+    return None

@@ -3,9 +3,14 @@ def process_ids(names):
     return {name: rpc.rpc_sync(name, os.getpid()) for name in names}
 
 
-# %% process_ids: wrong, never waits | somebody has to wait
+# %% process_ids: wrong, never waits | There are futures in the dict
 def process_ids(names):
     return {name: rpc.rpc_async(name, os.getpid) for name in names}
+
+
+# %% process_ids: wrong, references instead of values | There are RRefs in the dict
+def process_ids(names):
+    return {name: rpc.remote(name, os.getpid) for name in names}
 
 
 # %% process_ids: wrong, asks the first worker only | not the process of worker2
@@ -13,14 +18,40 @@ def process_ids(names):
     return {name: rpc.rpc_sync("worker1", os.getpid) for name in names}
 
 
-# %% at_once: wrong, one after the other | took turns
+# %% process_ids: wrong, asks here | that of this notebook
+def process_ids(names):
+    return {name: os.getpid() for name in names}
+
+
+# %% process_ids: wrong, a list | should be a dict
+def process_ids(names):
+    return [rpc.rpc_sync(name, os.getpid) for name in names]
+
+
+# %% process_ids: wrong, keys and values exchanged | The keys should be the names
+def process_ids(names):
+    return {rpc.rpc_sync(name, os.getpid): name for name in names}
+
+
+# %% process_ids: wrong, all workers whatever the names are | it should ask only these workers
+def process_ids(names):
+    return {name: rpc.rpc_sync(name, os.getpid) for name in cluster.workers}
+
+
+# %% at_once: wrong, one after the other | did not run at the same time
 def at_once(function, parts, workers):
     return [rpc.rpc_sync(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
 
-# %% at_once: wrong, waits inside the loop | took turns
+# %% at_once: wrong, waits inside the loop | did not run at the same time
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)).wait() for worker, part in zip(workers, parts)]
+
+
+# %% at_once: wrong, a generator of futures, of which each begins when it is asked for | did not run at the same time
+def at_once(function, parts, workers):
+    futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
+    return [future.wait() for future in futures]
 
 
 # %% at_once: wrong, all on the first worker | they went to
@@ -29,9 +60,42 @@ def at_once(function, parts, workers):
     return [future.wait() for future in futures]
 
 
-# %% at_once: wrong, returns the receipts | holds futures
+# %% at_once: wrong, returns the futures | There are futures in the list
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+
+
+# %% at_once: wrong, returns references | There are RRefs in the list
+def at_once(function, parts, workers):
+    return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
+
+
+# %% at_once: wrong, in the order in which the calls end | in the order of the parts
+def at_once(function, parts, workers):
+    results = []
+    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+    for kept in [future.then(lambda done: results.append(done.value())) for future in futures]:
+        kept.wait()
+    return results
+
+
+# %% at_once: wrong, a generator of results | should be a list
+def at_once(function, parts, workers):
+    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+    return (future.wait() for future in futures)
+
+
+# %% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
+def at_once(function, parts, workers):
+    futures = {worker: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+    return [future.wait() for future in futures.values()]
+
+
+# %% at_once: wrong, right for two parts | 3 parts should give 3 results
+def at_once(function, parts, workers):
+    one = rpc.rpc_async(workers[0], function, (parts[0],))
+    two = rpc.rpc_async(workers[1], function, (parts[1],))
+    return [one.wait(), two.wait()]
 
 
 # %% patient: wrong, hides every error | that was hidden
@@ -39,6 +103,14 @@ def patient(worker, function, seconds, default):
     try:
         return rpc.rpc_sync(worker, function, timeout=seconds)
     except Exception:
+        return default
+
+
+# %% patient: wrong, takes each TimeoutError for that of the call | TimeoutError('the printer does not answer')
+def patient(worker, function, seconds, default):
+    try:
+        return rpc.rpc_sync(worker, function, timeout=seconds)
+    except TimeoutError:
         return default
 
 
@@ -50,9 +122,137 @@ def patient(worker, function, seconds, default):
         return default
 
 
-# %% patient: wrong, takes 0 for no answer | a result too
+# %% patient: wrong, no deadline | waited for the slow function
+def patient(worker, function, seconds, default):
+    try:
+        return rpc.rpc_async(worker, function).wait()
+    except rpcbench.RpcTimeoutError:
+        return default
+
+
+# %% patient: wrong, takes 0 for no answer | has a result too
 def patient(worker, function, seconds, default):
     try:
         return rpc.rpc_sync(worker, function, timeout=seconds) or default
     except rpcbench.RpcTimeoutError:
         return default
+
+
+# %% patient: wrong, always sleeps | It sleeps for a fixed time
+def patient(worker, function, seconds, default):
+    future = rpc.rpc_async(worker, function)
+    time.sleep(seconds)
+    return future.wait() if future.done() else default
+
+
+# %% patient: wrong, asks again and again with sleeps between | It sleeps for a fixed time
+def patient(worker, function, seconds, default):
+    future = rpc.rpc_async(worker, function)
+    for _ in range(int(seconds * 100)):
+        if future.done():
+            return future.wait()
+        time.sleep(0.01)
+    return default
+
+
+# %% patient: wrong, calls once to see whether it is quick and once for the result | was called 2 times
+def patient(worker, function, seconds, default):
+    try:
+        rpc.rpc_sync(worker, function, timeout=seconds)
+    except rpcbench.RpcTimeoutError:
+        return default
+    return rpc.rpc_sync(worker, function)
+
+
+# %% patient: wrong, runs it here | yours gave 'notebook'
+def patient(worker, function, seconds, default):
+    try:
+        return function()
+    except rpcbench.RpcTimeoutError:
+        return default
+
+
+# %% deposit: wrong, pays in each time | request 1 again, which was answered 150
+def deposit(account, request, amount):
+    with account.lock:
+        account.balance += amount
+        account.answers[request] = account.balance
+        return account.balance
+
+
+# %% deposit: wrong, returns the balance of now | request 1 again, which was answered 150
+def deposit(account, request, amount):
+    with account.lock:
+        if request not in account.answers:
+            account.balance += amount
+            account.answers[request] = account.balance
+        return account.balance
+
+
+# %% deposit: wrong, takes the amount for the request | another request with the same amount
+def deposit(account, request, amount):
+    with account.lock:
+        if amount not in account.answers:
+            account.balance += amount
+            account.answers[amount] = account.balance
+        return account.answers[amount]
+
+
+# %% deposit: wrong, takes the answer 0 for none | request 3 again, which was answered 0
+def deposit(account, request, amount):
+    with account.lock:
+        if not account.answers.get(request):
+            account.balance += amount
+            account.answers[request] = account.balance
+        return account.answers[request]
+
+
+# %% deposit: wrong, no lock | is used outside of the lock
+def deposit(account, request, amount):
+    if request not in account.answers:
+        account.balance += amount
+        account.answers[request] = account.balance
+    return account.answers[request]
+
+
+# %% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
+def deposit(account, request, amount):
+    with account.lock:
+        if request in account.answers:
+            return account.answers[request]
+    with account.lock:
+        account.balance += amount
+        account.answers[request] = account.balance
+        return account.balance
+
+
+# %% deposit: wrong, one list of requests for all accounts | Another account
+requests = {}
+
+
+def deposit(account, request, amount):
+    with account.lock:
+        if request not in requests:
+            account.balance += amount
+            requests[request] = account.balance
+        return requests[request]
+
+
+# %% deposit: wrong, no answer to a repeated request | returns nothing so far
+def deposit(account, request, amount):
+    with account.lock:
+        if request not in account.answers:
+            account.balance += amount
+            account.answers[request] = account.balance
+            return account.balance
+        return None
+
+
+# %% deposit: wrong, an error for a repeated request | raised ValueError
+def deposit(account, request, amount):
+    with account.lock:
+        if request in account.answers:
+            raise ValueError("this request was made before")
+        account.balance += amount
+        account.answers[request] = account.balance
+        return account.balance

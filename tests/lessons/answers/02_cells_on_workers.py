@@ -20,6 +20,28 @@ def everywhere(code, name):
     return dict.fromkeys(cluster.workers, space[name])
 
 
+# %% everywhere: wrong, one worker's value for all | A cell that finds the process number gives
+def everywhere(code, name):
+    return dict.fromkeys(cluster.workers, cluster.run("worker1", code, want=[name])[name])
+
+
+# %% everywhere: wrong, runs the cell twice | The cell ran 2 times
+def everywhere(code, name):
+    cluster.run("all", code)
+    return {worker: cluster.run(worker, code, want=[name])[name] for worker in cluster.workers}
+
+
+# %% everywhere: wrong, does not run the cell | raised
+def everywhere(code, name):
+    return {worker: cluster.run(worker, name + "_") for worker in cluster.workers}
+
+
+# %% everywhere: wrong, a list | should be a dict
+def everywhere(code, name):
+    cluster.run("all", code)
+    return cluster.gather(name, "list")
+
+
 # %% outcomes: wrong, one error for all | 'worker1': 'fine', 'worker2': 'KeyError'
 def outcomes(code):
     try:
@@ -54,7 +76,57 @@ def outcomes(code):
     return found
 
 
-# %% stubborn: wrong, gives up | that was the end of it
+# %% outcomes: wrong, the text of the error | yours gave {'worker1': 'division by zero'
+def outcomes(code):
+    found = dict.fromkeys(cluster.workers, "fine")
+    for worker in cluster.workers:
+        try:
+            cluster.run(worker, code)
+        except Exception as error:
+            found[worker] = str(error).splitlines()[0]
+    return found
+
+
+# %% outcomes: wrong, ends at the first error | 'worker2': 'ZeroDivisionError'}, and yours gave
+def outcomes(code):
+    found = dict.fromkeys(cluster.workers, "fine")
+    try:
+        for worker in cluster.workers:
+            cluster.run(worker, code)
+    except Exception as error:
+        found[worker] = type(error).__name__
+    return found
+
+
+# %% outcomes: wrong, keeps only the failures | The keys should be the workers
+def outcomes(code):
+    found = {}
+    for worker in cluster.workers:
+        try:
+            cluster.run(worker, code)
+        except Exception as error:
+            found[worker] = type(error).__name__
+    return found
+
+
+# %% outcomes: wrong, tries all at once first | The cell ran 2 times
+def outcomes(code):
+    try:
+        cluster.run("all", code)
+    except Exception:
+        pass
+    found = {}
+    for worker in cluster.workers:
+        try:
+            cluster.run(worker, code)
+        except Exception as error:
+            found[worker] = type(error).__name__
+        else:
+            found[worker] = "fine"
+    return found
+
+
+# %% stubborn: wrong, gives up | it was not started again
 def stubborn(worker, code):
     return cluster.run(worker, code)
 
@@ -83,3 +155,97 @@ def stubborn(worker, code):
     except Exception:
         cluster.restart(worker, replay=True)
         return cluster.run(worker, code)
+
+
+# %% stubborn: wrong, does not start it again | it was not started again
+def stubborn(worker, code):
+    try:
+        return cluster.run(worker, code)
+    except rpcbench.WorkerLostError:
+        return cluster.run(worker, code)
+
+
+# %% stubborn: wrong, tries for ever | not twice
+def stubborn(worker, code):
+    while True:
+        try:
+            return cluster.run(worker, code)
+        except rpcbench.WorkerLostError:
+            cluster.restart(worker, replay=True)
+
+
+# %% stubborn: wrong, hides the errors of the cell | that was hidden
+def stubborn(worker, code):
+    try:
+        return cluster.run(worker, code)
+    except rpcbench.WorkerLostError:
+        cluster.restart(worker, replay=True)
+        return cluster.run(worker, code)
+    except Exception as error:
+        return error
+
+
+# %% spread: wrong, one item after the other | had not begun
+def spread(call, items, workers):
+    return [call(workers[place % len(workers)], item) for place, item in enumerate(items)]
+
+
+# %% spread: wrong, a fixed share for each worker | had not begun
+def spread(call, items, workers):
+    def serve(start):
+        return [call(workers[start], item) for item in items[start :: len(workers)]]
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        shares = list(pool.map(serve, range(len(workers))))
+    results = [None] * len(items)
+    for start, share in enumerate(shares):
+        results[start :: len(workers)] = share
+    return results
+
+
+# %% spread: wrong, in rounds | had not begun
+def spread(call, items, workers):
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        for start in range(0, len(items), len(workers)):
+            results += pool.map(call, workers, items[start : start + len(workers)])
+    return results
+
+
+# %% spread: wrong, all items at once | while it was busy
+def spread(call, items, workers):
+    chosen = [workers[place % len(workers)] for place in range(len(items))]
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
+        return list(pool.map(call, chosen, items))
+
+
+# %% spread: wrong, results as they come | in the order of the items
+def spread(call, items, workers):
+    results, todo = [], iter(items)
+
+    def serve(worker):
+        for item in todo:
+            results.append(call(worker, item))
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return results
+
+
+# %% spread: wrong, equal items once | each item needs one
+def spread(call, items, workers):
+    todo, results = iter(dict.fromkeys(items)), {}
+
+    def serve(worker):
+        for item in todo:
+            results[item] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return [results[item] for item in items]
+
+
+# %% spread: wrong, each worker does all items | each item needs one
+def spread(call, items, workers):
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        return next(pool.map(lambda worker: [call(worker, item) for item in items], workers))

@@ -1,29 +1,129 @@
-# %% ring: wrong, sends all of it round | a rank of 3 has sent 12 numbers where 8 do
-def ring_all_reduce(x, rank, size, shift):
-    passed = x.clone()
-    for _ in range(size - 1):
-        passed = shift(passed)
-        x += passed
+# %% gathered: wrong, each rank names itself as the source | In a collective all ranks make the same call
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone() for _ in range(size)]
+    for place in places:
+        broadcast(place, rank)
+    return places
 
 
-# %% ring: wrong, stops after the first half | 2 are the sum over all ranks
-def ring_all_reduce(x, rank, size, shift):
-    chunks = x.chunk(size)
-    for step in range(size - 1):
-        chunks[(rank - step - 1) % size].add_(shift(chunks[(rank - step) % size]))
+# %% gathered: wrong, one place for all | the tensors of all ranks are
+def all_gather(mine, rank, size, broadcast):
+    place, places = mine.clone(), []
+    for source in range(size):
+        broadcast(place, source)
+        places.append(place)
+    return places
 
 
-# %% ring: wrong, makes a new tensor | change `x` itself
-def ring_all_reduce(x, rank, size, shift):
-    total = x.clone()
-    for _ in range(size - 1):
-        total = x + shift(total)
-    return total
+# %% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
+def all_gather(mine, rank, size, broadcast):
+    places = []
+    for source in range(size):
+        broadcast(mine, source)
+        places.append(mine.clone())
+    return places
 
 
-# %% ring: wrong, a rank that does not take part | raised IndexError
-def ring_all_reduce(x, rank, size, shift):
-    x.chunk(size)[size].add_(1)
+# %% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
+def all_gather(mine, rank, size, broadcast):
+    places = []
+    for source in range(size - 1):
+        places.append(mine.clone())
+        broadcast(places[-1], source)
+    return places
+
+
+# %% gathered: wrong, the source does not take part | In a collective all ranks make the same call
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone() for _ in range(size)]
+    for source in range(size):
+        if source != rank:
+            broadcast(places[source], source)
+    return places
+
+
+# %% gathered: wrong, forgets its own | the tensors of all ranks are
+def all_gather(mine, rank, size, broadcast):
+    places = [torch.zeros_like(mine) for _ in range(size)]
+    for source in range(size):
+        broadcast(places[source], source)
+    return places
+
+
+# %% gathered: wrong, one tensor | a list of tensors is wanted
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone() for _ in range(size)]
+    for source in range(size):
+        broadcast(places[source], source)
+    return torch.cat(places)
+
+
+# %% gathered: wrong, right for two ranks only | 3 ranks: rank 0 returns
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone(), mine.clone()]
+    broadcast(places[0], 0)
+    broadcast(places[1], 1)
+    return places
+
+
+# %% gathered: wrong, from the last rank to the first | the tensors of all ranks are
+def all_gather(mine, rank, size, broadcast):
+    places = []
+    for source in reversed(range(size)):
+        places.append(mine.clone())
+        broadcast(places[-1], source)
+    return places
+
+
+# %% scattered: wrong, does not add up | one chunk is wanted, not 2
+def reduce_scatter(x, rank, size, all_to_all):
+    return torch.cat(all_to_all(list(x.chunk(size))))
+
+
+# %% scattered: wrong, adds up before it sends | the sum of chunk 0 over the ranks is
+def reduce_scatter(x, rank, size, all_to_all):
+    total = torch.stack(x.chunk(size)).sum(0)
+    return all_to_all([total] * size)[rank]
+
+
+# %% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
+def reduce_scatter(x, rank, size, all_to_all):
+    return torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
+
+
+# %% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
+def reduce_scatter(x, rank, size, all_to_all):
+    return torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
+
+
+# %% scattered: wrong, sends all of it to all | numbers to others where 1 do
+def reduce_scatter(x, rank, size, all_to_all):
+    return sum(all_to_all([x] * size)).chunk(size)[rank]
+
+
+# %% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
+def reduce_scatter(x, rank, size, all_to_all):
+    return torch.stack(all_to_all(x)).sum(0)
+
+
+# %% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
+def reduce_scatter(x, rank, size, all_to_all):
+    return torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
+
+
+# %% scattered: wrong, keeps its own chunk only | the sum of chunk 0 over the ranks is
+def reduce_scatter(x, rank, size, all_to_all):
+    return all_to_all(list(x.chunk(size)))[rank]
+
+
+# %% scattered: wrong, adds into its own | `x` of rank 0 has changed
+def reduce_scatter(x, rank, size, all_to_all):
+    came = all_to_all(list(x.chunk(size)))
+    mine = x.chunk(size)[rank]
+    for source in range(size):
+        if source != rank:
+            mine += came[source]
+    return mine
 
 
 # %% average: wrong, leaves the sum | What is the mean
@@ -33,7 +133,7 @@ def average_gradients(model, size, all_reduce):
             all_reduce(parameter.grad)
 
 
-# %% average: wrong, takes every parameter for one with a gradient | raised AttributeError
+# %% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
         all_reduce(parameter.grad)
@@ -47,7 +147,144 @@ def average_gradients(model, size, all_reduce):
         parameter.data /= size
 
 
-# %% average: wrong, the first only | Not each gradient
+# %% average: wrong, the first only | the gradient of bias is 1
 def average_gradients(model, size, all_reduce):
     all_reduce(model.weight.grad)
     model.weight.grad /= size
+
+
+# %% average: wrong, always for two ranks | the gradient of weight is 6; the mean is 4
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            all_reduce(parameter.grad)
+            parameter.grad /= 2
+
+
+# %% average: wrong, takes what all_reduce returns | raised TypeError
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = all_reduce(parameter.grad) / size
+
+
+# %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            grad = parameter.grad.clone()
+            all_reduce(grad)
+            grad /= size
+
+
+# %% average: wrong, parameters that are trained, whether they have a gradient or not | raised TypeError
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad /= size
+            all_reduce(parameter.grad)
+
+
+# %% average: wrong, makes the gradients that are missing | and there is one now
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        all_reduce(parameter.grad)
+        parameter.grad /= size
+
+
+# %% average: wrong, divides twice | the gradient of weight is 1; the mean is 2
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= size
+            all_reduce(parameter.grad)
+            parameter.grad /= size
+
+
+# %% which: wrong, looks at lengths only | That is broadcast; you say
+def which(before, after):
+    size, given = len(before), max(map(len, before))
+    if [] in after:
+        return "gather" if max(map(len, after)) > given else "reduce"
+    if [] in before:
+        return "scatter"
+    return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
+
+
+# %% which: wrong, expects the root to be rank 0 | That is gather; you say
+def which(before, after):
+    everything = [number for row in before for number in row]
+    sums = [sum(numbers) for numbers in zip(*before)]
+    if after[1:] == [[]] * (len(after) - 1):
+        return "gather" if after[0] == everything else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
+
+# %% which: wrong, no difference between reduce and all_reduce | That is reduce; you say 'all_reduce'
+def which(before, after):
+    sums = [sum(numbers) for numbers in zip(*before)]
+    everything = [number for row in before for number in row]
+    if [] in before:
+        return "scatter"
+    if sums in after:
+        return "all_reduce"
+    if everything in after:
+        return "gather" if [] in after else "all_gather"
+    if all(row == after[0] for row in after):
+        return "broadcast"
+    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
+
+# %% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
+def which(before, after):
+    sums = [sum(numbers) for numbers in zip(*before)]
+    everything = [number for row in before for number in row]
+    if [] in after:
+        return "gather" if everything in after else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+    return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
+
+
+# %% which: wrong, torch's older names | you say 'allgather'
+def which(before, after):
+    sums = [sum(numbers) for numbers in zip(*before)]
+    everything = [number for row in before for number in row]
+    if [] in after:
+        return "gather" if everything in after else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
+    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
+
+# %% which: wrong, always the most famous | you say 'all_reduce'
+def which(before, after):
+    return "all_reduce"
+
+
+# %% which: wrong, a list of all that might be | you say ['broadcast'
+def which(before, after):
+    return ["broadcast", "all_reduce", "all_gather"]
+
+
+# %% which: wrong, empties the lists as it looks | have changed
+def which(before, after):
+    sums = [sum(numbers) for numbers in zip(*before)]
+    everything = [number for row in before for number in row]
+    if [] in after:
+        return "gather" if everything in after else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
+    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"

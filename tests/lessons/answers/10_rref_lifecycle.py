@@ -8,6 +8,11 @@ def entry(loss):
     return lambda: loss.to_here().item()
 
 
+# %% entry: wrong, keeps a method of the reference | still holds the reference
+def entry(loss):
+    return loss.to_here
+
+
 # %% entry: wrong, keeps the reference beside the number | still holds the reference
 def entry(loss):
     return {"loss": loss.to_here().item(), "from": loss}
@@ -18,33 +23,176 @@ def entry(loss):
     return loss.to_here()
 
 
+# %% entry: wrong, wants the value itself where only the owner has it | On worker2 it raised RuntimeError
+def entry(loss):
+    return loss.local_value().item()
+
+
+# %% entry: wrong, takes the whole part only | The loss was 0.25; in the list stands 0
+def entry(loss):
+    return int(loss.to_here())
+
+
+# %% entry: wrong, a text | in the list stands '0.25'
+def entry(loss):
+    return str(loss.to_here().item())
+
+
 # %% bad_order: wrong, the owner hears of the child in time | Nothing goes wrong in this order
-bad_order = ["Call", "ForkRequest", "UserDelete"]
+def bad_order():
+    return ["Call", "ForkRequest", "UserDelete"]
 
 
 # %% bad_order: wrong, the owner answers the child, too | Nothing goes wrong in this order
-bad_order = ["Call", "ForkRequest", "ForkAccept", "UserDelete"]
+def bad_order():
+    return ["Call", "ForkRequest", "ForkAccept", "UserDelete"]
 
 
-# %% bad_order: wrong, begins with what has not been sent yet | no ForkRequest is on its way
-bad_order = ["ForkRequest", "Call", "UserDelete"]
+# %% bad_order: wrong, the order of the protocol | Nothing goes wrong in this order
+def bad_order():
+    return ["Call", "ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"]
 
 
-# %% may_say_goodbye: wrong, forgets the children | a Call brings it to worker2
-def may_say_goodbye(released, confirmed, children):
+# %% bad_order: wrong, delivers too little | Nothing goes wrong in this order
+def bad_order():
+    return ["Call"]
+
+
+# %% bad_order: wrong, begins with what has not been sent yet | no ForkRequest is in flight
+def bad_order():
+    return ["ForkRequest", "Call", "UserDelete"]
+
+
+# %% bad_order: wrong, a kind that does not exist | no Delete is in flight
+def bad_order():
+    return ["Delete", "Call"]
+
+
+# %% bad_order: wrong, a text | should be a list
+def bad_order():
+    return "UserDelete, Call"
+
+
+# %% bad_order: wrong, a set, which has no order | should be a list
+def bad_order():
+    return {"UserDelete", "Call"}
+
+
+# %% may_delete: wrong, forgets the children | a Call brings it to worker2
+def may_delete(released, confirmed, children):
     return released and confirmed
 
 
-# %% may_say_goodbye: wrong, forgets that the owner may not know it yet | still kept
-def may_say_goodbye(released, confirmed, children):
+# %% may_delete: wrong, forgets that the owner may not know it yet | still kept
+def may_delete(released, confirmed, children):
     return released and not children
 
 
-# %% may_say_goodbye: wrong, forgets its own object | notebook still uses it
-def may_say_goodbye(released, confirmed, children):
+# %% may_delete: wrong, forgets its own object | notebook still uses it
+def may_delete(released, confirmed, children):
     return confirmed and not children
 
 
-# %% may_say_goodbye: wrong, never | still kept
-def may_say_goodbye(released, confirmed, children):
+# %% may_delete: wrong, never | still kept
+def may_delete(released, confirmed, children):
     return released and confirmed and children
+
+
+# %% may_delete: wrong, always | still uses it
+def may_delete(released, confirmed, children):
+    return True
+
+
+# %% may_delete: wrong, one of two is enough | still
+def may_delete(released, confirmed, children):
+    return (released or confirmed) and not children
+
+
+# %% may_delete: wrong, waits for the last but one child only | a Call brings it to worker2
+def may_delete(released, confirmed, children):
+    return released and confirmed and children <= 1
+
+
+# %% may_delete: wrong, right for one child | With 2 children
+def may_delete(released, confirmed, children):
+    return released and confirmed and children != 1
+
+
+# %% freed_after: wrong, counts users | For +a +b +b -a -b
+def freed_after(messages):
+    count = 0
+    for number, (kind, _) in enumerate(messages, 1):
+        count += 1 if kind == "ForkRequest" else -1
+        if count == 0:
+            return number
+    return None
+
+
+# %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
+def freed_after(messages):
+    users = set()
+    for number, (kind, fork) in enumerate(messages, 1):
+        if kind == "ForkRequest":
+            users.add(fork)
+        else:
+            users.discard(fork)
+        if not users:
+            return number
+    return None
+
+
+# %% freed_after: wrong, an error at the second delete | raised KeyError
+def freed_after(messages):
+    users = set()
+    for number, (kind, fork) in enumerate(messages, 1):
+        if kind == "ForkRequest":
+            users.add(fork)
+        else:
+            users.remove(fork)
+        if not users:
+            return number
+    return None
+
+
+# %% freed_after: wrong, counts from 0 | For +a -a
+def freed_after(messages):
+    requested, deleted = set(), set()
+    for number, (kind, fork) in enumerate(messages):
+        (requested if kind == "ForkRequest" else deleted).add(fork)
+        if requested == deleted:
+            return number
+    return None
+
+
+# %% freed_after: wrong, the first delete frees | For +a +b -a -b
+def freed_after(messages):
+    for number, (kind, _) in enumerate(messages, 1):
+        if kind == "UserDelete":
+            return number
+    return None
+
+
+# %% freed_after: wrong, looks at the end only | For +a -a +a -a
+def freed_after(messages):
+    requested = {fork for kind, fork in messages if kind == "ForkRequest"}
+    deleted = {fork for kind, fork in messages if kind == "UserDelete"}
+    return len(messages) if requested == deleted else None
+
+
+# %% freed_after: wrong, whether it is freed | For +a -a
+def freed_after(messages):
+    requested = {fork for kind, fork in messages if kind == "ForkRequest"}
+    deleted = {fork for kind, fork in messages if kind == "UserDelete"}
+    return requested == deleted
+
+
+# %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
+def freed_after(messages):
+    seen, count = [], 0
+    for message in messages:
+        if message not in seen:
+            seen.append(message)
+            count += 1 if message[0] == "ForkRequest" else -1
+            if count == 0:
+                return len(seen)
+    return None

@@ -14,24 +14,48 @@ def carry_back(received, returned, gradients):
     return [tensor.grad for tensor in received]
 
 
-# %% carry_back: wrong, forgets the gradients that came | gradient of the first tensor should be
+# %% carry_back: wrong, forgets the gradients that came | yours gave tensor([5., 7.])
 def carry_back(received, returned, gradients):
     used = [tensor.sum() for tensor, gradient in zip(returned, gradients) if gradient is not None]
     torch.stack(used).sum().backward()
     return [tensor.grad for tensor in received]
 
 
-# %% carry_back: wrong, passes None on to torch | torch says
+# %% carry_back: wrong, passes None on to torch | The function raised RuntimeError
 def carry_back(received, returned, gradients):
     torch.autograd.backward(returned, gradients)
     return [tensor.grad for tensor in received]
 
 
-# %% carry_back: wrong, zeros for what nobody needed | its gradient is None
+# %% carry_back: wrong, zeros for what was not needed | its gradient is None
 def carry_back(received, returned, gradients):
     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
     torch.autograd.backward(returned, gradients)
     return [tensor.grad for tensor in received]
+
+
+# %% carry_back: wrong, asks for each gradient, also where there is none | The function raised RuntimeError
+def carry_back(received, returned, gradients):
+    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+    return list(torch.autograd.grad([t for t, _ in used], received, [g for _, g in used]))
+
+
+# %% carry_back: wrong, only those that have a gradient | entries, not 2
+def carry_back(received, returned, gradients):
+    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+    torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+    return [tensor.grad for tensor in received if tensor.grad is not None]
+
+
+# %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
+def carry_back(received, returned, gradients):
+    torch.autograd.backward([received[0] * 1.0], [gradients[0]])
+    return [tensor.grad for tensor in received]
+
+
+# %% carry_back: wrong, sends the gradients on as they came | entries, not 2
+def carry_back(received, returned, gradients):
+    return gradients
 
 
 # %% discover: wrong, only the first step | is missing
@@ -55,6 +79,36 @@ def discover(found, behind):
 # %% discover: wrong, two steps | is missing
 def discover(found, behind):
     return set(found) | {far for message in found for far in behind[message]}
+
+
+# %% discover: wrong, forgets the beginning | a is missing
+def discover(found, behind):
+    known, todo = set(), list(found)
+    while todo:
+        for message in behind[todo.pop()]:
+            if message not in known:
+                known.add(message)
+                todo.append(message)
+    return known
+
+
+# %% discover: wrong, empties the list that it was given | It should stay as it was
+def discover(found, behind):
+    known = set()
+    while found:
+        message = found.pop()
+        if message not in known:
+            known.add(message)
+            found += behind[message]
+    return known
+
+
+# %% discover: wrong, a list | should be a set
+def discover(found, behind):
+    known = list(found)
+    for message in known:
+        known += [other for other in behind[message] if other not in known]
+    return known
 
 
 # %% step: wrong, still copies | weight1 is still without
@@ -94,3 +148,100 @@ def step(x, weight1, weight2):
         dist_autograd.backward(context_id, [loss])
         far = rpc.rpc_sync("worker2", gradient_of, (context_id, weight2))
         return [torch.zeros(4, 5, dtype=torch.double), far]
+
+
+# %% step: wrong, reads the gradients after the context has ended | after the context had ended
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+        dist_autograd.backward(context_id, [loss])
+    return gradients(context_id)
+
+
+# %% step: wrong, backward after the context has ended | after the context had ended
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+    dist_autograd.backward(context_id, [loss])
+    return gradients(context_id)
+
+
+# %% step: wrong, asks one owner after the other | before the other was asked
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+        dist_autograd.backward(context_id, [loss])
+        return [rpc.rpc_sync(weight.owner(), gradient_of, (context_id, weight)) for weight in (weight1, weight2)]
+
+
+# %% step: wrong, no backward | weight1 is still without
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+        rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+        return gradients(context_id)
+
+
+# %% step: wrong, local backward | weight1 is still without
+def step(x, weight1, weight2):
+    hidden = first_half(x, weight1.to_here())
+    second_half(hidden, weight2.to_here()).backward()
+    return [weight1.to_here().grad, weight2.to_here().grad]
+
+
+# %% parts: wrong, counts what does not take part | the gradient of c is the sum of 1; yours gave 2
+def parts(found, behind):
+    counts = {}
+    for message in discover_all(found, behind):
+        counts[message] = (message in found) + sum(message in others for others in behind.values())
+    return counts
+
+
+def discover_all(found, behind):
+    known, todo = set(), list(found)
+    while todo:
+        message = todo.pop()
+        if message not in known:
+            known.add(message)
+            todo += behind[message]
+    return known
+
+
+# %% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
+def parts(found, behind):
+    known = discover_all(found, behind)
+    return {message: sum(message in behind[other] for other in known) for message in known}
+
+
+# %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
+def parts(found, behind):
+    return dict.fromkeys(discover_all(found, behind), 1)
+
+
+# %% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
+def parts(found, behind):
+    return {message: len(behind[message]) for message in discover_all(found, behind)}
+
+
+# %% parts: wrong, all messages are in the dict | unused does not take part
+def parts(found, behind):
+    known = discover_all(found, behind)
+    return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
+
+
+# %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
+def parts(found, behind):
+    counts, todo = {}, list(found)
+    while todo:
+        message = todo.pop()
+        counts[message] = counts.get(message, 0) + 1
+        todo += behind[message]
+    return counts
+
+
+# %% parts: wrong, a set | should be a dict
+def parts(found, behind):
+    return discover_all(found, behind)

@@ -38,6 +38,36 @@ def descend(weight, context_id, lr):
     return values
 
 
+# %% descend: wrong, forgets the learning rate | it goes to
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    gradient = dist_autograd.get_gradients(context_id).get(values)
+    if gradient is not None:
+        with torch.no_grad():
+            values -= gradient
+    return values
+
+
+# %% descend: wrong, no weight where there was no gradient | took no part too
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    gradient = dist_autograd.get_gradients(context_id).get(values)
+    if gradient is not None:
+        with torch.no_grad():
+            values -= lr * gradient
+        return values
+    return None
+
+
+# %% descend: wrong, steps with all gradients that the owner has | should stay as it is
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    with torch.no_grad():
+        for gradient in dist_autograd.get_gradients(context_id).values():
+            values -= lr * gradient
+    return values
+
+
 # %% global_norm: wrong, adds up norms | and yours gave
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
@@ -48,15 +78,11 @@ def global_norm(context_id, weights):
 
 
 # %% global_norm: wrong, the largest of the norms | and yours gave
-def own_norm(context_id, weight):
-    return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
-
-
 def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
 
-# %% global_norm: wrong, looks for the gradients here | It raised
+# %% global_norm: wrong, looks for the gradients here | The function raised
 def global_norm(context_id, weights):
     found = dist_autograd.get_gradients(context_id)
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
@@ -67,12 +93,63 @@ def global_norm(context_id, weights):
     return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
 
 
+# %% global_norm: wrong, forgets the root | and yours gave
+def own_squares(context_id, weight):
+    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
+    return 0.0 if gradient is None else gradient.square().sum().item()
+
+
+def global_norm(context_id, weights):
+    futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
+    return sum(future.wait() for future in futures)
+
+
+# %% global_norm: wrong, one owner after the other | before the other one was asked
+def global_norm(context_id, weights):
+    return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
+
+
+# %% global_norm: wrong, waits inside the loop | before the other one was asked
+def global_norm(context_id, weights):
+    total = 0.0
+    for weight in weights:
+        total += rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)).wait()
+    return total**0.5
+
+
+# %% global_norm: wrong, the gradients travel | a gradient of 1000 numbers
+def own_gradient(context_id, weight):
+    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
+    return torch.zeros(1) if gradient is None else gradient
+
+
+def global_norm(context_id, weights):
+    futures = [rpc.rpc_async(weight.owner(), own_gradient, (context_id, weight)) for weight in weights]
+    return torch.cat([future.wait() for future in futures]).norm().item()
+
+
+# %% global_norm: wrong, every weight has a gradient | raised KeyError
+def must_have(context_id, weight):
+    return dist_autograd.get_gradients(context_id)[weight.local_value()].square().sum().item()
+
+
+def global_norm(context_id, weights):
+    futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
+    return sum(future.wait() for future in futures) ** 0.5
+
+
+# %% global_norm: wrong, a tensor | should be a float
+def global_norm(context_id, weights):
+    futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
+    return torch.tensor([future.wait() for future in futures]).sum().sqrt()
+
+
 # %% restore: wrong, only the optimizer | weights on the workers are not those
 def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
 
-# %% restore: wrong, only the weights | lost its memory
+# %% restore: wrong, only the weights | lost its momentum
 def put(weight, values):
     with torch.no_grad():
         weight.local_value().copy_(values)
@@ -96,3 +173,112 @@ def restore(directory, optimizer, weights):
         for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
             weight.to_here().copy_(values)
     optimizer.load(directory)
+
+
+# %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
+def restore(directory, optimizer, weights):
+    for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
+        rpc.rpc_sync(weight.owner(), put, (weight, values))
+    optimizer.load(directory)
+
+
+# %% restore: wrong, makes another optimizer | lost its momentum
+def restore(directory, optimizer, weights):
+    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+        rpc.rpc_sync(weight.owner(), put, (weight, values))
+    optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
+    optimizer.load(directory)
+
+
+# %% restore: wrong, the last weight only | weights on the workers are not those
+def restore(directory, optimizer, weights):
+    saved = torch.load(Path(directory) / "weights.pt")
+    rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
+    optimizer.load(directory)
+
+
+# %% momentum_step: wrong, the learning rate is in the velocity | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = 0 if velocities[place] is None else velocities[place]
+            velocities[place] = momentum * old + lr * gradient
+            with torch.no_grad():
+                weights[place] -= velocities[place]
+
+
+# %% momentum_step: wrong, an average of gradients | Step 1
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = 0 if velocities[place] is None else velocities[place]
+            velocities[place] = momentum * old + (1 - momentum) * gradient
+            with torch.no_grad():
+                weights[place] -= lr * velocities[place]
+
+
+# %% momentum_step: wrong, no momentum | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients):
+            if gradient is not None:
+                weight -= lr * gradient
+
+
+# %% momentum_step: wrong, keeps the velocities to itself | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    velocities = list(velocities)
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+            with torch.no_grad():
+                weights[place] -= lr * velocities[place]
+
+
+# %% momentum_step: wrong, moves on without a gradient | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
+        old = velocities[place]
+        velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+        with torch.no_grad():
+            weights[place] -= lr * velocities[place]
+
+
+# %% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient if old is None else gradient.add_(old, alpha=momentum)
+            with torch.no_grad():
+                weights[place] -= lr * velocities[place]
+
+
+# %% momentum_step: wrong, makes new weights | another object
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+            weights[place] = nn.Parameter(weights[place] - lr * velocities[place])
+
+
+# %% momentum_step: wrong, records the step in the graph | leaf Variable
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+            weights[place] -= lr * velocities[place]
+
+
+# %% momentum_step: wrong, steps before the velocity changes | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            velocity = gradient if velocities[place] is None else velocities[place]
+            with torch.no_grad():
+                weights[place] -= lr * velocity
+            velocities[place] = momentum * velocity + gradient

@@ -37,6 +37,49 @@ def staleness(log):
     return [0 for _ in log]
 
 
+# %% staleness: wrong, one pull for all trainers | and yours gave
+def staleness(log):
+    steps, pulled, found = 0, 0, []
+    for what, who in log:
+        if what == "pull":
+            pulled = steps
+        else:
+            found.append(steps - pulled)
+            steps += 1
+    return found
+
+
+# %% staleness: wrong, counts the steps of other trainers only | and yours gave
+def staleness(log):
+    found, since = [], {}
+    for what, who in log:
+        if what == "pull":
+            since[who] = 0
+        else:
+            found.append(since[who])
+            for other in since:
+                since[other] += other != who
+    return found
+
+
+# %% staleness: wrong, a range | should be a list
+def staleness(log):
+    return range(sum(what == "push" for what, who in log))
+
+
+# %% staleness: wrong, uses up the log | changes the log
+def staleness(log):
+    steps, pulled, found = 0, {}, []
+    while log:
+        what, who = log.pop(0)
+        if what == "pull":
+            pulled[who] = steps
+        else:
+            found.append(steps - pulled[who])
+            steps += 1
+    return found
+
+
 # %% big_step: wrong, the sum of the losses | 3 times as long
 def big_step(weights, optimizer, batches):
     with dist_autograd.context() as context_id:
@@ -45,6 +88,19 @@ def big_step(weights, optimizer, batches):
         dist_autograd.backward(context_id, losses)
         optimizer.step(context_id)
     return torch.stack(losses).mean().item()
+
+
+# %% big_step: wrong, a backward for each batch | there were 3 pushes
+def big_step(weights, optimizer, batches):
+    total = 0.0
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        for images, labels in batches:
+            loss = F.cross_entropy(predict(images, pulled), labels) / len(batches)
+            dist_autograd.backward(context_id, [loss], retain_graph=True)
+            total += loss.item()
+        optimizer.step(context_id)
+    return total
 
 
 # %% big_step: wrong, a step for each batch | taken at one point
@@ -94,53 +150,148 @@ def big_step(weights, optimizer, batches):
     return loss.item()
 
 
-# %% Average: wrong, a thread waits | stands and waits
-class Average:
-    def __init__(self, n):
-        self.barrier, self.numbers = threading.Barrier(n, self.finish), []
-
-    def finish(self):
-        self.average, self.numbers = sum(self.numbers) / len(self.numbers), []
-
-    def push(self, number):
-        self.numbers.append(number)
-        self.barrier.wait(3)
-        return self.average
+# %% big_step: wrong, the last batch only | along the gradient of the mean loss
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        for images, labels in batches:
+            loss = F.cross_entropy(predict(images, pulled), labels)
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    return loss.item()
 
 
-# %% Average: wrong, one round only | RuntimeError
-class Average:
-    def __init__(self, n):
-        self.n, self.numbers, self.answer = n, [], rpc.Future()
+# %% big_step: wrong, divides by three always | 0.667 times as long
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        loss = sum(F.cross_entropy(predict(images, pulled), labels) for images, labels in batches) / 3
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    return loss.item()
+
+
+# %% big_step: wrong, returns a tensor | should be a number
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+        loss = torch.stack(losses).mean()
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    return loss.detach()
+
+
+# %% bounded: wrong, answers every call at once | has its answer already
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.clocks = dict.fromkeys(trainers, 0)
 
     @rpc.functions.async_execution
-    def push(self, number):
-        self.numbers.append(number)
-        if len(self.numbers) % self.n == 0:
-            self.answer.set_result(sum(self.numbers) / self.n)
-        return self.answer
-
-
-# %% Average: wrong, a future for each caller | got no answer
-class Average:
-    def __init__(self, n):
-        self.n, self.numbers = n, []
-
-    @rpc.functions.async_execution
-    def push(self, number):
-        self.numbers.append(number)
+    def finished(self, name):
+        self.clocks[name] += 1
         answer = rpc.Future()
-        if len(self.numbers) == self.n:
-            answer.set_result(sum(self.numbers) / self.n)
-            self.numbers = []
+        answer.set_result(self.clocks[name])
         return answer
 
 
-# %% Average: wrong, the average so far | their answers were
-class Average:
-    def __init__(self, n):
-        self.n, self.numbers = n, []
+# %% bounded: wrong, forgets those that wait | still has no answer
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks = bound, dict.fromkeys(trainers, 0)
 
-    def push(self, number):
-        self.numbers.append(number)
-        return sum(self.numbers) / len(self.numbers)
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        answer = rpc.Future()
+        if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+            answer.set_result(self.clocks[name])
+        return answer
+
+
+# %% bounded: wrong, one step too strict | still has no answer
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        self.waiting[name] = answer = rpc.Future()
+        for each in list(self.waiting):
+            if self.clocks[each] - min(self.clocks.values()) < max(self.bound, 1):
+                self.waiting.pop(each).set_result(self.clocks[each])
+        return answer
+
+
+# %% bounded: wrong, one step too generous | has its answer already
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        self.waiting[name] = answer = rpc.Future()
+        for each in list(self.waiting):
+            if self.clocks[each] - min(self.clocks.values()) <= self.bound + 1:
+                self.waiting.pop(each).set_result(self.clocks[each])
+        return answer
+
+
+# %% bounded: wrong, frees one trainer with each call | still has no answer
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        self.waiting[name] = answer = rpc.Future()
+        for each in list(self.waiting):
+            if self.clocks[each] - min(self.clocks.values()) <= self.bound:
+                self.waiting.pop(each).set_result(self.clocks[each])
+                break
+        return answer
+
+
+# %% bounded: wrong, a thread waits | its thread waits
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        with self.changed:
+            self.clocks[name] += 1
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
+        answer = rpc.Future()
+        answer.set_result(self.clocks[name])
+        return answer
+
+
+# %% bounded: wrong, not marked | should be marked
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks = bound, dict.fromkeys(trainers, 0)
+
+    def finished(self, name):
+        self.clocks[name] += 1
+        return self.clocks[name]
+
+
+# %% bounded: wrong, answers with the clock of the slowest | the answer to
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        self.waiting[name] = answer = rpc.Future()
+        least = min(self.clocks.values())
+        for each in list(self.waiting):
+            if self.clocks[each] - least <= self.bound:
+                self.waiting.pop(each).set_result(least)
+        return answer

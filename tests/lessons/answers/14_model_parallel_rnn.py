@@ -22,6 +22,30 @@ def move_decoder(modules):
     return DistributedOptimizer(torch.optim.Adam, parameters(moved), lr=0.02)
 
 
+# %% move_decoder: wrong, moves the embedding | they are on
+def move_decoder(modules):
+    modules[0].to("worker2")
+    return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
+
+
+# %% move_decoder: wrong, SGD | moves each weight by 0.02
+def move_decoder(modules):
+    modules[2].to("worker2")
+    return DistributedOptimizer(torch.optim.SGD, parameters(modules), lr=0.02)
+
+
+# %% move_decoder: wrong, another learning rate | moves each weight by 0.02
+def move_decoder(modules):
+    modules[2].to("worker2")
+    return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.2)
+
+
+# %% move_decoder: wrong, an optimizer of this process | Return a DistributedOptimizer
+def move_decoder(modules):
+    modules[2].to("worker2")
+    return torch.optim.Adam([each.to_here() for each in parameters(modules)], lr=0.02)
+
+
 # %% short_way: wrong, through the notebook | 3 messages with activations
 def short_way(modules, numbers):
     return forward(modules, numbers)
@@ -54,32 +78,191 @@ def short_way(modules, numbers):
     return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
 
 
-# %% two_halves: wrong, one after the other | took turns
-def two_halves(modules, numbers):
-    return torch.cat([forward(modules, half) for half in numbers.chunk(2)])
+# %% short_way: wrong, returns the future | should be the scores
+def short_way(modules, numbers):
+    return rpc.rpc_async("worker1", forward, (modules, numbers))
 
 
-# %% two_halves: wrong, waits at once | took turns
-def two_halves(modules, numbers):
-    halves = []
-    for half in numbers.chunk(2):
+# %% short_way: wrong, an RRef of the scores | should be the scores
+def short_way(modules, numbers):
+    return rpc.remote("worker1", forward, (modules, numbers))
+
+
+# %% short_way: wrong, another order of the modules | not the scores
+def on_worker1(modules, numbers):
+    embedding, reader, decoder = modules
+    return reader(decoder(embedding(numbers)))
+
+
+def short_way(modules, numbers):
+    return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
+
+
+# %% at_once: wrong, one after the other | it took 16 units of time
+def at_once(modules, numbers, parts):
+    return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
+
+
+# %% at_once: wrong, waits at once | it took 16 units of time
+def at_once(modules, numbers, parts):
+    found = []
+    for part in numbers.chunk(parts):
         for module in modules:
-            half = module.forward_async(half).wait()
-        halves.append(half)
-    return torch.cat(halves)
+            part = module.forward_async(part).wait()
+        found.append(part)
+    return torch.cat(found)
 
 
-# %% two_halves: wrong, in one piece | in one piece
-def two_halves(modules, numbers):
+# %% at_once: wrong, module by module | it took 16 units of time
+def at_once(modules, numbers, parts):
+    parts = numbers.chunk(parts)
+    for module in modules:
+        futures = [module.forward_async(part) for part in parts]
+        parts = [future.wait() for future in futures]
+    return torch.cat(parts)
+
+
+# %% at_once: wrong, only the embedding ahead | it took 14 units of time
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    return torch.cat([decoder(reader(part.wait())) for part in begun])
+
+
+# %% at_once: wrong, in one piece | called [1, 1, 1] times
+def at_once(modules, numbers, parts):
     for module in modules:
         numbers = module.forward_async(numbers).wait()
     return numbers
 
 
-# %% two_halves: wrong, mixes up the order | in the same order
-def two_halves(modules, numbers):
-    parts = [numbers[0::2], numbers[1::2]]
-    for module in modules:
-        futures = [module.forward_async(part) for part in parts]
-        parts = [future.wait() for future in futures]
-    return torch.cat(parts)
+# %% at_once: wrong, two halves always | called [2, 2, 2] times
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(2)]
+    begun = [reader.forward_async(part.wait()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% at_once: wrong, mixes up the order | in the same order
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(numbers[part::parts]) for part in range(parts)]
+    begun = [reader.forward_async(part.wait()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% at_once: wrong, hands on futures | A future was handed to a module
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [decoder.forward_async(reader.forward_async(embedding.forward_async(p))) for p in numbers.chunk(parts)]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% at_once: wrong, a list of the parts | should be the scores
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    begun = [reader.forward_async(part.wait()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return [part.wait() for part in begun]
+
+
+# %% at_once: wrong, cuts the graph | no graph behind them
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    begun = [reader.forward_async(part.wait().detach()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun]).detach()
+
+
+# %% along_time: wrong, layer after layer in each piece | it took 8 units of time
+def along_time(lower, upper, vectors, pieces):
+    low = high = None
+    found = []
+    for piece in vectors.chunk(pieces, 1):
+        hidden, low = lower.forward_async(piece, low).wait()
+        hidden, high = upper.forward_async(hidden, high).wait()
+        found.append(hidden)
+    return torch.cat(found, 1)
+
+
+# %% along_time: wrong, one layer, then the other | it took 8 units of time
+def along_time(lower, upper, vectors, pieces):
+    state, hidden, found = None, [], []
+    for piece in vectors.chunk(pieces, 1):
+        one, state = lower.forward_async(piece, state).wait()
+        hidden.append(one)
+    state = None
+    for piece in hidden:
+        one, state = upper.forward_async(piece, state).wait()
+        found.append(one)
+    return torch.cat(found, 1)
+
+
+# %% along_time: wrong, forgets the states | a later one is not
+def along_time(lower, upper, vectors, pieces):
+    begun = [lower.forward_async(piece) for piece in vectors.chunk(pieces, 1)]
+    begun = [upper.forward_async(piece.wait()[0]) for piece in begun]
+    return torch.cat([piece.wait()[0] for piece in begun], 1)
+
+
+# %% along_time: wrong, forgets the upper layer's state | a later one is not
+def along_time(lower, upper, vectors, pieces):
+    low, above, found = None, None, []
+    for piece in vectors.chunk(pieces, 1):
+        below = lower.forward_async(piece, low)
+        if above is not None:
+            found.append(above.wait()[0])
+        hidden, low = below.wait()
+        above = upper.forward_async(hidden)
+    return torch.cat([*found, above.wait()[0]], 1)
+
+
+# %% along_time: wrong, the lower layer's state for both | raised RuntimeError
+def along_time(lower, upper, vectors, pieces):
+    state, found = None, []
+    for piece in vectors.chunk(pieces, 1):
+        hidden, state = lower.forward_async(piece, state).wait()
+        hidden, state = upper.forward_async(hidden, state).wait()
+        found.append(hidden)
+    return torch.cat(found, 1)
+
+
+# %% along_time: wrong, cuts along the batch | called
+def along_time(lower, upper, vectors, pieces):
+    begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
+    begun = [upper.forward_async(part.wait()[0]) for part in begun]
+    return torch.cat([part.wait()[0] for part in begun])
+
+
+# %% along_time: wrong, the last piece is missing | the shape should be
+def along_time(lower, upper, vectors, pieces):
+    low = high = above = None
+    found = []
+    for piece in vectors.chunk(pieces, 1):
+        below = lower.forward_async(piece, low)
+        if above is not None:
+            hidden, high = above.wait()
+            found.append(hidden)
+        hidden, low = below.wait()
+        above = upper.forward_async(hidden, high)
+    return torch.cat(found, 1)
+
+
+# %% along_time: wrong, in one piece | called [1, 1] times
+def along_time(lower, upper, vectors, pieces):
+    hidden, _ = lower.forward_async(vectors).wait()
+    return upper.forward_async(hidden).wait()[0]
+
+
+# %% along_time: wrong, the lower layer's hidden vectors | the shape should be
+def along_time(lower, upper, vectors, pieces):
+    state, found = None, []
+    for piece in vectors.chunk(pieces, 1):
+        hidden, state = lower.forward_async(piece, state).wait()
+        found.append(hidden)
+    return torch.cat(found, 1)

@@ -18,6 +18,31 @@ def factors(samples):
     return [len(samples) * each / sum(samples) for each in samples[1:]]
 
 
+# %% factors: wrong, a generator | should be a list
+def factors(samples):
+    return (len(samples) * each / sum(samples) for each in samples)
+
+
+# %% factors: wrong, a tensor | should be a list
+def factors(samples):
+    return torch.tensor(samples) * len(samples) / sum(samples)
+
+
+# %% factors: wrong, right for two trainers only | not that of the mean over all samples
+def factors(samples):
+    return [2 * each / sum(samples) for each in samples]
+
+
+# %% factors: wrong, compared with the largest | not that of the mean over all samples
+def factors(samples):
+    return [each / max(samples) for each in samples]
+
+
+# %% factors: wrong, rounds | not that of the mean over all samples
+def factors(samples):
+    return [len(samples) * each // sum(samples) for each in samples]
+
+
 # %% lookup: wrong, table by table | in another order than `ids`
 def lookup(tables, ids):
     n = len(tables)
@@ -50,7 +75,117 @@ def lookup(tables, ids):
 # %% lookup: wrong, cuts the graph | gradients would not go back
 def lookup(tables, ids):
     n = len(tables)
+    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+    rows = torch.zeros(len(ids), 3)
+    for k, future in enumerate(asked):
+        rows[ids % n == k] = future.wait().detach()
+    return rows
+
+
+# %% lookup: wrong, one table after the other | they work one after the other
+def lookup(tables, ids):
+    n = len(tables)
     rows = torch.zeros(len(ids), 3)
     for k, table in enumerate(tables):
-        rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n).detach()
+        rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n)
     return rows
+
+
+# %% lookup: wrong, waits for each call at once | they work one after the other
+def lookup(tables, ids):
+    n = len(tables)
+    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+    rows = [table.rpc_async().forward(ids[where] // n).wait() for table, where in zip(tables, places, strict=True)]
+    return torch.cat(rows)[torch.cat(places).argsort()]
+
+
+# %% lookup: wrong, a lazy generator of calls | they work one after the other
+def lookup(tables, ids):
+    n = len(tables)
+    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+    asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup: wrong, asks every table for every row | rows are sent, where
+def lookup(tables, ids):
+    n = len(tables)
+    last = [(8 - k) // n for k in range(n)]
+    asked = [table.rpc_async().forward((ids // n).clamp(max=most)) for table, most in zip(tables, last, strict=True)]
+    rows = [future.wait() for future in asked]
+    return torch.stack([rows[i % n][place] for place, i in enumerate(ids.tolist())])
+
+
+# %% lookup: wrong, sorts the ids in place | the ids have changed
+def lookup(tables, ids):
+    n = len(tables)
+    before = ids.clone()
+    ids.copy_(ids.sort().values)
+    places = [(before % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(before[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup_once: wrong, each row as often as it is read | rows are sent, where
+def lookup_once(tables, ids):
+    n = len(tables)
+    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup_once: wrong, the different rows only | the shape should be
+def lookup_once(tables, ids):
+    n = len(tables)
+    different = ids.unique()
+    places = [(different % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+    return torch.cat([rows.wait() for rows in asked])[where]
+
+
+# %% lookup_once: wrong, one table after the other | they work one after the other
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    rows = torch.zeros(len(different), 3)
+    for k, table in enumerate(tables):
+        rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
+    return rows[where]
+
+
+# %% lookup_once: wrong, cuts the graph | gradients would not go back
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    places = [(different % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait().detach() for rows in asked])[torch.cat(places).argsort()][where]
+
+
+# %% lookup_once: wrong, the gradient of the first reader only | the gradients of the tables are wrong
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    places = [(different % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
+    rows = torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+    first = [where.tolist().index(place) for place in range(len(different))]
+    found = rows.detach()[where]
+    found[first] = rows
+    return found
+
+
+# %% lookup_once: wrong, a call for each different row | a table is asked
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
+    return torch.cat([rows.wait() for rows in asked])[where]

@@ -28,6 +28,34 @@ def returns(rewards, gamma):
     return rewards
 
 
+# %% returns: wrong, an iterator | should be a list
+def returns(rewards, gamma):
+    found, later = [], 0.0
+    for reward in reversed(rewards):
+        later = reward + gamma * later
+        found.append(later)
+    return reversed(found)
+
+
+# %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
+def returns(rewards, gamma):
+    found, later = [], 0.0
+    for reward in reversed(rewards):
+        later = gamma * (reward + later)
+        found.append(later)
+    return found[::-1]
+
+
+# %% returns: wrong, only the last reward counts | For rewards [1.0, 2.0, 3.0]
+def returns(rewards, gamma):
+    return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
+
+
+# %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
+def returns(rewards, gamma):
+    return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
+
+
 # %% batched: wrong, answers each observer at once | before all observers have asked
 class BatchedAgent(Agent):
     @rpc.functions.async_execution
@@ -94,10 +122,10 @@ class BatchedAgent(Agent):
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:
                 return future
-        moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
-        for (_, waiting), move in zip(self.waiting.values(), moves):
-            if not waiting.done():
-                waiting.set_result(move)
+            moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
+            for (_, waiting), move in zip(self.waiting.values(), moves):
+                if not waiting.done():
+                    waiting.set_result(move)
         return future
 
 
@@ -120,3 +148,131 @@ class BatchedAgent(Agent):
         for name, (state, waiting) in ready.items():
             waiting.set_result(self.choose([name], state.unsqueeze(0))[0])
         return future
+
+
+# %% batched: wrong, looks at those that wait without the lock | without the lock
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        future = rpcbench.Future()
+        self.waiting[observer] = state, future
+        if len(self.waiting) == self.size:
+            ready, self.waiting = self.waiting, {}
+            moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+            for (_, waiting), move in zip(ready.values(), moves):
+                waiting.set_result(move)
+        return future
+
+
+# %% batched: wrong, a thread waits | its thread waits
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+        self.all_there = threading.Event()
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        with self.lock:
+            self.waiting[observer] = state
+            if len(self.waiting) == self.size:
+                self.all_there.set()
+        self.all_there.wait()
+        future = rpcbench.Future()
+        future.set_result(self.choose([observer], state.unsqueeze(0))[0])
+        return future
+
+
+# %% batched: wrong, moves in the order of the names | meant for another one
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        future = rpcbench.Future()
+        with self.lock:
+            self.waiting[observer] = state, future
+            if len(self.waiting) < self.size:
+                return future
+            ready, self.waiting = self.waiting, {}
+        moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+        for name, move in zip(sorted(ready), moves):
+            ready[name][1].set_result(move)
+        return future
+
+
+# %% lagged_loss: wrong, no weights | With weights of at most
+def lagged_loss(now, then, worth, most):
+    return -(now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, the ratio upside down | With weights of at most 10
+def lagged_loss(now, then, worth, most):
+    weight = (then - now.detach()).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, no bound | With weights of at most 1,
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp()
+    return -(weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, a bound from below too | With weights of at most 1,
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(1 / most, most)
+    return -(weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, bounds the logarithm | With weights of at most 1,
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).clamp(max=most).exp()
+    return -(weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, a gradient through the weights | a gradient goes through the weights
+def lagged_loss(now, then, worth, most):
+    weight = (now - then).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, the sum | 4 times as much
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).sum()
+
+
+# %% lagged_loss: wrong, no baseline | the loss should be
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(max=most)
+    return -(weight * now * worth).mean()
+
+
+# %% lagged_loss: wrong, the sign | with the other sign
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(max=most)
+    return (weight * now * (worth - worth.mean())).mean()
+
+
+# %% lagged_loss: wrong, a number | A tensor of one number
+def lagged_loss(now, then, worth, most):
+    weight = (now.detach() - then).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).mean().item()
+
+
+# %% lagged_loss: wrong, cuts the graph | no graph leads back
+def lagged_loss(now, then, worth, most):
+    weight = (now - then).exp().clamp(max=most)
+    return -(weight * now * (worth - worth.mean())).mean().detach()

@@ -22,7 +22,7 @@ def insist(call):
             pass
 
 
-# %% insist: wrong, keeps quiet about what may have run | nobody is told
+# %% insist: wrong, keeps quiet about what may have run | the caller is not told
 def insist(call):
     while True:
         try:
@@ -40,3 +40,262 @@ def insist(call):
         except Exception as error:
             if getattr(error, "maybe_executed", False):
                 raise
+
+
+# %% insist: wrong, returns the error | the caller is not told
+def insist(call):
+    while True:
+        try:
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                return str(error)
+
+
+# %% insist: wrong, upside down | It was given up
+def insist(call):
+    while True:
+        try:
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if not error.maybe_executed:
+                raise
+
+
+# %% insist: wrong, five tries | was lost seven times
+def insist(call):
+    for _ in range(5):
+        try:
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% insist: wrong, makes it once more to be sure | it was made
+def insist(call):
+    while True:
+        try:
+            call()
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% insist: wrong, takes a false result for a loss | A call that went well returned 0
+def insist(call):
+    for _ in range(20):
+        try:
+            if value := call():
+                return value
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
+def lamport(events):
+    return [number for number, _ in enumerate(events, 1)]
+
+
+# %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
+def lamport(events):
+    counters, found = {}, []
+    for what, member, message in events:
+        counters[member] = counters.get(member, 0) + 1
+        found.append(counters[member])
+    return found
+
+
+# %% lamport: wrong, carries the sender's counter of now | yours gave [1, 2, 3, 4]
+def lamport(events):
+    counters, sender, found = {}, {}, []
+    for what, member, message in events:
+        seen = counters[sender[message]] if what == "receive" else 0
+        counters[member] = max(counters.get(member, 0), seen) + 1
+        if what == "send":
+            sender[message] = member
+        found.append(counters[member])
+    return found
+
+
+# %% lamport: wrong, forgets the 1 of a receive | the numbers are
+def lamport(events):
+    counters, carried, found = {}, {}, []
+    for what, member, message in events:
+        own = counters.get(member, 0) + 1
+        counters[member] = max(own, carried[message]) if what == "receive" else own
+        if what == "send":
+            carried[message] = counters[member]
+        found.append(counters[member])
+    return found
+
+
+# %% lamport: wrong, goes back with an old message | the numbers are [1, 1, 2, 3, 4]
+def lamport(events):
+    counters, carried, found = {}, {}, []
+    for what, member, message in events:
+        counters[member] = (carried[message] if what == "receive" else counters.get(member, 0)) + 1
+        if what == "send":
+            carried[message] = counters[member]
+        found.append(counters[member])
+    return found
+
+
+# %% lamport: wrong, begins with 0 | the numbers are [1, 2, 1]
+def lamport(events):
+    counters, carried, found = {}, {}, []
+    for what, member, message in events:
+        seen = carried[message] if what == "receive" else -1
+        counters[member] = max(counters.get(member, -1), seen) + 1
+        if what == "send":
+            carried[message] = counters[member]
+        found.append(counters[member])
+    return found
+
+
+# %% lamport: wrong, a generator | should be a list
+def lamport(events):
+    return (number for number, _ in enumerate(events, 1))
+
+
+# %% lamport: wrong, the counters at the end | events need as many numbers
+def lamport(events):
+    counters, carried = {}, {}
+    for what, member, message in events:
+        seen = carried[message] if what == "receive" else 0
+        counters[member] = max(counters.get(member, 0), seen) + 1
+        if what == "send":
+            carried[message] = counters[member]
+    return list(counters.values())
+
+
+# %% once: wrong, runs each time | ran the function again
+class Once:
+    def __init__(self, function):
+        self.function = function
+
+    def call(self, ticket, *args):
+        return self.function(*args)
+
+
+# %% once: wrong, the arguments for a ticket | Another ticket
+class Once:
+    def __init__(self, function):
+        self.function, self.answers = function, {}
+
+    def call(self, ticket, *args):
+        if args not in self.answers:
+            self.answers[args] = self.function(*args)
+        return self.answers[args]
+
+
+# %% once: wrong, None for no answer | That is an answer, too
+class Once:
+    def __init__(self, function):
+        self.function, self.answers = function, {}
+
+    def call(self, ticket, *args):
+        if self.answers.get(ticket) is None:
+            self.answers[ticket] = self.function(*args)
+        return self.answers[ticket]
+
+
+# %% once: wrong, forgets errors | An error is an answer, too
+class Once:
+    def __init__(self, function):
+        self.function, self.answers = function, {}
+
+    def call(self, ticket, *args):
+        if ticket not in self.answers:
+            self.answers[ticket] = self.function(*args)
+        return self.answers[ticket]
+
+
+# %% once: wrong, no answer after an error | waits for ever
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.lock = function, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        with self.lock:
+            first = ticket not in self.answers
+            answer = self.answers.setdefault(ticket, rpc.Future())
+        if first:
+            answer.set_result(self.function(*args))
+        return answer.wait()
+
+
+# %% once: wrong, tickets of all functions together | share their tickets
+class Once:
+    answers = {}
+
+    def __init__(self, function):
+        self.function = function
+
+    def call(self, ticket, *args):
+        if ticket not in self.answers:
+            try:
+                self.answers[ticket] = True, self.function(*args)
+            except Exception as error:
+                self.answers[ticket] = False, error
+        well, answer = self.answers[ticket]
+        if well:
+            return answer
+        raise answer
+
+
+# %% once: wrong, two at the same time | the function ran twice
+class Once:
+    def __init__(self, function):
+        self.function, self.answers = function, {}
+
+    def call(self, ticket, *args):
+        if ticket not in self.answers:
+            try:
+                self.answers[ticket] = True, self.function(*args)
+            except Exception as error:
+                self.answers[ticket] = False, error
+        well, answer = self.answers[ticket]
+        if well:
+            return answer
+        raise answer
+
+
+# %% once: wrong, one at a time | a call with another ticket waits
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.lock = function, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        with self.lock:
+            if ticket not in self.answers:
+                self.answers[ticket] = rpc.Future()
+                try:
+                    self.answers[ticket].set_result(self.function(*args))
+                except Exception as error:
+                    self.answers[ticket].set_exception(error)
+        return self.answers[ticket].wait()
+
+
+# %% once: wrong, does not wait for the first | It should wait
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.lock = function, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        with self.lock:
+            first = ticket not in self.answers
+            self.answers.setdefault(ticket, None)
+        if first:
+            try:
+                self.answers[ticket] = True, self.function(*args)
+            except Exception as error:
+                self.answers[ticket] = False, error
+        if self.answers[ticket] is None:
+            return None
+        well, answer = self.answers[ticket]
+        if well:
+            return answer
+        raise answer

@@ -20,6 +20,50 @@ def in_halves(words):
     return halves
 
 
+# %% in_halves: wrong, input gradients alone | should become
+def in_halves(words):
+    return [word.replace("B", "I") for word in words]
+
+
+# %% in_halves: wrong, one text | A list of texts is wanted
+def in_halves(words):
+    return " ".join(words).replace("B", "I")
+
+
+# %% in_halves: wrong, pairs in the list | A list of texts is wanted
+def in_halves(words):
+    return [[word.replace("B", "I"), word.replace("B", "W")] if "B" in word else word for word in words]
+
+
+# %% in_halves: wrong, both halves in one word | should become
+def in_halves(words):
+    return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
+
+
+# %% in_halves: wrong, numbers of one digit | should become
+def in_halves(words):
+    halves = []
+    for word in words:
+        halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
+    return halves
+
+
+# %% in_halves: wrong, changes the list | has changed the list
+def in_halves(words):
+    place = 0
+    while place < len(words):
+        if "B" in words[place]:
+            words.insert(place + 1, words[place].replace("B", "W"))
+            words[place] = words[place].replace("B", "I")
+        place += 1
+    return words
+
+
+# %% in_halves: wrong, a generator | A list of texts is wanted
+def in_halves(words):
+    return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
+
+
 # %% mine: wrong, the schedule above | leaves 14.3% idle
 mine = """
 0F0 0F1 0I0 0F2 0I1 0W0 0F3 0I2 0W1 0I3 0W2 0W3
@@ -54,3 +98,108 @@ mine = "forward forward backward backward"
 
 # %% mine: wrong, one line | Two workers need two lines
 mine = "0F0 0B0"
+
+
+# %% mine: wrong, 1F1B | leaves 20.0% idle
+mine = """
+0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
+1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
+"""
+
+
+# %% mine: wrong, three micro-batches | It was refused
+mine = """
+0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2
+1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+"""
+
+
+# %% mine: wrong, a list | a text of two lines
+mine = ["0F0 0F1", "1F0 1F1"]
+
+
+# %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
+def zero_bubble(worker, workers, microbatches):
+    words = []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+    return words
+
+
+# %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
+def zero_bubble(worker, workers, microbatches):
+    return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+
+
+# %% zero_bubble: wrong, all weights at the end | are allowed
+def zero_bubble(worker, workers, microbatches):
+    words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+    return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
+
+
+# %% zero_bubble: wrong, the first worker delays most | are allowed
+def zero_bubble(worker, workers, microbatches):
+    words, saved = [], []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        words.append(word.replace("B", "I"))
+        if "B" in word:
+            saved.append(word.replace("B", "W"))
+        if len(saved) > workers - 1 - worker:
+            words.append(saved.pop(0))
+    return words + saved
+
+
+# %% zero_bubble: wrong, one micro-batch later on each worker | are allowed
+def zero_bubble(worker, workers, microbatches):
+    words, saved = [], []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        words.append(word.replace("B", "I"))
+        if "B" in word:
+            saved.append(word.replace("B", "W"))
+            if len(saved) > 1:
+                words.append(saved.pop(0))
+    return words + saved
+
+
+# %% zero_bubble: wrong, forgets the weights that are left | is missing
+def zero_bubble(worker, workers, microbatches):
+    words, saved = [], []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        words.append(word.replace("B", "I"))
+        if "B" in word:
+            saved.append(word.replace("B", "W"))
+            if len(saved) > worker:
+                words.append(saved.pop(0))
+    return words
+
+
+# %% zero_bubble: wrong, always the first worker | it was refused
+def zero_bubble(worker, workers, microbatches):
+    words = []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[0].split():
+        words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+    return words
+
+
+# %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
+def zero_bubble(worker, workers, microbatches):
+    return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
+        worker % 2
+    ].split()
+
+
+# %% zero_bubble: wrong, one text | A list of texts is wanted
+def zero_bubble(worker, workers, microbatches):
+    return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
+
+
+# %% zero_bubble: wrong, one delay too many | are allowed
+def zero_bubble(worker, workers, microbatches):
+    words, saved = [], []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        words.append(word.replace("B", "I"))
+        if "B" in word:
+            saved.append(word.replace("B", "W"))
+            if len(saved) > worker + 1:
+                words.append(saved.pop(0))
+    return words + saved

@@ -1,4 +1,4 @@
-# %% share: wrong, in blocks | should get
+# %% share: wrong, in blocks | should get [0, 2, 4, 6]
 def share(microbatches, replicas, replica):
     each = microbatches // replicas
     return list(range(replica * each, (replica + 1) * each))
@@ -13,6 +13,36 @@ def share(microbatches, replicas, replica):
 def share(microbatches, replicas, replica):
     each = -(-microbatches // replicas)
     return [replica + number * replicas for number in range(each)]
+
+
+# %% share: wrong, a range for a list | should get a list, not range
+def share(microbatches, replicas, replica):
+    return range(replica, microbatches, replicas)
+
+
+# %% share: wrong, a generator for a list | should get a list, not <generator
+def share(microbatches, replicas, replica):
+    return (number for number in range(microbatches) if number % replicas == replica)
+
+
+# %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
+def share(microbatches, replicas, replica):
+    return tuple(range(replica, microbatches, replicas))
+
+
+# %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
+def share(microbatches, replicas, replica):
+    return [replica + number * replicas for number in range(microbatches // replicas)]
+
+
+# %% share: wrong, replicas counted from 1 | should get
+def share(microbatches, replicas, replica):
+    return list(range(replica - 1, microbatches, replicas)) if replica else []
+
+
+# %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
+def share(microbatches, replicas, replica):
+    return list(range(replica, microbatches, 2))
 
 
 # %% combined: wrong, a mean of means | away from the gradient
@@ -32,19 +62,126 @@ def combined(gradients, samples):
     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
 
 
+# %% combined: wrong, a sum over samples | With [4, 4] samples
+def combined(gradients, samples):
+    return sum(gradient * count for gradient, count in zip(gradients, samples))
+
+
+# %% combined: wrong, a weighted sum divided by the replicas | away from the gradient
+def combined(gradients, samples):
+    return sum(gradient * count for gradient, count in zip(gradients, samples)) / len(samples)
+
+
+# %% combined: wrong, weights the other way round | With [7, 6] samples
+def combined(gradients, samples):
+    return sum(gradient * count for gradient, count in zip(gradients, reversed(samples))) / sum(samples)
+
+
+# %% combined: wrong, a number for a tensor | A tensor is wanted
+def combined(gradients, samples):
+    return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
+
+
+# %% combined: wrong, changes what it was given | have changed
+def combined(gradients, samples):
+    total = gradients[0].mul_(samples[0])
+    for gradient, count in zip(gradients[1:], samples[1:]):
+        total = total + gradient * count
+    return total / sum(samples)
+
+
 # %% step_time: wrong, no all-reduce | a step takes
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches / replicas + stages - 1)
 
 
-# %% step_time: wrong, all micro-batches for each replica | a step takes
+# %% step_time: wrong, all micro-batches for each replica | 4 workers as 2 times 2
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
 
 
-# %% step_time: wrong, as if each worker sent the whole model | a step takes
+# %% step_time: wrong, as if each worker sent the whole model | 8 workers as 4 times 2
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce
+
+
+# %% step_time: wrong, a stage as slow as the whole model | 4 workers as 1 times 4
+def step_time(workers, microbatches, replicas, reduce):
+    stages = workers // replicas
+    return 3 * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
+
+
+# %% step_time: wrong, half of the all-reduce | 8 workers as 4 times 2
+def step_time(workers, microbatches, replicas, reduce):
+    stages = workers // replicas
+    return 3 / stages * (microbatches / replicas + stages - 1) + (replicas - 1) / replicas * reduce / stages
+
+
+# %% step_time: wrong, no bubble | 4 workers as 1 times 4
+def step_time(workers, microbatches, replicas, reduce):
+    stages = workers // replicas
+    return 3 / stages * microbatches / replicas + 2 * (replicas - 1) / replicas * reduce / stages
+
+
+# %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
+def step_time(workers, microbatches, replicas, reduce):
+    stages = workers // replicas
+    return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
+
+
+# %% best: wrong, does not look at the budget | room for 10
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return min(possible, key=time)
+
+
+# %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return max([r for r in possible if held(r) <= budget], default=None)
+
+
+# %% best: wrong, less than the budget alone | room for 9
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return min([r for r in possible if held(r) < budget], key=time, default=None)
+
+
+# %% best: wrong, powers of two alone | 6 workers, 12 micro-batches
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in (1, 2, 4, 8) if workers % r == 0 and microbatches % r == 0]
+    return min([r for r in possible if held(r) <= budget], key=time, default=None)
+
+
+# %% best: wrong, without one replica for each worker | room for 3
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers) if workers % r == 0 and microbatches % r == 0]
+    return min([r for r in possible if held(r) <= budget], key=time, default=None)
+
+
+# %% best: wrong, forgets that micro-batches must divide | that layout is not possible
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0]
+    return min([r for r in possible if held(r) <= budget], key=time, default=None)
+
+
+# %% best: wrong, fails where nothing fits | raised ValueError
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return min([r for r in possible if held(r) <= budget], key=time)
+
+
+# %% best: wrong, the time and not the layout | the best has 2 replicas, not 200
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    return min([time(r) for r in possible if held(r) <= budget], default=None)
+
+
+# %% best: wrong, the number of stages | 8 workers, 16 micro-batches, room for 100
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+    fits = [r for r in possible if held(r) <= budget]
+    return workers // min(fits, key=time) if fits else None

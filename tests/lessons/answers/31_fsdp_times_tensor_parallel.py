@@ -1,37 +1,68 @@
-# %% feed_forward: wrong, adds nothing up | Who adds them up
-def feed_forward(x, cut, all_reduce):
-    return torch.relu(x @ cut("up", 1)) @ cut("down", 0)
+# %% rows_held: wrong, in the order of the ranks | not hold the rows in the order of their numbers
+def rows_held(rows, dp, tp, rank):
+    each = rows // (dp * tp)
+    return list(range(rank * each, (rank + 1) * each))
 
 
-# %% feed_forward: wrong, cuts the second by columns too | The function raised RuntimeError
-def feed_forward(x, cut, all_reduce):
-    y = torch.relu(x @ cut("up", 1)) @ cut("down", 1)
-    all_reduce(y)
-    return y
+# %% rows_held: wrong, FSDP's cut first | not hold the rows in the order of their numbers
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, tp)
+    each = rows // (dp * tp)
+    begin = d * (rows // dp) + t * each
+    return list(range(begin, begin + each))
 
 
-# %% feed_forward: wrong, relu of parts of a sum | relu must see whole sums
-def feed_forward(x, cut, all_reduce):
-    rows = cut("up", 0)
-    y = torch.relu(x[:, : len(rows)] @ rows)
-    all_reduce(y)
-    hidden = cut("down", 0)
-    y = y[:, : len(hidden)] @ hidden
-    all_reduce(y)
-    return y
+# %% rows_held: wrong, tensor parallel alone | holds 2 rows, not 4
+def rows_held(rows, dp, tp, rank):
+    each = rows // tp
+    return list(range(rank % tp * each, (rank % tp + 1) * each))
 
 
-# %% feed_forward: wrong, a second sum that changes nothing | with 2 sums where one is enough
-def feed_forward(x, cut, all_reduce):
-    y = torch.relu(x @ cut("up", 1)) @ cut("down", 0)
-    all_reduce(y)
-    all_reduce(y / 2)
-    return y
+# %% rows_held: wrong, a range for a list | should get a list, not range
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, tp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return range(begin, begin + each)
+
+
+# %% rows_held: wrong, right for square meshes alone | 24 rows, dp=2, tp=3
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, dp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return list(range(begin, begin + each))
+
+
+# %% rows_held: wrong, dealt like cards | rank 0 holds [0, 1], not [0, 4]
+def rows_held(rows, dp, tp, rank):
+    return list(range(rank, rows, dp * tp))
+
+
+# %% rows_held: wrong, one row too many | holds 2 rows, not 3
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, tp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return list(range(begin, begin + each + 1))
+
+
+# %% rows_held: wrong, ranks from 1 | holds [0, 1], not
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank - 1, tp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return list(range(begin, begin + each))
 
 
 # %% bytes_held: wrong, parameters alone | two numbers of Adam
 def bytes_held(parameters, dp, tp):
     return sum(4 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
+
+
+# %% bytes_held: wrong, one number of Adam | two numbers of Adam
+def bytes_held(parameters, dp, tp):
+    return sum(12 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
 
 
 # %% bytes_held: wrong, all cut both ways | cut by FSDP alone
@@ -44,9 +75,19 @@ def bytes_held(parameters, dp, tp):
     return sum(16 * count / (dp * tp if by_tp else 1) for count, by_tp in parameters)
 
 
-# %% bytes_held: wrong, the wrong dimension | a rank holds other than
+# %% bytes_held: wrong, the wrong dimension | a rank holds
 def bytes_held(parameters, dp, tp):
     return sum(16 * count / (tp if by_tp else dp) for count, by_tp in parameters)
+
+
+# %% bytes_held: wrong, of all ranks together | a rank holds
+def bytes_held(parameters, dp, tp):
+    return sum(16 * count for count, by_tp in parameters)
+
+
+# %% bytes_held: wrong, each parameter, not the sum | should return a number
+def bytes_held(parameters, dp, tp):
+    return [16 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters]
 
 
 # %% gathers: wrong, without the model itself | parameters outside of its blocks
@@ -59,6 +100,68 @@ def gathers(blocks, keep):
     return (1 if keep else 2) * blocks + 2
 
 
-# %% gathers: wrong, forward alone | who is gathered, and when
+# %% gathers: wrong, forward alone | which groups are gathered, and when
 def gathers(blocks, keep):
     return blocks + 1
+
+
+# %% gathers: wrong, keep the other way round | 7 blocks, not kept
+def gathers(blocks, keep):
+    return (2 if keep else 1) * blocks + 1
+
+
+# %% gathers: wrong, always twice | 7 blocks, kept
+def gathers(blocks, keep):
+    return 2 * blocks + 1
+
+
+# %% gathers: wrong, the count of the lesson | 7 blocks, not kept
+def gathers(blocks, keep):
+    return 3 if keep else 5
+
+
+# %% gathers: wrong, with the reduce-scatters | 7 blocks, not kept
+def gathers(blocks, keep):
+    return (1 if keep else 2) * blocks + 1 + blocks + 1
+
+
+# %% sent: wrong, along dp first | along tp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
+    along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
+    return along_dp, along_tp
+
+
+# %% sent: wrong, numbers for bytes | along tp a rank sends 393216 bytes, not 98304
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * tokens * width, 3 * (dp - 1) / dp * numbers / tp
+
+
+# %% sent: wrong, an all-reduce sent once | along tp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers / tp * 4
+
+
+# %% sent: wrong, the whole model along dp | along dp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers * 4
+
+
+# %% sent: wrong, one gather | along dp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 2 * (dp - 1) / dp * numbers / tp * 4
+
+
+# %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers / tp / dp * 4
+
+
+# %% sent: wrong, one vector for all tokens | along tp a rank sends
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * width * 4, 3 * (dp - 1) / dp * numbers / tp * 4
+
+
+# %% sent: wrong, the sum of both | A pair is wanted
+def sent(numbers, sums, tokens, width, dp, tp):
+    return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4

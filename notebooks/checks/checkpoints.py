@@ -1,0 +1,245 @@
+"""Checks of lesson 33."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from resume import PARTS, Training, bounds
+from resume import pieces as right_pieces
+from resume import total_time as right_time
+
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+
+Piece = tuple[int, int, int]
+
+
+# -- what belongs to a checkpoint
+@exercise(
+    "Five parts change with each step: the weights, what Adam remembers, the learning rate, the noise, and the "
+    "place in the "
+    "rows. And what is returned must not change when the training goes on.",
+    'Begin with `copy.deepcopy({"model": training.model.state_dict(), ...})`. A generator has `get_state()`, and '
+    "the position "
+    "is a number.",
+)
+def snapshot(answer: Callable[[Training], Any]) -> None:
+    """`answer(training)` is a dict with which `load` makes a new training go on as this one does."""
+    for before in (3, 8, 17):
+        training, unbroken = Training(), Training()
+        for _ in range(before):
+            training.step()
+            unbroken.step()
+        with trying():
+            saved = returned(answer(training))
+        require(isinstance(saved, dict), f"It should return a dict, not {shown(type(saved).__name__)}.")
+        unknown = sorted(str(name) for name in saved if name not in PARTS)
+        require(not unknown, f"`load` knows the names {', '.join(PARTS)}, and not {', '.join(unknown)}.")
+        there = Training()
+        with trying("load, with what you returned,"):
+            there.load(saved)
+        at_once = copy.deepcopy(saved)
+        wanted = [unbroken.step() for _ in range(6)]
+        require([training.step() for _ in range(6)] == wanted, "The snapshot has changed the training itself.")
+        for name in saved:
+            require(_same(saved[name], at_once[name]), f"`{name}` in what you returned has changed while the "
+                                                       f"training went "
+                    "on: it holds the training's own tensors.")  # fmt: skip
+        found = [there.step() for _ in range(6)]
+        if found != wanted:
+            raise NotYet(_what_differs(at_once, before))
+    right("All five, as they were: the run goes on as though nothing had happened.")
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(_same(a, b) for a, b in zip(one, two, strict=True))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    return bool(one == two) if isinstance(one, int | float | str | bool | None) else True
+
+
+def _what_differs(saved: dict[str, Any], before: int) -> str:
+    training, there = Training(), Training()
+    for _ in range(before):
+        training.step()
+    there.load(saved)
+    told = f"After {before} steps, and loaded into a new training"
+    if there.position != training.position:
+        return f"{told}: it begins again with row {there.position}, and should go on with row {training.position}."
+    if not _same(there.model.state_dict(), training.model.state_dict()):
+        return f"{told}: its weights are other ones."
+    if not _same(there.optimizer.state_dict()["state"], training.optimizer.state_dict()["state"]):
+        return f"{told}: its next step has another size than it should. Adam remembers something of all steps before."
+    if not _same(there.scheduler.state_dict(), training.scheduler.state_dict()):
+        return f"{told}: in some steps its learning rate is another one than it should be."
+    return f"{told}: it adds other noise to the rows."
+
+
+# -- who reads what
+@exercise(
+    "A new rank has rows `first` to `last` of the whole tensor, and an old rank had rows `begin` to `end`. Which "
+    "rows have "
+    "both?",
+    "`low, high = max(first, begin), min(last, end)`; if low < high, the rows low - begin to high - begin of that "
+    "file.",
+)
+def pieces(answer: Callable[[int, int, int, int], Any]) -> None:
+    """`answer(rank, ranks, old, length)` lists for a new rank which rows of which old files it reads."""
+    for ranks, old, length in (
+        (3, 4, 12),
+        (4, 3, 12),
+        (2, 4, 10),
+        (3, 4, 10),
+        (5, 2, 7),
+        (1, 3, 7),
+        (4, 4, 8),
+        (6, 4, 4),
+    ):
+        for rank in range(ranks):
+            with trying():
+                found = returned(answer(rank, ranks, old, length))
+            case = f"{length} rows from {old} to {ranks} ranks, new rank {rank}"
+            listed = isinstance(found, list) and all(isinstance(each, tuple) and len(each) == 3 for each in found)
+            require(listed, f"A list of triples (old rank, begin, end) is wanted, not {shown(found)}.")
+            wanted = right_pieces(rank, ranks, old, length)
+            if found != wanted:
+                raise NotYet(_wrong_pieces(found, wanted, rank, ranks, old, length, case))
+    right("No rank reads a row that it does not need.")
+
+
+def _wrong_pieces(
+    found: list[Piece], wanted: list[Piece], rank: int, ranks: int, old: int, length: int, case: str
+) -> str:
+    if any(number not in range(old) for number, _, _ in found):
+        return f"{case}: {shown(found)} names an old rank that is not there."
+    if any(begin >= end for _, begin, end in found):
+        return f"{case}: {shown(found)} has a piece without rows."
+    whole = [
+        (number, begin + bounds(number, old, length)[0], end + bounds(number, old, length)[0])
+        for number, begin, end in wanted
+    ]
+    if found == whole:
+        return f"{case}: {shown(found)}: the rows are counted from the beginning of the file, not of the whole tensor."
+    if found == [(number, begin, end - 1) for number, begin, end in wanted if begin < end - 1]:
+        return f"{case}: {shown(found)}: `end` is the row after the last one, as in a slice."
+    rows = sum(end - begin for _, begin, end in found)
+    first, last = bounds(rank, ranks, length)
+    if rows != last - first:
+        there = f"it has the rows {first} to {last} (not included), which are {last - first}"
+        return f"{case}: {there}; {shown(found)} are {rows}."
+    return f"{case}: it reads {wanted}, not {shown(found)}."
+
+
+# -- how often
+@exercise(
+    "If one node fails once in M minutes, how often does one of n nodes fail?",
+    "`mtbf = node_mtbf / nodes`; then the two formulas above, with √ as `math.sqrt` or `** 0.5`.",
+)
+def how_often(answer: Callable[[float, float, int], Any]) -> None:
+    """`answer(cost, node_mtbf, nodes)` is Young's interval, and the share of the time that is lost with it."""
+    for cost, node_mtbf, nodes in ((2.0, 400.0, 4), (0.5, 10_000.0, 100), (3.0, 600.0, 1), (1.0, 50_000.0, 16)):
+        with trying():
+            found = returned(answer(cost, node_mtbf, nodes))
+        pair = (
+            isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(each, int | float) for each in found)
+        )
+        require(pair, f"It should return two numbers, (interval, lost), not {shown(found)}.")
+        interval, lost = (float(each) for each in found)
+        mtbf = node_mtbf / nodes
+        wanted = math.sqrt(2 * cost * mtbf)
+        case = f"{nodes} nodes, each with {node_mtbf:g} minutes between failures, {cost:g} minutes for a save"
+        if not _near(interval, wanted):
+            raise NotYet(_wrong_interval(interval, cost, node_mtbf, nodes, case))
+        share = cost / wanted + wanted / (2 * mtbf)
+        if not _near(lost, share):
+            require(not _near(lost, share / 2), f"{case}: {lost:.2%} is only one half: saves take time, and "
+                                                f"failures cost "
+                    "work.")  # fmt: skip
+            require(not _near(lost, cost / wanted + wanted / mtbf), f"{case}: a failure does not cost a whole "
+                                                                    f"interval: in "
+                    "the mean it comes in the middle of one.")  # fmt: skip
+            raise NotYet(f"{case}: the interval is right, and {share:.2%} of the time is lost, not {lost:.2%}.")
+    right("Twice as many nodes, and you save more often by a factor of √2.")
+
+
+def _near(one: float, two: float) -> bool:
+    return math.isclose(one, two, rel_tol=1e-9)
+
+
+def _wrong_interval(found: float, cost: float, node_mtbf: float, nodes: int, case: str) -> str:
+    mtbf = node_mtbf / nodes
+    if nodes > 1 and _near(found, math.sqrt(2 * cost * node_mtbf)):
+        return f"{case}: {found:.4g} would be right for one node. With more nodes one of them fails more often."
+    if nodes > 1 and _near(found, math.sqrt(2 * cost * node_mtbf * nodes)):
+        return f"{case}: {found:.4g} grows with the number of nodes. More nodes fail more often."
+    if _near(found, math.sqrt(cost * mtbf)):
+        return f"{case}: {found:.4g} lacks the 2 under the root."
+    if _near(found, 2 * cost * mtbf):
+        return f"{case}: {found:.4g} lacks the root."
+    if _near(found * 60, math.sqrt(2 * cost * mtbf)) or _near(found, 60 * math.sqrt(2 * cost * mtbf)):
+        return f"{case}: all numbers are in minutes, the interval too."
+    return f"{case}: the interval should be {math.sqrt(2 * cost * mtbf):.4g} minutes, not {found:.4g}."
+
+
+# -- the time of a run
+RUNS: list[tuple[int, int, int, int, list[int]]] = [  # work, interval, cost, restart, failures
+    (100, 30, 2, 5, []),
+    (90, 30, 2, 5, []),
+    (100, 30, 2, 5, [50]),
+    (100, 30, 2, 5, [31]),
+    (100, 30, 2, 5, [50, 10, 40]),
+    (100, 30, 2, 5, [64, 500]),
+    (40, 50, 3, 1, [39]),
+    (60, 20, 4, 10, [70, 1]),
+    (100, 10, 1, 3, [33, 33, 20, 33]),
+]
+
+
+@exercise(
+    "Follow one start: how many pieces, each with its save, are complete before the failure? Only these count; the "
+    "time "
+    "until the failure has passed in any case.",
+    "For each `up`: `left = work - done`, which needs `left + (ceil(left / interval) - 1) · cost`. If that is at "
+    "most `up`, "
+    "the run ends. Otherwise `done += up // (interval + cost) * interval`, and `up + restart` have passed.",
+)
+def total_time(answer: Callable[[int, int, int, int, list[int]], Any]) -> None:
+    """`answer(work, interval, cost, restart, failures)` is how long a run takes."""
+    for work, interval, cost, restart, failures in RUNS:
+        with trying():
+            found = returned(answer(work, interval, cost, restart, list(failures)))
+        require(isinstance(found, int | float), f"A number is wanted, not {shown(found)}.")
+        wanted = right_time(work, interval, cost, restart, failures)
+        if found != wanted:
+            raise NotYet(_wrong_total(found, wanted, work, interval, cost, restart, failures))
+    right("With this you can try any interval, on failures of any kind.")
+
+
+def _wrong_total(
+    found: float, wanted: float, work: int, interval: int, cost: int, restart: int, failures: Sequence[int]
+) -> str:
+    case = f"work {work}, interval {interval}, cost {cost}, restart {restart}, failures {list(failures)}"
+    saves = math.ceil(work / interval) - 1
+    if not failures:
+        if found == work:
+            return f"{case}: {found:g} is the work alone; the saves take time too."
+        if found in (work + (saves + 1) * cost, work + (work // interval) * cost):
+            return f"{case}: {found:g} counts a save after the last piece, too."
+        return f"{case}: three pieces at most are followed by a save, so it takes {wanted:g}, not {found:g}."
+    if found == wanted - restart * len(failures) or (
+        len(failures) > 1 and found == wanted - restart * (len(failures) - 1)
+    ):
+        return f"{case}: {found:g} leaves out the time of a restart."
+    if found == work + saves * cost + restart * len(failures):
+        return f"{case}: {found:g} loses no work. What was computed since the last save is lost."
+    if found == sum(failures) + restart * len(failures) + work + saves * cost:
+        return f"{case}: {found:g} begins anew after each failure. What was saved need not be done again."
+    return f"{case}: it takes {wanted:g}, not {found:g}. A save that is not complete does not count."

@@ -1,0 +1,143 @@
+"""Checks of lesson 03."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import costs
+
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+
+SIZES = [2**k for k in range(3, 25)]
+WOBBLE = (0.04, -0.09, 0.02, 0.1, -0.03, -0.06, 0.07)  # relative errors of measured times
+
+
+@exercise(
+    "Dividing an equation by the measured time turns its error into a relative one. What is left on the right side?",
+    "Begin with `t` and `n` as tensors of dtype float64; the rows of the matrix are (1 / t, n / t), and each right "
+    "side is 1. The solution has alpha and 1 / beta.",
+)
+def fit(answer: Callable[[Sequence[float], Sequence[float]], tuple[float, float]]) -> None:
+    """`answer(sizes, times)` is (alpha, beta) with the least squares of relative errors."""
+    for alpha, beta, sizes in ((1e-4, 1e9, SIZES), (2e-6, 2.5e10, SIZES), (0.05, 4e6, [100_000, 10, 5_000, 300])):
+        found = _fitted(answer, sizes, [alpha + n / beta for n in sizes])
+        asked = f"Points that lie on the line with alpha = {alpha:.3g} s and beta = {beta:.3g} bytes/s"
+        swapped = _near(found[0], beta) and _near(found[1], alpha)
+        require(not swapped, f"{asked}: you return beta first. The order is (alpha, beta).")
+        require(not _near(found[1], 1 / beta),
+                f"{asked}: your beta is {found[1]:.3g}, seconds for each byte. beta is bytes per second.")  # fmt: skip
+        require(_near(found[0], alpha) and _near(found[1], beta),
+                f"{asked}: you find alpha = {found[0]:.3g} and beta = {found[1]:.3g}.")  # fmt: skip
+    for alpha, beta in ((1e-4, 1e9), (3e-5, 1e10)):
+        times = [(alpha + n / beta) * (1 + WOBBLE[k % len(WOBBLE)]) for k, n in enumerate(SIZES)]
+        found, wanted = _fitted(answer, SIZES, times), costs.fit(SIZES, times)
+        for name, mine, best, unit in zip(("alpha", "beta"), found, wanted, ("s", "bytes/s"), strict=True):
+            require(_near(mine, best), f"Points up to 10 % off the line: you find {name} = {mine:.4g} {unit}; the "
+                    f"least squares of relative errors have {name} = {best:.4g} {unit}.")  # fmt: skip
+    right("Small messages fix alpha, large ones fix beta, and each counts as much as the other.")
+
+
+def _fitted(answer: Callable[..., Any], sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+    given = list(sizes), list(times)
+    with trying("The function"):
+        found = returned(answer(*given))
+    require(given == (list(sizes), list(times)), "The lists that the function was given have changed.")
+    require(isinstance(found, tuple | list) and len(found) == 2, f"(alpha, beta) is wanted, not {shown(found)}.")
+    with trying("float() of what you return"):
+        return float(found[0]), float(found[1])
+
+
+@exercise(
+    "Draw the lanes of two hops with three pieces. When does the last piece begin on the first hop, and how many hops "
+    "has it still to go?",
+    "Begin with the time of one piece on one hop, `each = alpha + n / k / beta`; count how many of these pass.",
+)
+def relay(answer: Callable[[float, int, int, float, float], float]) -> None:
+    """`answer(n, k, hops, alpha, beta)` is what playing it through takes."""
+    for n, k, hops, alpha, beta in (
+        (1e6, 1, 1, 1e-3, 1e9), (1e6, 4, 1, 1e-3, 1e9), (1e6, 1, 3, 1e-3, 1e9), (6e6, 3, 2, 1e-3, 1e9),
+        (1e7, 7, 4, 5e-4, 2e9), (10, 3, 2, 0.25, 16.0),
+    ):  # fmt: skip
+        with trying("The function"):
+            found = returned(answer(n, k, hops, alpha, beta))
+        wanted = _played(n, k, hops, alpha, beta)
+        asked = f"{n:g} bytes in {k} piece{'s' * (k > 1)} over {hops} hop{'s' * (hops > 1)}"
+        require(isinstance(found, float | int) and _near(found, wanted),
+                f"{asked}, alpha = {alpha:g} s, beta = {beta:g} bytes/s: it takes {wanted:.6g} s; you say "
+                f"{f'{found:.6g} s' if isinstance(found, float | int) else shown(found)}.")  # fmt: skip
+    right("With one hop, pieces cost only latency; with more hops they let the hops work at once.")
+
+
+def _played(n: float, k: int, hops: int, alpha: float, beta: float) -> float:
+    """Piece by piece: a hop begins a piece when the piece has come and the piece before has left."""
+    free = [0.0] * hops
+    came = 0.0
+    for _ in range(k):
+        came = 0.0
+        for hop in range(hops):
+            came = free[hop] = max(free[hop], came) + alpha + n / k / beta
+    return came
+
+
+@exercise(
+    "Write the time as a sum of a part that grows with k, a part that falls with k, and a rest. Where is the sum "
+    "least if k need not be whole? Which whole numbers are next to that?",
+    "Begin with `ideal = math.sqrt((hops - 1) * n / (alpha * beta))`, and compare the times of the two whole numbers "
+    "beside it; there is at least one piece.",
+)
+def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
+    """`answer(n, hops, alpha, beta)` is the whole number of pieces with the least time."""
+    for n, hops, alpha, beta in (
+        (4e6, 2, 1e-3, 1e9), (1.45**2 * 1e6, 2, 1e-3, 1e9), (9.3e6, 3, 1e-3, 1e9), (1e6, 1, 1e-3, 1e9),
+        (1e3, 2, 1e-3, 1e9), (2.5**2 * 1e6, 4, 1e-3, 1e9), (1e9, 2, 1e-4, 1e8), (2.46**2 * 1e6, 2, 1e-3, 1e9),
+    ):  # fmt: skip
+        with trying("The function"):
+            found: Any = returned(answer(n, hops, alpha, beta))
+        asked = f"{n:g} bytes over {hops} hop{'s' * (hops > 1)}, alpha = {alpha:g} s, beta = {beta:g} bytes/s"
+        require(isinstance(found, int), f"{asked}: a whole number is wanted, not {shown(found)}.")
+        require(found >= 1, f"{asked}: you say {found} pieces; there is at least one.")
+        mine = costs.relay_time(n, found, hops, alpha, beta)
+        best = min(range(1, 2000), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
+        least = costs.relay_time(n, best, hops, alpha, beta)
+        require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {mine * 1e3:.4g} ms; with {best} "
+                f"it takes {least * 1e3:.4g} ms.")  # fmt: skip
+    right("A balance of latency, which wants few pieces, and waiting, which wants many.")
+
+
+@exercise(
+    "Which ranks are busy in a round, and for how long does each of them send? For how long does each receive?",
+    "Begin each round with two dicts, of the seconds that each rank sends and receives; a round takes the largest of "
+    "all these numbers, and an empty round takes none.",
+)
+def schedule(answer: Callable[[Sequence[costs.Round], float, float], float]) -> None:
+    """`answer(rounds, alpha, beta)` is the sum over the rounds of the time of the busiest rank."""
+    for what, rounds in (
+        ("one message", [[(0, 1, 8e6)]]),
+        ("two messages of other ranks at once", [[(0, 1, 8e6), (2, 3, 4e6)]]),
+        ("rank 0 sends to two ranks", [[(0, 1, 8e6), (0, 2, 8e6)]]),
+        ("two ranks send to rank 0", [[(1, 0, 8e6), (2, 0, 4e6)]]),
+        ("two ranks exchange", [[(0, 1, 8e6), (1, 0, 8e6)]]),
+        ("a message, a round without any, and a message", [[(0, 1, 8e6)], [], [(1, 2, 2e6)]]),
+        ("small messages from rank 1, a large one from rank 0", [[(1, 2, 0), (1, 3, 0), (1, 0, 0), (0, 4, 5e5)]]),
+        ("no round at all", []),
+        ("a ring of 4 ranks, 6 rounds", [[(rank, (rank + 1) % 4, 2e6) for rank in range(4)]] * 6),
+    ):  # fmt: skip
+        with trying("The function"):
+            found = returned(answer(rounds, 1e-3, 1e9))
+        wanted = costs.schedule_time(rounds, 1e-3, 1e9)
+        require(isinstance(found, float | int) and abs(found - wanted) < 1e-9,
+                f"{what[0].upper()}{what[1:]}, alpha = 1 ms and beta = 1 byte per ns: {_told(rounds)} takes "
+                f"{wanted * 1e3:g} ms; you say "
+                f"{f'{found * 1e3:g} ms' if isinstance(found, float | int) else shown(found)}.")  # fmt: skip
+    right("That is the cost of any collective, once you have written down who sends what in which round.")
+
+
+def _told(rounds: Sequence[costs.Round]) -> str:
+    return shown([[(sender, to, f"{size / 1e6:g} MB") for sender, to, size in messages] for messages in rounds])
+
+
+def _near(mine: float, wanted: float) -> bool:
+    return abs(mine - wanted) <= 2e-3 * abs(wanted)

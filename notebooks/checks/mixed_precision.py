@@ -1,0 +1,207 @@
+"""Checks of lesson 27."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.ranks import AllReduce, Ranks
+
+FORMATS = {3: "3 bits", 7: "7 bits (bfloat16)", 10: "10 bits (float16)"}
+
+
+def _spacing(value: float, bits: int) -> float:
+    return 2.0 ** (math.frexp(value)[1] - 1 - bits)
+
+
+def _nearest(value: float, bits: int) -> float:
+    return round(value / _spacing(value, bits)) * _spacing(value, bits) if value else 0.0
+
+
+VALUES = (1.0, 1.1, 3.14159, 0.1, -2.7, 1000.3, 0.0, 1e-5, 255.4, -0.3, 6.02e23, 1.999)
+
+
+@exercise(
+    "The neighbours of a number lie at whole multiples of the spacing. With how many multiples should you end, and "
+    "what does Python's `round` do with a half?",
+    "Begin with `_, exponent = math.frexp(value)` and `spacing = 2.0 ** (exponent - 1 - bits)`. Zero has no spacing of "
+    "its own, but it is a multiple of each.",
+)
+def rounded(answer: Callable[[float, int], Any]) -> None:
+    """`answer(value, bits)` is the nearest number with so many bits of fraction; a tie goes to the even one."""
+    for bits, name in FORMATS.items():
+        step = 2.0**-bits
+        ties = [1 + step / 2, 1 + 3 * step / 2, -(1 + step / 2), 2 * (1 + 3 * step / 2), (1 + 5 * step / 2) / 8]
+        for value in (*VALUES, *ties, 2 - step / 4):
+            wanted = _nearest(value, bits)
+            with trying():
+                found = returned(answer(value, bits))
+            require(
+                isinstance(found, int | float) and not isinstance(found, bool),
+                f"It should return a number, not {shown(found)}.",
+            )
+            if found != wanted:
+                raise NotYet(_why(value, float(found), wanted, bits, name))
+        if bits in (7, 10):
+            dtype = torch.bfloat16 if bits == 7 else torch.float16
+            assert all(_nearest(v, bits) == torch.tensor(v, dtype=dtype).item() for v in ties), "the check itself"
+    right("All formats round in this way; they differ in the number of bits.")
+
+
+def _why(value: float, found: float, wanted: float, bits: int, name: str) -> str:
+    case = f"{value!r} with {name}"
+    spacing = _spacing(value, bits) if value else 0.0
+    if not math.isfinite(found) or (spacing and abs(found / spacing - round(found / spacing)) > 1e-6):
+        return f"{case}: {found!r} cannot be written with so few bits."
+    if abs(found - value) == abs(wanted - value):
+        return f"{case}: {found!r} and {wanted!r} are equally near. The one whose last bit is 0 is right."
+    return f"{case}: you say {found!r}, but {wanted!r} is nearer."
+
+
+@exercise(
+    "A weight stays as it is if the sum is nearer to the weight than to its neighbour. How far away is the neighbour?",
+    "With `_, exponent = math.frexp(weight)` the spacing is `2.0 ** (exponent - 1 - bits)`. Where between the weight "
+    "and its neighbour does the rounding change?",
+)
+def least_update(answer: Callable[[float, int], Any]) -> None:
+    """`answer(weight, bits)`: updates below it, away from zero, leave the weight as it is."""
+    for bits, name in FORMATS.items():
+        for weight in (1.0, 3.0, 0.125, -6.0, 0.15625, 96.0, 1.75, -0.375, 2.0**-20):
+            with trying():
+                found = returned(answer(weight, bits))
+            require(isinstance(found, int | float), f"It should return a number, not {shown(found)}.")
+            case, spacing = f"weight {weight}, {name}", _spacing(weight, bits)
+            if found == spacing / 2:
+                continue
+            require(
+                found != spacing,
+                f"{case}: {found} is the whole way to the neighbour. Half of it is enough to change the rounding.",
+            )
+            require(found > 0, f"{case}: {found} is not the size of an update.")
+            if found < spacing / 2:
+                after = _nearest(abs(weight) + (found + spacing / 2) / 2, bits)
+                raise NotYet(f"{case}: an update a little larger than {found:.4g} leaves the weight as it is: {after}.")
+            raise NotYet(f"{case}: a smaller update than {found:.4g} changes the weight already.")
+    right("An optimizer whose steps are smaller than this one trains nothing.")
+
+
+CLEAN, INF, NAN = "clean", math.inf, math.nan
+STEPS = [  # what the gradients of each rank have; scale and clean steps before; the interval
+    ([CLEAN], 8.0, 0, 3),
+    ([INF], 8.0, 1, 3),
+    ([CLEAN, INF], 1024.0, 2, 3),
+    ([CLEAN, CLEAN], 1024.0, 2, 3),
+    ([NAN, CLEAN], 1024.0, 1, 3),
+    ([CLEAN, CLEAN, -INF], 4.0, 0, 2),
+    ([CLEAN, CLEAN, CLEAN], 4.0, 0, 2),
+    ([CLEAN, CLEAN, CLEAN], 4.0, 1, 2),
+    ([CLEAN, CLEAN], 2.0, 0, 1),
+]
+
+
+@exercise(
+    "Each rank sees only its own gradients, and all must decide alike. What is the smallest thing that they can share?",
+    'A tensor with one number: 1 where a gradient of this rank is not finite, else 0. `all_reduce(flag, "max")` on '
+    "every rank, in every step. Divide by the scale with which the loss was multiplied, not by the next one.",
+)
+def scaled_step(answer: Callable[[list[Tensor], float, int, int, AllReduce], Any]) -> None:
+    """`answer(gradients, scale, clean, interval, all_reduce)` returns (apply, scale, clean), the same on all ranks."""
+    for faults, scale, clean, interval in STEPS:
+        ranks = Ranks(len(faults))
+        given = [_scaled(rank, fault, scale) for rank, fault in enumerate(faults)]
+        seen = [f"rank {rank} has {fault}" for rank, fault in enumerate(faults) if fault != CLEAN]
+        case = f"{len(faults)} rank{'s' * (len(faults) > 1)}, {' and '.join(seen) or 'all gradients are finite'}"
+        case += f", scale {scale:g}, {clean} clean before, interval {interval}"
+        found = ranks.run(lambda rank, reduce: answer(given[rank], scale, clean, interval, reduce))  # noqa: B023
+        for rank, each in enumerate(found):
+            three = isinstance(each, tuple | list) and len(each) == 3
+            require(three, f"It should return (apply, scale, clean), not {shown(each)}.")
+            _judge(each, rank, faults, (scale, clean, interval), case)
+            if not seen:
+                wanted = _scaled(rank, CLEAN, 1.0)
+                same = all(torch.allclose(a, b) for a, b in zip(given[rank], wanted, strict=True))
+                require(
+                    same,
+                    f"{case}: the gradients of rank {rank} are not those of the loss. Divide them in place, by "
+                    "the scale that this loss was multiplied with.",
+                )
+        if len(faults) > 1:
+            require(min(ranks.calls) > 0, f"{case}: the ranks have shared nothing.")
+        require(max(ranks.numbers) <= 4, f"{case}: a rank has sent {max(ranks.numbers)} numbers; one flag is enough.")
+    right("All ranks step, or none does, and the scale stays the same everywhere.")
+
+
+def _scaled(rank: int, fault: Any, scale: float) -> list[Tensor]:
+    """Two gradients of a rank or three, as a loss that was multiplied by the scale leaves them."""
+    gradients = [torch.arange(1.0, 4.0 + place) * (rank + 1) * scale for place in range(2 + rank % 2)]
+    if fault != CLEAN:
+        gradients[-1][1] = fault
+    return gradients
+
+
+def _judge(found: Any, rank: int, faults: list[Any], before: tuple[float, int, int], case: str) -> None:
+    scale, clean, interval = before
+    apply, new_scale, new_clean = found
+    spoiled = any(fault != CLEAN for fault in faults)
+    require(isinstance(apply, bool | int | Tensor), f"{case}: `apply` is True or False, not {shown(apply)}.")
+    if bool(apply) == spoiled:
+        if not spoiled:
+            raise NotYet(f"{case}: rank {rank} does not step.")
+        own = faults[rank] != CLEAN
+        raise NotYet(f"{case}: rank {rank} steps" + (" with it." if own else ", and the other rank does not."))
+    grows = not spoiled and clean + 1 == interval
+    wanted = (scale / 2, 0) if spoiled else (scale * 2, 0) if grows else (scale, clean + 1)
+    require(
+        float(new_scale) == wanted[0],
+        f"{case}: the next scale on rank {rank} is {shown(new_scale)}, and should be {wanted[0]:g}.",
+    )
+    require(
+        new_clean == wanted[1],
+        f"{case}: the count of clean steps on rank {rank} is {shown(new_clean)} afterwards, and should be {wanted[1]}.",
+    )
+
+
+SUMS = [  # the start, the update, how often
+    (1.0, 0.001, 100),
+    (1.0, -0.0005, 100),
+    (256.0, 0.9, 60),
+    (-2.0, -0.0031, 60),
+]
+
+
+@exercise(
+    "After `new = total + update`, how much of the update has really been added? `new - total` says it.",
+    "Add `lost` to the update first. The difference between this sum and `new - total` is lost this time.",
+)
+def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+    """`answer(total, lost, update)` adds in bfloat16, and hands on what was rounded away."""
+    for start, update, times in SUMS:
+        total, lost = (torch.full((3,), value, dtype=torch.bfloat16) for value in (start, 0.0))
+        step = torch.tensor([update, update * 2, 0.0]).bfloat16()
+        exact = start + times * step.double()
+        case = f"{times} times {update} added to {start}"
+        for _ in range(times):
+            with trying():
+                pair = returned(answer(total, lost, step))
+            fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
+            require(fits, f"It should return (total, lost), two tensors, not {shown(pair)}.")
+            total, lost = pair
+            require(
+                total.dtype == lost.dtype == torch.bfloat16,
+                f"Both results are bfloat16: nothing longer may be kept. They are {total.dtype} and {lost.dtype}.",
+            )
+        worst = int((total.double() - exact).abs().argmax())
+        near = 1.5 * _spacing(float(exact[worst]), 7)
+        require(
+            abs(total[worst].item() - exact[worst].item()) <= near,
+            f"{case.replace(str(update), f'{step[worst].item():.4g}')}: the total is {total[worst].item():g}, and "
+            f"should be near {exact[worst].item():.4g}.",
+        )
+    right("Two numbers of 16 bits remember what one of them would forget.")

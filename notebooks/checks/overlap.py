@@ -1,0 +1,223 @@
+"""Checks of lesson 21."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.meeting import Ranks
+
+AllReduce = Callable[[Tensor], None]
+Loss = Callable[[Tensor, Tensor], Tensor]
+CLOSE = 1e-9
+
+
+@exercise(
+    "A mean over ranks divides by their number, and each rank's loss is divided by its own rows. What should it be "
+    "divided by instead, and which factor turns one into the other?",
+    "Begin with `total = torch.tensor(float(rows))` and `all_reduce(total)`: now `total` has the rows of all ranks.",
+)
+def weigh(answer: Callable[[Tensor, int, int, AllReduce], Tensor]) -> None:
+    """`answer(loss, rows, size, all_reduce)`: the mean of the ranks' gradients is then that of one process."""
+    made = torch.Generator().manual_seed(21)
+    for rows in ([4, 4], [5, 3], [7, 1, 4], [2, 3, 1, 10], [6]):
+        data = torch.rand(sum(rows), 3, generator=made, dtype=torch.double)
+        at = torch.rand(3, generator=made, dtype=torch.double)
+        parts = data.split(rows)
+        mean = torch.stack(_weighed(answer, parts, at)).mean(0)
+        wanted, plain = _gradient(data, at), torch.stack([_gradient(part, at) for part in parts]).mean(0)
+        if not torch.allclose(mean, wanted, atol=CLOSE):
+            _wrong_weight(rows, mean, wanted, plain)
+    right("With DistributedDataParallel, which always takes the plain mean, this is how unequal shares stay exact.")
+
+
+def _weighed(answer: Callable[..., Any], parts: Sequence[Tensor], at: Tensor) -> list[Tensor]:
+    """The gradient of each rank, from the loss that the answer returns there."""
+    ranks = Ranks(len(parts))
+
+    def part(rank: int) -> Tensor:
+        weights = at.clone().requires_grad_()
+        loss = (parts[rank] @ weights).square().mean()
+        with trying("The function"):
+            found = returned(answer(loss, len(parts[rank]), len(parts), ranks.all_reduce(rank)))
+        require(isinstance(found, Tensor), f"It should return the loss times a factor, not {shown(found)}.")
+        require(found.numel() == 1, f"The loss is one number; yours has the shape {tuple(found.shape)}.")
+        require(found.requires_grad, "What it returns has lost its graph, so `backward` cannot begin there.")
+        found.backward()
+        return weights.grad if weights.grad is not None else torch.zeros(3)
+
+    return ranks.run(part)
+
+
+def _gradient(rows: Tensor, at: Tensor) -> Tensor:
+    weights = at.clone().requires_grad_()
+    (rows @ weights).square().mean().backward()
+    assert weights.grad is not None
+    return weights.grad
+
+
+def _wrong_weight(rows: list[int], mean: Tensor, wanted: Tensor, plain: Tensor) -> None:
+    times = mean / wanted
+    case = f"Ranks with {rows} rows:"
+    require(not torch.allclose(mean, plain, atol=CLOSE), f"{case} every rank counts alike, whatever its rows.")
+    require(
+        float(times.max() - times.min()) > 1e-6,
+        f"{case} the mean of the gradients is {float(times[0]):.4g} times that of one process.",
+    )
+    require(False, f"{case} the mean of the gradients is not that of one process; the ranks have the wrong weights.")
+
+
+MODELS: list[tuple[list[tuple[str, int]], int]] = [  # parameters in the order of the model, and the cap
+    ([("a", 4), ("b", 4), ("c", 4), ("d", 4)], 8),
+    ([("embed", 9), ("up", 4), ("down", 4), ("head", 1)], 8),
+    ([("a", 3), ("b", 2), ("c", 12), ("d", 1), ("e", 1)], 5),
+    ([("w", 30), ("v", 5)], 10),
+    ([("v", 5), ("w", 30)], 10),
+    ([("only", 7)], 7),
+    ([("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5)], 100),
+]
+
+
+@exercise(
+    "Backward runs from the last parameter to the first. Go that way; the bucket that is being filled is the last one "
+    "of your list.",
+    "Begin with `found, room = [], 0` and `for name, size in reversed(parameters):`. A parameter that fits goes into "
+    "`found[-1]`; when does a new bucket begin?",
+)
+def buckets(answer: Callable[[list[tuple[str, int]], int], Sequence[Sequence[str]]]) -> None:
+    """`answer(parameters, cap)`: buckets from the last parameter to the first, none above the cap."""
+    for parameters, cap in MODELS:
+        given = list(parameters)
+        with trying("The function"):
+            found: Any = returned(answer(given, cap))
+        case = f"Of {shown(parameters)} with a cap of {cap}:"
+        require(isinstance(found, list) and all(isinstance(each, list) for each in found), f"{case} it should return a "
+                f"list of lists of names, not {shown(found)}.")  # fmt: skip
+        require(given == parameters, "The list `parameters` has changed; leave it as it was given.")
+        sizes, names = dict(parameters), [name for bucket in found for name in bucket]
+        require(all(name in sizes for name in names), f"{case} a bucket has names of parameters, not {shown(names)}.")
+        require(all(found), f"{case} {found} has an empty bucket.")
+        missing = [name for name in sizes if names.count(name) != 1]
+        require(not missing, f"{case} {', '.join(missing)} should be in exactly one bucket of {found}.")
+        require(found != [] and found[0][0] == parameters[-1][0], f"{case} the first gradient that is ready is that of "
+                f"{parameters[-1][0]}, and your first bucket begins with {found[0][0]}.")  # fmt: skip
+        require(names == [name for name, _ in reversed(parameters)], f"{case} the names come as {names}; backward "
+                "meets them from the last to the first.")  # fmt: skip
+        for bucket in found:
+            total = sum(sizes[name] for name in bucket)
+            require(total <= cap or len(bucket) == 1, f"{case} the bucket {bucket} has {total} bytes.")
+        wanted = _buckets(parameters, cap)
+        require(found == wanted, f"{case} {found} has more buckets than it must: a parameter that fits goes into the "
+                "bucket before.")  # fmt: skip
+    right("DistributedDataParallel does this once, at its first step, for every rank alike.")
+
+
+def _buckets(parameters: list[tuple[str, int]], cap: int) -> list[list[str]]:
+    found: list[list[str]] = []
+    room = 0
+    for name, size in reversed(parameters):
+        if not found or size > room:
+            found.append([])
+            room = cap
+        found[-1].append(name)
+        room -= size
+    return found
+
+
+TIMES: list[tuple[list[float], list[float], str]] = [
+    ([5], [3], "one bucket"),
+    ([5, 5, 5, 5], [2, 2, 2, 2], "a link that is faster than backward"),
+    ([5, 5, 5], [6, 6, 6], "a link that is slower than backward"),
+    ([10, 1, 1], [2, 8, 1], "a slow first bucket"),
+    ([3, 3, 20], [9, 9, 1], "a slow last bucket"),
+    ([4, 4, 4], [0, 0, 0], "a link that takes no time"),
+    ([1, 2, 3, 4], [4, 3, 2, 1], "buckets that differ"),
+]
+
+
+@exercise(
+    "Follow two clocks: the time until which backward has computed, and the time at which the link is free again.",
+    "Begin with `ready = free = 0` and `for compute, send in zip(backward, reduce):`. A message leaves when its "
+    "gradients are ready and the link is free; which of the two is later?",
+)
+def exposed(answer: Callable[[list[float], list[float]], float]) -> None:
+    """`answer(backward, reduce)`: how long the step still waits for the link when backward is over."""
+    for backward, reduce, what in TIMES:
+        one, other = list(backward), list(reduce)
+        with trying("The function"):
+            found: Any = returned(answer(one, other))
+        require((one, other) == (backward, reduce), "The lists have changed; leave them as they were given.")
+        case = f"{what[0].upper()}{what[1:]}: backward {backward}, messages {reduce}:"
+        require(isinstance(found, int | float) and not isinstance(found, bool), f"{case} a number is wanted, not "
+                f"{shown(found)}.")  # fmt: skip
+        ready, ends, alone = 0.0, 0.0, 0.0
+        for compute, send in zip(backward, reduce, strict=True):
+            ready += compute
+            ends = max(ready, ends) + send
+            alone = max(alone, ready + send)
+        if abs(found - (ends - ready)) > CLOSE:
+            require(abs(found - ends) > CLOSE, f"{case} {found:g} is when the last message arrives. How long has "
+                    "backward been over by then?")  # fmt: skip
+            require(abs(found - (alone - ready)) > CLOSE, f"{case} {found:g} would be right if messages travelled at "
+                    "the same time. The link carries one after another.")  # fmt: skip
+            require(abs(found - sum(reduce)) > CLOSE, f"{case} {found:g} is all that is sent; some of it hides behind "
+                    "backward.")  # fmt: skip
+            require(False, f"{case} {ends - ready:g} stay exposed, not {found:g}.")
+    right("What hides costs nothing; the last bucket can never hide.")
+
+
+@exercise(
+    "Each micro-batch's loss is a mean over its own rows. With which factor do they add up to the mean over all rows "
+    "of this rank? `backward` adds to what `.grad` already has.",
+    "Let each micro-batch do `(loss_of(model(x), y) * len(x) / rows).backward()`, with `rows` of all parts. Afterwards "
+    "make one vector of all gradients: `torch.cat([p.grad.flatten() for p in model.parameters()])`.",
+)
+def accumulate(answer: Callable[[nn.Module, Loss, list[tuple[Tensor, Tensor]], int, AllReduce], Any]) -> None:
+    """`answer(model, loss_of, parts, size, all_reduce)` leaves the gradient of all rows, by one all-reduce."""
+    for size, lengths in ((2, [3, 3]), (2, [4, 1]), (3, [2, 3, 1]), (1, [2, 2])):
+        made = torch.Generator().manual_seed(size)
+        x, y = (torch.rand(size, sum(lengths), wide, generator=made, dtype=torch.double) for wide in (3, 2))
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+        models = [copy.deepcopy(model) for _ in range(size)]
+        parts = [list(zip(x[rank].split(lengths), y[rank].split(lengths), strict=True)) for rank in range(size)]
+        count = _accumulated(answer, models, parts)
+        F.mse_loss(model(x.flatten(0, 1)), y.flatten(0, 1)).backward()
+        case = f"{size} rank{'s' if size > 1 else ''} with micro-batches of {lengths} rows:"
+        for rank in range(size):
+            _same_gradients(models[rank], model, rank, case)
+        require(count == 1, f"{case} the gradients are right, after {count} all-reduces where one is enough.")
+    right("Many backwards, one message: what `no_sync` of DistributedDataParallel is for.")
+
+
+def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], parts: Sequence[Any]) -> int:
+    """Run the answer on all ranks; return how many collectives it called."""
+    ranks = Ranks(len(models))
+
+    def part(rank: int) -> None:
+        with trying("The function"):
+            answer(models[rank], F.mse_loss, parts[rank], len(models), ranks.all_reduce(rank))
+
+    ranks.run(part)
+    return len(ranks.calls[0])
+
+
+def _same_gradients(found: nn.Module, wanted: nn.Module, rank: int, case: str) -> None:
+    for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert theirs.grad is not None
+        require(mine.grad is not None, f"The gradient of {name} is None. Replace the three dots.")
+        assert mine.grad is not None
+        require(mine.grad.shape == theirs.grad.shape, f"{case} the gradient of {name} has the shape "
+                f"{tuple(mine.grad.shape)}, its parameter {tuple(theirs.shape)}.")  # fmt: skip
+        if not torch.allclose(mine.grad, theirs.grad, atol=CLOSE):
+            times = mine.grad / theirs.grad
+            even = float(times.max() - times.min()) < 1e-6
+            how = f"{float(times.flatten()[0]):.4g} times" if even else "not"
+            require(False, f"{case} the gradient of {name} on rank {rank} is {how} that of one process.")

@@ -1,0 +1,97 @@
+"""Checks of lesson 00."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+
+Rows = list[dict[str, Any]]
+
+
+def _rows(*ops: tuple[int, str, float, float]) -> Rows:
+    """Rows of a step, for (worker, name, begin, end)."""
+    return [
+        {"worker": worker, "stage": worker - 1, "op": name[0], "microbatch": int(name[1:]), "begin": begin, "end": end}
+        for worker, name, begin, end in ops
+    ]
+
+
+# Each worker rests at another time; the rows of the second step stand in no order, and worker 3 ends it.
+_EVEN = _rows((1, "F0", 100.0, 101.0), (2, "F0", 101.0, 102.0), (2, "B0", 102.0, 104.0), (1, "B0", 104.0, 106.0))
+_MIXED = _rows(
+    (2, "B1", 17.0, 19.0), (1, "F1", 11.0, 12.0), (3, "B0", 14.0, 15.0), (2, "F0", 11.0, 12.5), (1, "B0", 16.5, 17.5),
+    (1, "F0", 10.0, 11.0), (3, "F1", 19.5, 20.0), (2, "F1", 13.0, 14.0), (1, "B1", 19.0, 19.5), (2, "B0", 15.0, 16.5),
+)  # fmt: skip
+_HELD = _rows(
+    (1, "F0", 5.0, 6.0), (1, "F1", 6.0, 7.0), (2, "F0", 7.0, 9.0), (1, "B1", 10.0, 10.5), (1, "B0", 9.5, 9.75),
+    (2, "B1", 9.0, 9.25), (2, "F10", 12.0, 12.25), (2, "B0", 10.5, 11.0), (1, "F10", 11.0, 11.75),
+)  # fmt: skip
+
+
+def _told(rows: Rows) -> str:
+    """The rows in short, for a message."""
+    return ", ".join(
+        f"worker {row['worker']} {_name(row)} {row['begin']:g} to {row['end']:g}"
+        for row in sorted(rows, key=lambda row: (row["worker"], row["begin"]))
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['op']}{row['microbatch']}"
+
+
+def _asked(answer: Callable[[Rows, int], Any], rows: Rows, worker: int) -> Any:
+    """What the answer says of a copy of the rows, which it must leave alone."""
+    given = copy.deepcopy(rows)
+    with trying():
+        found = returned(answer(given, worker))
+    require(given == rows, "Your function has changed `rows`. They belong to the caller: make a list of your own.")
+    return found
+
+
+@exercise(
+    "Two times are needed: that of the worker's own operations, added up, and that of the whole step.",
+    "Begin with `lasted = max(row['end'] for row in rows) - min(row['begin'] for row in rows)`.",
+)
+def busy(answer: Callable[[Rows, int], float]) -> None:
+    """`answer(rows, worker)` is the share of the step in which the worker runs an operation."""
+    for rows, workers in ((_EVEN, (1, 2)), (_MIXED, (1, 2, 3)), (_HELD, (1, 2))):
+        lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+        for worker in workers:
+            own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+            found = _asked(answer, rows, worker)
+            require(
+                isinstance(found, float | int) and abs(found - own / lasted) < 1e-9,
+                f"In this step worker {worker} is busy for {own:g} of {lasted:g} s, a share of {own / lasted:.4f}; you "
+                f"say {shown(found)}. The step: {_told(rows)}.",
+            )
+    right("One minus the mean of these shares over all workers is the bubble.")
+
+
+@exercise(
+    "Look at the worker's own rows alone, in order of time: each wait lies between two of them that are neighbours.",
+    "Begin with `own = sorted((row for row in rows if row['worker'] == worker), key=lambda row: row['begin'])`.",
+)
+def longest_wait(answer: Callable[[Rows, int], Sequence[Any]]) -> None:
+    """`answer(rows, worker)` is the longest wait between two operations of the worker, and both their names."""
+    for rows, workers in ((_MIXED, (1, 2, 3)), (_HELD, (1, 2)), (_EVEN, (1, 2))):
+        for worker in workers:
+            own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: float(row["begin"]))
+            wanted = max((b["begin"] - a["end"], _name(a), _name(b)) for a, b in itertools.pairwise(own))
+            found = _asked(answer, rows, worker)
+            require(
+                isinstance(found, tuple | list) and len(found) == 3 and isinstance(found[0], float | int),
+                f"Three values are wanted: the seconds and two names. You return {shown(found)}.",
+            )
+            require(
+                abs(found[0] - wanted[0]) < 1e-9 and tuple(found[1:]) == wanted[1:],
+                f"Worker {worker} waits longest between {wanted[1]} and {wanted[2]}, for {wanted[0]:g} s; you say "
+                f"{shown(tuple(found))}. The step: {_told(rows)}.",
+            )
+    right("That is where to look first when a pipeline is slow.")

@@ -1,0 +1,186 @@
+"""Checks of lesson 20."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from checks import exercise, require, returned, right, shown
+from checks import hint as hint
+from checks import solution as solution
+from checks.world import World
+
+Tensor = torch.Tensor
+Shift = Callable[[Tensor], Tensor]
+
+
+@exercise(
+    "Write down, for 3 ranks, what rank 0 sends in step 0 and in step 1, and what it receives. The formulas for the "
+    "two chunk numbers stand in the text.",
+    "Begin with `sums = [chunk.clone() for chunk in x.chunk(size)]`; in each step add what `shift` returns to the "
+    "chunk that has just come.",
+)
+def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
+    """`answer(x, rank, size, shift)` is the sum over the ranks of chunk `rank`, and sends each other chunk once."""
+    for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
+        given = vectors(size, size * each)
+        world = World(size)
+        parts = tried(answer, world, given)
+        for rank, part in enumerate(parts):
+            wanted = torch.stack(given).sum(0)[rank * each : (rank + 1) * each]
+            whole = torch.stack(given).sum(0)
+            told = f"{size} ranks: rank {rank} returns {numbers(part)}"
+            require(part.shape != whole.shape or size == 1,
+                    f"{told}; one chunk of {each} is wanted, not the whole vector of {size * each}.")  # fmt: skip
+            require(part.shape == wanted.shape, f"{told}; its chunk is a vector of length {each}.")
+            require(not torch.equal(part, given[rank][rank * each : (rank + 1) * each]),
+                    f"{told}, which is its own chunk {rank}: nothing was added to it.")  # fmt: skip
+            other = next((k for k in range(size) if torch.equal(part, whole[k * each : (k + 1) * each])), rank)
+            require(other == rank, f"{told}. That is a whole sum, but of chunk {other}: rank {rank} should end with "
+                    f"chunk {rank}.")  # fmt: skip
+            require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {numbers(wanted)}.")
+        counted(world, (size - 1) * each, size - 1)
+    right("Each rank has one whole sum, and has sent every other chunk once.")
+
+
+@exercise(
+    "In step 0 a rank sends the chunk that it has. What is the only new thing that it has in step 1?",
+    "Begin with `chunks = [None] * size` and `chunks[rank] = chunk`. What comes in step `step` has the number "
+    "`(rank - step - 1) % size`.",
+)
+def all_gather(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
+    """`answer(chunk, rank, size, shift)` is the chunks of all ranks, in their order, as one vector."""
+    for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
+        given = vectors(size, each)
+        world = World(size)
+        wanted = torch.cat(given)
+        for rank, whole in enumerate(tried(answer, world, given)):
+            told = f"{size} ranks: rank {rank} returns {numbers(whole)}"
+            require(whole.shape == wanted.shape,
+                    f"{told}; it should be one vector of {size} chunks of {each}.")  # fmt: skip
+            same = torch.equal(whole.sort().values, wanted.sort().values)
+            require(not same or torch.equal(whole, wanted),
+                    f"{told}: all chunks, but not in the order of the ranks: {numbers(wanted)}.")  # fmt: skip
+            require(torch.equal(whole, wanted), f"{told}; the chunks of all ranks are {numbers(wanted)}.")
+        counted(world, (size - 1) * each, size - 1)
+    right("Each chunk has gone once round the ring, and stopped before the rank that it came from.")
+
+
+@exercise(
+    "What does `reduce_scatter` need of its vector? What do a few zeros at its end change in the sums?",
+    "Begin with `flat = x.flatten()` and `missing = -len(flat) % size`, the number of zeros that are missing.",
+)
+def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], Tensor]) -> None:
+    """`answer(x, size, reduce_scatter, all_gather)` is the sum over the ranks, in the shape of `x`."""
+    for size, shape in ((2, (4,)), (3, (7,)), (4, (3, 2)), (3, (2, 2, 3)), (4, (1,)), (2, (5,)), (4, ())):
+        count = torch.Size(shape).numel()
+        given = [each.reshape(shape) for each in vectors(size, count)]
+        world = World(size)
+        wanted = torch.stack(given).sum(0)
+        padded = count + -count % size
+        asked = f"{size} ranks, tensors of shape {shape}"
+
+        def scattered(rank: int, world: World = world, asked: str = asked) -> Callable[[Tensor], Tensor]:
+            def part(vector: Tensor) -> Tensor:
+                _vector(vector, world.size, asked)
+                return ring_reduce_scatter(vector, rank, world.size, world.shift(rank))
+
+            return part
+
+        def gathered(rank: int, world: World = world, asked: str = asked) -> Callable[[Tensor], Tensor]:
+            def whole(chunk: Tensor) -> Tensor:
+                _vector(chunk, 1, asked)
+                return ring_all_gather(chunk, rank, world.size, world.shift(rank))
+
+            return whole
+
+        before = [each.clone() for each in given]
+        found = world.run(
+            lambda rank, of=given, size=size: returned(answer(of[rank], size, scattered(rank), gathered(rank)))
+        )
+        for rank, total in enumerate(found):
+            told = f"{asked}: rank {rank} returns {numbers(total)}"
+            require(isinstance(total, Tensor), f"{told}; a tensor is wanted.")
+            require(total.shape == torch.Size(shape), f"{told} of shape {tuple(total.shape)}; that of `x` is wanted.")
+            require(torch.equal(total, wanted), f"{told}; the sum over the ranks is {numbers(wanted)}.")
+            require(torch.equal(given[rank], before[rank]), f"{asked}: `x` itself was changed; return a new tensor.")
+        counted(world, 2 * (size - 1) * padded // size, 2 * (size - 1), asked)
+    right("Any shape, any number of ranks, and not even twice the tensor is sent.")
+
+
+@exercise(
+    "After the round with distance 1, whose tensors are in the sum of rank 0? Whose must be added in the next round, "
+    "and which rank has them all?",
+    "Begin with `total = x.clone()` and `distance = 1`; the partner is `rank ^ distance`, and the distance doubles "
+    "while it is below `size`.",
+)
+def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]], Tensor]) -> None:
+    """`answer(x, rank, size, exchange)` is the sum over the ranks, after log2(size) exchanges."""
+    for size in (2, 4, 8, 1):
+        given = vectors(size, 3)
+        before = [each.clone() for each in given]
+        world = World(size)
+        wanted = torch.stack(given).sum(0)
+        found = world.run(lambda rank, of=given, world=world: returned(
+            answer(of[rank], rank, world.size, world.exchange(rank))))  # fmt: skip
+        for rank, total in enumerate(found):
+            told = f"{size} ranks: rank {rank} returns {numbers(total)}"
+            require(isinstance(total, Tensor) and total.shape == wanted.shape, f"{told}; a vector of 3 is wanted.")
+            require(torch.equal(total, wanted), f"{told}; the sum over the ranks is {numbers(wanted)}.")
+            require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` was changed; return a new tensor.")
+        rounds = size.bit_length() - 1
+        most = max(world.messages)
+        require(most == rounds, f"Right sums; but a rank of {size} has sent {most} messages where {rounds} do.")
+    right("log2 n messages for each rank: few, and each of them has the whole tensor.")
+
+
+# -- what the answers are tried with
+def vectors(size: int, length: int) -> list[Tensor]:
+    """A vector for each rank: no two sums of some of their numbers are equal, and all are exact."""
+    return [torch.arange(1.0, length + 1) + 32.0 * 5**rank for rank in range(size)]
+
+
+def tried(answer: Callable[..., Any], world: World, given: list[Tensor]) -> list[Tensor]:
+    """What the ranks return; the tensors given must stay as they are."""
+    before = [each.clone() for each in given]
+    found = world.run(lambda rank: returned(answer(given[rank], rank, world.size, world.shift(rank))))
+    for rank, value in enumerate(found):
+        require(isinstance(value, Tensor), f"{world.size} ranks: rank {rank} returns {shown(value)}, not a tensor.")
+        require(torch.equal(given[rank], before[rank]),
+                f"{world.size} ranks: the tensor that rank {rank} was given has changed; work on a copy.")  # fmt: skip
+    return found
+
+
+def counted(world: World, numbers: int, messages: int, asked: str = "") -> None:
+    """No rank sends more than it must."""
+    asked = asked or f"{world.size} ranks"
+    for sent, wanted, what in ((world.sent, numbers, "numbers"), (world.messages, messages, "messages")):
+        require(max(sent) <= wanted, f"{asked}: right, but rank {sent.index(max(sent))} has sent {max(sent)} {what} "
+                f"where {wanted} do.")  # fmt: skip
+
+
+def numbers(value: Any) -> str:
+    return shown([round(each) for each in value.flatten().tolist()] if isinstance(value, Tensor) else value)
+
+
+def _vector(value: Any, parts: int, asked: str) -> None:
+    require(isinstance(value, Tensor), f"{asked}: a tensor is to be sent, not {shown(value)}.")
+    require(value.dim() == 1, f"{asked}: the vector that you send has shape {tuple(value.shape)}; flatten it first.")
+    require(len(value) % parts == 0,
+            f"{asked}: `reduce_scatter` got {len(value)} numbers, which are not {parts} equal chunks.")  # fmt: skip
+
+
+def ring_reduce_scatter(x: Tensor, rank: int, size: int, shift: Shift) -> Tensor:
+    sums = [chunk.clone() for chunk in x.reshape(size, -1)]
+    for step in range(size - 1):
+        sums[(rank - step - 2) % size] += shift(sums[(rank - step - 1) % size])
+    return sums[rank]
+
+
+def ring_all_gather(chunk: Tensor, rank: int, size: int, shift: Shift) -> Tensor:
+    chunks = {rank: chunk}
+    for step in range(size - 1):
+        chunks[(rank - step - 1) % size] = shift(chunks[(rank - step) % size])
+    return torch.cat([chunks[number] for number in range(size)])

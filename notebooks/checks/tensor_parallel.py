@@ -1,0 +1,261 @@
+"""Checks of lesson 23."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+from checks.ranks import AllReduce, Ranks
+
+WORDS = ("nothing", "all_gather", "all_reduce", "reduce_scatter")
+HAVE = {
+    "columns": "after the first layer each rank has some hidden units, complete",
+    "rows": "after the first layer each rank has a part of a sum for every hidden unit",
+}
+NEED = {
+    "columns": "the second layer, cut by columns, multiplies all hidden units on each rank",
+    "rows": "the second layer, cut by rows, multiplies on each rank only the hidden units of its own rows",
+}
+
+
+@exercise(
+    "Write down for each cut what a rank has after the layer, and what it must have before the layer. The nonlinearity "
+    "must see complete sums.",
+    "There are four cases. Begin with the one where the rank already has what the second layer needs.",
+)
+def between(answer: Callable[[str, str], Any]) -> None:
+    """`answer(first, second)` is the cheapest collective between two layers with these cuts."""
+    wanted = {
+        ("columns", "rows"): "nothing",
+        ("columns", "columns"): "all_gather",
+        ("rows", "columns"): "all_reduce",
+        ("rows", "rows"): "reduce_scatter",
+    }
+    for first, second in itertools.product(("columns", "rows"), repeat=2):
+        with trying():
+            found = returned(answer(first, second))
+        require(found in WORDS, f"The answer is one of {', '.join(WORDS)}, not {shown(found)}.")
+        if found != wanted[first, second]:
+            enough = {"all_reduce": ("all_gather", "reduce_scatter"), "all_gather": ("nothing",)}
+            more = wanted[first, second] in (*enough.get(found, ()), "nothing") and found != "nothing"
+            told = "brings a rank more than it needs" if more else "does not bring a rank what it needs"
+            raise NotYet(f"{first}, then {second}: {HAVE[first]}, and {NEED[second]}. {found} {told}.")
+    right("One of the four pairs is free, and it is the one that Megatron-LM takes.")
+
+
+@exercise(
+    "Rows 0 to width - 1 of `qkv` make queries, the next `width` make keys, the last make values. What does a rank "
+    "need so that its heads are complete?",
+    "Begin with `query, key, value = qkv.chunk(3)`, and cut each of them. Then ask which columns of `out` multiply "
+    "what these heads have read.",
+)
+def attention_pieces(answer: Callable[[Tensor, Tensor, int, int], Any]) -> None:
+    """`answer(qkv, out, rank, size)` are this rank's pieces of an attention's two weights."""
+    made = torch.Generator().manual_seed(23)
+    for size, heads, each in ((2, 4, 3), (1, 2, 2), (3, 6, 2), (4, 4, 4)):
+        width = heads * each
+        qkv, out = (torch.randn(rows, width, generator=made) for rows in (3 * width, width))
+        before = qkv.clone(), out.clone()
+        x = torch.randn(2, 5, width, generator=made)
+        total = torch.zeros_like(x)
+        for rank in range(size):
+            with trying():
+                found = returned(answer(qkv, out, rank, size))
+            total += _attention(x, *_pair(found, width, size, rank), each)
+            _not_chunks(found, qkv, rank, size)
+        require(
+            torch.equal(qkv, before[0]) and torch.equal(out, before[1]), "The weights have changed. Cut, do not write."
+        )
+        if not torch.allclose(total, _attention(x, qkv, out, each), atol=1e-4):
+            raise NotYet(_wrong_sum(answer, qkv, out, size, width))
+    right("Each rank has whole heads, and one sum makes the attention of one process.")
+
+
+def _pair(found: Any, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]:
+    pair = isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(each, Tensor) for each in found)
+    require(pair, f"It should return two tensors, not {shown(found)}.")
+    for name, piece, shape in zip(
+        ("qkv", "out"), found, ((3 * width // size, width), (width, width // size)), strict=True
+    ):
+        require(
+            piece.shape == shape,
+            f"Rank {rank} of {size}: its piece of `{name}`, width {width}, should have the shape {shape}, "
+            f"and has {tuple(piece.shape)}.",
+        )
+    return found[0], found[1]
+
+
+def _not_chunks(found: Any, qkv: Tensor, rank: int, size: int) -> None:
+    require(
+        size == 1 or not torch.equal(found[0], qkv.chunk(size)[rank]),
+        f"Rank {rank} of {size} has {qkv.shape[0] // size} rows of `qkv` that follow each other. Of queries, keys and "
+        "values it then has some kinds whole and others not at all.",
+    )
+
+
+def _attention(x: Tensor, qkv: Tensor, out: Tensor, each: int) -> Tensor:
+    """Attention with as many heads of width `each` as there are in `qkv`."""
+    heads = [part.unflatten(-1, (-1, each)).transpose(1, 2) for part in (x @ qkv.T).chunk(3, dim=-1)]
+    return F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2) @ out.T
+
+
+def _wrong_sum(answer: Callable[..., Any], qkv: Tensor, out: Tensor, size: int, width: int) -> str:
+    """Which rows of `qkv` no rank has; or that the pieces do not belong together."""
+    pieces = [answer(qkv, out, rank, size) for rank in range(size)]
+    for name, whole, dim, found in (
+        ("row", qkv, 0, torch.cat([piece[0] for piece in pieces])),
+        ("column", out, 1, torch.cat([piece[1] for piece in pieces], dim=1)),
+    ):
+        for number, line in enumerate(whole.unbind(dim)):
+            held = sum(torch.equal(line, other) for other in found.unbind(dim))
+            of = "qkv" if name == "row" else "out"
+            if held != 1:
+                return f"With {size} ranks and width {width}, {name} {number} of `{of}` is on {held} ranks, not on one."
+    return (
+        f"With {size} ranks the results do not add up to the attention of one process. Each row and column is on one "
+        "rank, but a rank's columns of `out` are not those of its heads, or its queries, keys and values are of "
+        "different heads."
+    )
+
+
+@exercise(
+    "Each of the two functions does something in one direction only. `all_reduce` writes into the tensor that it gets; "
+    "may you change that one?",
+    "Write two classes as `Scale` above, inside of your function so that they see `all_reduce`. In the one, `backward` "
+    "clones the gradient and adds it up; in the other, `forward` clones x and adds it up.",
+)
+def copy_and_add(answer: Callable[[AllReduce], Any]) -> None:
+    """`answer(all_reduce)` returns the functions f and g of Megatron-LM."""
+    for size in (2, 3, 1):
+        ranks = Ranks(size)
+        ranks.run(lambda rank, all_reduce: _one_rank(answer, ranks, rank, all_reduce))  # noqa: B023
+    right("f adds up in backward, g in forward. A layer cut by columns and then by rows needs one of each.")
+
+
+def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, all_reduce: AllReduce) -> bool:
+    size, numbers = ranks.size, torch.arange(1.0, 5.0)
+    found = returned(answer(all_reduce))
+    pair = isinstance(found, tuple | list) and len(found) == 2 and all(callable(each) for each in found)
+    require(pair, f"It should return two functions, not {shown(found)}.")
+    f, g = found
+    where = f"{size} rank{'s' if size > 1 else ''}"
+    total = sum(range(1, size + 1))
+
+    x = numbers.clone().requires_grad_()
+    y = returned(f(x))
+    require(isinstance(y, Tensor), f"{where}: the first function should return a tensor, not {shown(y)}.")
+    require(torch.equal(x, numbers), f"{where}: the first function has changed its argument.")
+    require(
+        ranks.calls[rank] == 0, f"{where}: the first function sends something in forward. There is nothing to send."
+    )
+    require(
+        torch.equal(y, numbers),
+        f"{where}: the first function, given {numbers.tolist()} on each rank, should return "
+        f"the same, and returns {shown(y.tolist())}.",
+    )
+    require(y.requires_grad, "The result of the first function has no gradient: autograd has not seen it.")
+    y.backward(numbers * (rank + 1))
+    require(x.grad is not None, "The first function hands back no gradient.")
+    _same(x.grad, numbers * total, size, rank, f"{where}: the gradient that the first function hands back")
+
+    part = (numbers * (rank + 1)).requires_grad_()
+    whole = returned(g(part * 1.0))
+    kept = part * 1.0
+    g(kept)
+    require(torch.equal(kept, part), f"{where}: the second function has changed its argument.")
+    require(isinstance(whole, Tensor), f"The second function should return a tensor, not {shown(whole)}.")
+    _same(whole, numbers * total, size, rank, f"{where}: the result of the second function")
+    require(whole.requires_grad, "The result of the second function has no gradient: autograd has not seen it.")
+    whole.backward(numbers)
+    require(part.grad is not None, "The second function hands back no gradient.")
+    require(
+        torch.equal(part.grad, numbers),
+        f"{where}: the second function gets the gradient {numbers.tolist()} on each "
+        f"rank and hands back {part.grad.tolist()}. Each part counts once in the sum.",
+    )
+
+    x = numbers.clone().requires_grad_()
+    given = numbers.clone()
+    (x + f(x)).backward(given)  # both summands are handed the same gradient
+    require(
+        torch.equal(given, numbers) and torch.equal(x.grad, numbers * (1 + size)),
+        f"{where}: `x + f(x)` has the gradient {x.grad.tolist()} and should have {(numbers * (1 + size)).tolist()}. "
+        "The first function changes the gradient that it is given, which the other summand needs as well.",
+    )
+    return True
+
+
+def _same(found: Tensor, wanted: Tensor, size: int, rank: int, what: str) -> None:
+    if torch.equal(found, wanted):
+        return
+    if torch.allclose(found * size, wanted):
+        raise NotYet(f"{what} is the mean over the ranks, not the sum.")
+    if torch.equal(found, torch.arange(1.0, 5.0) * (rank + 1)):
+        raise NotYet(f"{what} is that of one rank alone, not the sum over all.")
+    raise NotYet(f"{what} is {shown(found.tolist())}, not {wanted.tolist()}.")
+
+
+@exercise(
+    "A softmax needs two things of the whole row: its largest score, and the sum of exp(score - largest). Both are one "
+    "number for each token, and `all_reduce` makes them whole.",
+    "The score of the target is on one rank only. Let the other ranks have 0 there, and add up. The gradient of the "
+    "mean loss is (softmax - 1 at the target) / tokens.",
+)
+def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> None:
+    """`answer(scores, targets, first, all_reduce)`: the cross entropy of scores cut along the vocabulary."""
+    made = torch.Generator().manual_seed(23)
+    for sizes, scale in (((4, 4), 1.0), ((3, 5, 2), 1.0), ((6,), 1.0), ((4, 4), 400.0), ((1, 1, 6, 4), 3.0)):
+        words, tokens = sum(sizes), 5
+        scores = torch.randn(tokens, words, generator=made, dtype=torch.double) * scale
+        targets = torch.tensor([0, words - 1, sizes[0] % words, sizes[0] - 1, words // 2])
+        whole = scores.clone().requires_grad_()
+        loss = F.cross_entropy(whole, targets)
+        loss.backward()
+        ranks, firsts = Ranks(len(sizes)), [sum(sizes[:rank]) for rank in range(len(sizes))]
+        given = [scores[:, first : first + size].clone() for first, size in zip(firsts, sizes, strict=True)]
+        before, aims = [each.clone() for each in given], targets.clone()
+        found = ranks.run(lambda rank, reduce: answer(given[rank], targets, firsts[rank], reduce))  # noqa: B023
+        case = f"A vocabulary of {words} words, {' + '.join(map(str, sizes))}"
+        same = all(torch.equal(a, b) for a, b in zip([*given, targets], [*before, aims], strict=True))
+        require(same, f"{case}: `scores` or `targets` have changed.")
+        for rank, pair in enumerate(found):
+            _loss_of(pair, rank, loss.detach(), whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]], case, tokens)
+        most = max(ranks.numbers)
+        require(
+            most <= 3 * tokens + 3,
+            f"{case}: right numbers; but a rank has sent {most} numbers for {tokens} tokens. "
+            "Three for each token are enough, however many words there are.",
+        )
+    right("Scores never travel: three numbers for each token are enough.")
+
+
+def _loss_of(pair: Any, rank: int, loss: Tensor, gradient: Tensor, case: str, tokens: int) -> None:
+    require(isinstance(pair, tuple | list) and len(pair) == 2, f"It should return (loss, gradient), not {shown(pair)}.")
+    found, found_gradient = torch.as_tensor(pair[0]).double(), pair[1]
+    where = f"{case}, rank {rank}"
+    require(found.numel() == 1, f"{where}: the loss should be one number, and has the shape {tuple(found.shape)}.")
+    require(
+        bool(found.isfinite().all()),
+        f"{where}: the loss is {found.item()}. exp of a large score is infinite, and "
+        "log of zero as well: take away the largest score of the whole row first.",
+    )
+    if not torch.allclose(found.squeeze(), loss, atol=1e-6):
+        if torch.allclose(found.squeeze() / tokens, loss, atol=1e-6):
+            raise NotYet(f"{where}: the loss is the sum over tokens, not the mean.")
+        raise NotYet(f"{where}: the loss is {found.item():.4f}, and in one process {loss.item():.4f}.")
+    require(
+        isinstance(found_gradient, Tensor) and found_gradient.shape == gradient.shape,
+        f"{where}: the gradient should be a tensor of the shape {tuple(gradient.shape)}.",
+    )
+    if not torch.allclose(found_gradient.double(), gradient, atol=1e-6):
+        if torch.allclose(found_gradient.double() / tokens, gradient, atol=1e-6):
+            raise NotYet(f"{where}: the gradient is that of the sum over tokens; the loss is a mean.")
+        raise NotYet(f"{where}: right loss, but the gradient of the scores is not that of one process.")

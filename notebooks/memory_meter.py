@@ -1,0 +1,147 @@
+"""What a computation keeps for its backward, and what it holds at each moment: counted in bytes, for lesson 26.
+
+`Kept` counts what autograd saves for backward, by the part of the model that saves it. `Meter` counts all tensors that
+are alive, operation by operation. Both count a piece of memory once, however many tensors lie in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Kept:
+    """Counts what autograd saves while this is entered: `kept.bytes` for each part of the model, by its name.
+
+    Args:
+        model: Its parameters are not counted. What it saves counts for the innermost module that runs.
+        known: Tensors that are not counted either, such as the input.
+    """
+
+    def __init__(self, model: nn.Module, known: Iterable[Tensor] = ()) -> None:
+        self.bytes: dict[str, int] = {}
+        self._seen = {place_of(each) for each in (*model.parameters(), *known)}
+        self._running = [""]
+        self._model = model
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Kept:
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
+            self._hooks.append(module.register_forward_hook(self._left))
+        self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._saved.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._saved.__exit__(kind, error, traceback)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _left(self, *_: object) -> None:
+        self._running.pop()
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        place = place_of(tensor)
+        if place not in self._seen:
+            self._seen.add(place)
+            part = self._running[-1]
+            self.bytes[part] = self.bytes.get(part, 0) + tensor.untyped_storage().nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+def place_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of all tensors that were made since it was entered and are still alive.
+
+    `curve` has them after each operation, `peak` is the most. Views and changes in place make no memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = 0
+        self.curve: list[int] = []
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            memory = tensor.untyped_storage()
+            if memory._cdata not in given and memory._cdata not in self._seen:
+                self._count(memory)
+        self.curve.append(self.alive)
+        return result
+
+    def _count(self, memory: torch.UntypedStorage) -> None:
+        number, size = memory._cdata, memory.nbytes()
+        self.alive += size
+
+        def gone(_: object) -> None:
+            self.alive -= size
+            del self._seen[number]
+
+        self._seen[number] = weakref.ref(memory, gone)
+
+    @property
+    def peak(self) -> int:
+        return max(self.curve)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, Tensor))
+
+
+class Counted(nn.Module):
+    """A stage of a pipeline, which counts how many bytes autograd keeps for it.
+
+    `Counted.most` is the largest number so far of all such stages in this process.
+    """
+
+    alive = 0
+    most = 0
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = {place_of(each) for each in (x, *self.inner.parameters())}
+
+        def pack(tensor: Tensor) -> _Box:
+            box = _Box(tensor)
+            if place_of(tensor) not in seen:
+                seen.add(place_of(tensor))
+                size = tensor.untyped_storage().nbytes()
+                Counted.alive += size
+                Counted.most = max(Counted.most, Counted.alive)
+                weakref.finalize(box, Counted._freed, size)
+            return box
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+            return self.inner(x)
+
+    @staticmethod
+    def _freed(size: int) -> None:
+        Counted.alive -= size
+
+
+class _Box:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor

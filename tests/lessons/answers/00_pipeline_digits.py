@@ -1,0 +1,168 @@
+# %% busy: wrong, the operations of all workers | is busy for
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    return sum(row["end"] - row["begin"] for row in rows) / lasted
+
+
+# %% busy: wrong, the step as one worker sees it | is busy for
+def busy(rows, worker):
+    own = [row for row in rows if row["worker"] == worker]
+    lasted = max(row["end"] for row in own) - min(row["begin"] for row in own)
+    return sum(row["end"] - row["begin"] for row in own) / lasted
+
+
+# %% busy: wrong, the idle share | is busy for
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    return 1 - sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
+
+
+# %% busy: wrong, counts operations | is busy for
+def busy(rows, worker):
+    return sum(row["worker"] == worker for row in rows) / len(rows)
+
+
+# %% busy: wrong, as if the step began at 0 | is busy for
+def busy(rows, worker):
+    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
+
+
+# %% busy: wrong, the share of all work | is busy for
+def busy(rows, worker):
+    work = sum(row["end"] - row["begin"] for row in rows)
+    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / work
+
+
+# %% busy: wrong, forwards only | is busy for
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    forwards = [row for row in rows if row["worker"] == worker and row["op"] == "F"]
+    return sum(row["end"] - row["begin"] for row in forwards) / lasted
+
+
+# %% busy: wrong, takes the rows to be in order | is busy for 3.5 of 10 s
+def busy(rows, worker):
+    lasted = rows[-1]["end"] - rows[0]["begin"]
+    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
+
+
+# %% busy: wrong, per cent | is busy for
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    return 100 * sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
+
+
+# %% busy: wrong, throws rows away | has changed `rows`
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    own = 0.0
+    while rows:
+        row = rows.pop()
+        if row["worker"] == worker:
+            own += row["end"] - row["begin"]
+    return own / lasted
+
+
+# %% busy: wrong, another name of a column | raised KeyError: 'start', in your line
+def busy(rows, worker):
+    return sum(row["end"] - row["start"] for row in rows)
+
+
+# %% longest_wait: wrong, the rows as they stand | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = [row for row in rows if row["worker"] == worker]
+    return max(
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, all workers | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted(rows, key=lambda row: row["begin"])
+    return max(
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, the names the other way round | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    return max(
+        (b["begin"] - a["end"], f"{b['op']}{b['microbatch']}", f"{a['op']}{a['microbatch']}") for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, seconds alone | Three values are wanted
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    return max(b["begin"] - a["end"] for a, b in pairwise(own))
+
+
+# %% longest_wait: wrong, from begin to begin | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    return max(
+        (b["begin"] - a["begin"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}")
+        for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, the first wait | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+    return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+
+
+# %% longest_wait: wrong, in the order of micro-batches | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: (row["microbatch"], row["begin"]))
+    return max(
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, with the wait before the first operation | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    begin = min(row["begin"] for row in rows)
+    waits = [(own[0]["begin"] - begin, "", f"{own[0]['op']}{own[0]['microbatch']}")]
+    waits += [
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    ]
+    return max(waits)
+
+
+# %% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    rows.sort(key=lambda row: row["begin"])
+    own = [row for row in rows if row["worker"] == worker]
+    return max(
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    )
+
+
+# %% longest_wait: wrong, letters without numbers | waits longest between
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
+    return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))

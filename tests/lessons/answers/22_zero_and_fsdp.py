@@ -1,0 +1,365 @@
+# %% memory: wrong, cuts one stage too late | bytes is what stage 0 holds
+def memory(stage, numbers, ranks, states):
+    parameters = 4 * numbers / (ranks if stage > 3 else 1)
+    gradients = 4 * numbers / (ranks if stage > 2 else 1)
+    return parameters + gradients + 4 * states * numbers / (ranks if stage > 1 else 1)
+
+
+# %% memory: wrong, everything is cut from stage 1 on | bytes is what stage 3 holds
+def memory(stage, numbers, ranks, states):
+    return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
+
+
+# %% memory: wrong, each stage cuts one thing alone | Stage 2, 1200 numbers, 4 ranks, 2 states
+def memory(stage, numbers, ranks, states):
+    parameters = 4 * numbers / (ranks if stage == 3 else 1)
+    gradients = 4 * numbers / (ranks if stage == 2 else 1)
+    return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
+
+
+# %% memory: wrong, counts numbers | A number has four bytes
+def memory(stage, numbers, ranks, states):
+    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
+    return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
+
+
+# %% memory: wrong, knows only Adam | would be right with 2 states for each number
+def memory(stage, numbers, ranks, states):
+    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
+    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + 2 / cut[2])
+
+
+# %% memory: wrong, one state | would be right with 1 state for each number
+def memory(stage, numbers, ranks, states):
+    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
+    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
+
+
+# %% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
+def memory(stage, numbers, ranks, states):
+    cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
+    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
+
+
+# %% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
+def memory(stage, numbers, ranks, states):
+    cut = [4 if stage >= first else 1 for first in (3, 2, 1)]
+    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
+
+
+# %% held: wrong, rounds down | each rank has 3 places
+def held(sizes, ranks, rank):
+    share = sum(count for _, count in sizes) // ranks
+    first, last, found, start = rank * share, (rank + 1) * share, [], 0
+    for name, count in sizes:
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            found.append((name, begin - start, end - start))
+        start += count
+    return found
+
+
+# %% held: wrong, the last rank takes the rest | each rank has 3 places
+def held(sizes, ranks, rank):
+    total = sum(count for _, count in sizes)
+    share = total // ranks
+    first, last, found, start = rank * share, total if rank == ranks - 1 else (rank + 1) * share, [], 0
+    for name, count in sizes:
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            found.append((name, begin - start, end - start))
+        start += count
+    return found
+
+
+# %% held: wrong, places in the flat vector | goes beyond the 2 numbers of bias
+def held(sizes, ranks, rank):
+    share = -(-sum(count for _, count in sizes) // ranks)
+    first, last, found, start = rank * share, (rank + 1) * share, [], 0
+    for name, count in sizes:
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            found.append((name, begin, end))
+        start += count
+    return found
+
+
+# %% held: wrong, leaves empty parts in | is an empty part; leave it out
+def held(sizes, ranks, rank):
+    share = -(-sum(count for _, count in sizes) // ranks)
+    first, last, found, start = rank * share, (rank + 1) * share, [], 0
+    for name, count in sizes:
+        begin, end = max(start, first), max(first, min(start + count, last))
+        found.append((name, begin - start, max(begin, end) - start))
+        start += count
+    return found
+
+
+# %% held: wrong, cuts each parameter alone | it holds [('weight', 0, 4)], not [('weight', 0, 3), ('bias', 0, 1)]
+def held(sizes, ranks, rank):
+    found = []
+    for name, count in sizes:
+        share = -(-count // ranks)
+        begin, end = min(rank * share, count), min((rank + 1) * share, count)
+        if begin < end:
+            found.append((name, begin, end))
+    return found
+
+
+# %% held: wrong, counts the padding | goes beyond the 2 numbers of bias
+def held(sizes, ranks, rank):
+    total = sum(count for _, count in sizes)
+    padded = total + -total % ranks
+    share = padded // ranks
+    first, last, found, start = rank * share, (rank + 1) * share, [], 0
+    for place, (name, count) in enumerate(sizes):
+        if place == len(sizes) - 1:
+            count += padded - total
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            found.append((name, begin - start, end - start))
+        start += count
+    return found
+
+
+# %% held: wrong, the last number inclusive | this one holds 4 numbers, not 3
+def held(sizes, ranks, rank):
+    share = -(-sum(count for _, count in sizes) // ranks)
+    first, last, found, start = rank * share, (rank + 1) * share, [], 0
+    for name, count in sizes:
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            found.append((name, begin - start, end - start - 1))
+        start += count
+    return found
+
+
+# %% held: wrong, the sum of all | A list of (name, begin, end) is wanted
+def held(sizes, ranks, rank):
+    share = -(-sum(count for _, count in sizes) // ranks)
+    return rank * share, (rank + 1) * share
+
+
+# %% step: wrong, the norm of the shard alone | the shard of rank
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    shard.grad *= min(1, most / shard.grad.norm())
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, adds up norms, not squares | the shard of rank 0 has moved
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    norm = shard.grad.norm()
+    all_reduce(norm)
+    shard.grad *= min(1, most / norm)
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, the sum of the gradients | has moved 2 times as far as one process
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient)
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, does not clip | 2 ranks, step 2
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, gathers nothing | the other shards of `whole` are not those of the other ranks
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    optimizer.step()
+
+
+# %% step: wrong, makes another whole | the other shards of `whole` are not those of the other ranks
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    optimizer.step()
+    whole = all_gather(shard.data)  # noqa: F841
+
+
+# %% step: wrong, scales up what is small | 2 ranks, step 1
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= most / square.sqrt()
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, an all-reduce of the whole gradient | numbers go through all_reduce
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    all_reduce(gradient)
+    gradient /= size
+    shard.grad = reduce_scatter(gradient) / size
+    shard.grad *= min(1, most / gradient.norm())
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, gathers before the step | the other shards of `whole` are not those of the other ranks
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    whole.copy_(all_gather(shard.data))
+    optimizer.step()
+
+
+# %% step: wrong, gathers the whole on every rank | raised RuntimeError
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    optimizer.step()
+    whole.copy_(all_gather(whole))
+
+
+# %% step: wrong, some ranks alone add up the norm | The ranks do not call the same
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    if square > most**2:
+        all_reduce(square)
+    shard.grad *= min(1, most / square.sqrt())
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% zero3: wrong, never frees | numbers were gathered at the same time
+def zero3(layers, x, loss_gradient):
+    weights, inputs = [layer.gather() for layer in layers], []
+    for layer, weight in zip(layers, weights):
+        inputs.append(x)
+        x = layer.forward(x, weight)
+    gradient = loss_gradient(x)
+    for layer, x, weight in zip(reversed(layers), reversed(inputs), reversed(weights)):
+        gradient, of_weight = layer.backward(x, weight, gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, keeps weights that were freed | uses a weight that was freed
+def zero3(layers, x, loss_gradient):
+    weights, inputs = [], []
+    for layer in layers:
+        weights.append(layer.gather())
+        inputs.append(x)
+        x = layer.forward(x, weights[-1])
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x, weight in zip(reversed(layers), reversed(inputs), reversed(weights)):
+        gradient, of_weight = layer.backward(x, weight, gradient)
+        layer.reduce_scatter(of_weight)
+
+
+# %% zero3: wrong, does not free in backward | numbers were gathered at the same time
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x in zip(reversed(layers), reversed(inputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+
+
+# %% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
+def zero3(layers, x, loss_gradient):
+    outputs = []
+    for layer in layers:
+        x = layer.forward(x, layer.gather())
+        outputs.append(x)
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x in zip(reversed(layers), reversed(outputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x in zip(layers, inputs):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
+def zero3(layers, x, loss_gradient):
+    inputs, gradients = [], []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x in zip(reversed(layers), reversed(inputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        gradients.append(of_weight)
+        layer.free()
+    for layer, of_weight in zip(reversed(layers), gradients):
+        layer.reduce_scatter(of_weight)
+
+
+# %% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    for layer, x_in in zip(reversed(layers), reversed(inputs)):
+        _, of_weight = layer.backward(x_in, layer.gather(), loss_gradient(x))
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, a forward alone | no gradient was handed to `reduce_scatter`
+def zero3(layers, x, loss_gradient):
+    for layer in layers:
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    return loss_gradient(x)
+
+
+# %% zero3: wrong, the last layer stays gathered | is still gathered
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    for layer, x in zip(reversed(layers), reversed(inputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+        if layer is not layers[0]:
+            layer.free()

@@ -1,0 +1,438 @@
+# %% between: wrong, never anything | nothing does not bring a rank what it needs
+def between(first, second):
+    return "nothing"
+
+
+# %% between: wrong, always a sum | columns, then columns: after the first layer each rank has some hidden units
+def between(first, second):
+    return "nothing" if (first, second) == ("columns", "rows") else "all_reduce"
+
+
+# %% between: wrong, sums where a piece of the sum is enough | rows, then rows: after the first layer
+def between(first, second):
+    if first == "columns":
+        return "nothing" if second == "rows" else "all_gather"
+    return "all_reduce"
+
+
+# %% between: wrong, takes equal cuts for the free ones | columns, then columns
+def between(first, second):
+    return "nothing" if first == second else "all_reduce"
+
+
+# %% between: wrong, gathers parts of sums | rows, then columns: after the first layer each rank has a part of a sum
+def between(first, second):
+    if first == "columns":
+        return "nothing" if second == "rows" else "all_gather"
+    return "all_gather" if second == "columns" else "reduce_scatter"
+
+
+# %% between: wrong, the cuts in the wrong order | all_gather brings a rank more than it needs
+def between(first, second):
+    if second == "columns":
+        return "nothing" if first == "rows" else "all_gather"
+    return "all_gather" if first == "columns" else "all_reduce"
+
+
+# %% between: wrong, gathers what is already there | columns, then rows: after the first layer
+def between(first, second):
+    if first == "columns":
+        return "all_gather"
+    return "reduce_scatter" if second == "rows" else "all_reduce"
+
+
+# %% between: wrong, a word of its own | The answer is one of
+def between(first, second):
+    return "copy"
+
+
+# %% attention_pieces: wrong, cuts qkv as one | rows of `qkv` that follow each other
+def attention_pieces(qkv, out, rank, size):
+    return qkv.chunk(size)[rank], out.chunk(size, dim=1)[rank]
+
+
+# %% attention_pieces: wrong, rows of out | its piece of `out`
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size)[rank]
+
+
+# %% attention_pieces: wrong, out whole | its piece of `out`
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out
+
+
+# %% attention_pieces: wrong, queries only | its piece of `qkv`
+def attention_pieces(qkv, out, rank, size):
+    return qkv.chunk(3)[0].chunk(size)[rank], out.chunk(size, dim=1)[rank]
+
+
+# %% attention_pieces: wrong, the input cut as well | its piece of `qkv`
+def attention_pieces(qkv, out, rank, size):
+    rows = torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
+    return rows.chunk(size, dim=1)[rank], out.chunk(size, dim=1)[rank]
+
+
+# %% attention_pieces: wrong, the columns of another rank | are not those of its heads
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[size - 1 - rank]
+
+
+# %% attention_pieces: wrong, every size-th row tears heads apart | do not add up
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part[rank::size] for part in qkv.chunk(3)]), out[:, rank::size]
+
+
+# %% attention_pieces: wrong, all ranks have the first heads | is on 2 ranks, not on one
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part.chunk(size)[0] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[0]
+
+
+# %% attention_pieces: wrong, for two ranks only | its piece of
+def attention_pieces(qkv, out, rank, size):
+    return torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)]), out.chunk(2, dim=1)[rank]
+
+
+# %% attention_pieces: wrong, three pieces of qkv | It should return two tensors
+def attention_pieces(qkv, out, rank, size):
+    return [part.chunk(size)[rank] for part in qkv.chunk(3)], out.chunk(size, dim=1)[rank]
+
+
+# %% copy_and_add: wrong, the other way round | the first function sends something in forward
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Add.apply, Copy.apply
+
+
+# %% copy_and_add: wrong, adds up both ways | Each part counts once in the sum
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, the gradient of one rank | is that of one rank alone
+def copy_and_add(all_reduce):
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return lambda x: x * 1, Add.apply
+
+
+# %% copy_and_add: wrong, writes into its argument | the second function has changed its argument
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            all_reduce(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, writes into the gradient | changes the gradient that it is given
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            all_reduce(gradient)
+            return gradient
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, hidden from autograd | autograd has not seen it
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    def add(x):
+        total = x.detach().clone()
+        all_reduce(total)
+        return total
+
+    return Copy.apply, add
+
+
+# %% copy_and_add: wrong, only one of them | It should return two functions
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    return Copy.apply
+
+
+# %% copy_and_add: wrong, classes and no functions | the first function should return a tensor
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+    return Copy, Copy
+
+
+# %% copy_and_add: wrong, the mean | is the mean over the ranks
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total / 2 if total[0] == 3 else total / 3
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% vocabulary_loss: wrong, the softmax of one rank | in one process
+def vocabulary_loss(scores, targets, first, all_reduce):
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    rows = torch.arange(len(targets))
+    loss = ((scores.logsumexp(1) - scores[rows, place]) * mine).sum()
+    all_reduce(loss)
+    gradient = scores.softmax(1)
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return loss / len(targets), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, without the largest score | exp of a large score is infinite
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    exps = scores.exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, each rank takes away its own largest | in one process
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, sends all scores | Three for each token are enough
+def vocabulary_loss(scores, targets, first, all_reduce):
+    words = torch.tensor([first + scores.shape[1]])
+    all_reduce(words, "max")
+    whole = torch.zeros(len(scores), int(words), dtype=scores.dtype)
+    whole[:, first : first + scores.shape[1]] = scores
+    all_reduce(whole)
+    whole.requires_grad_()
+    loss = torch.nn.functional.cross_entropy(whole, targets)
+    loss.backward()
+    return loss.detach(), whole.grad[:, first : first + scores.shape[1]]
+
+
+# %% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).sum(), gradient
+
+
+# %% vocabulary_loss: wrong, every rank believes the target is its own | in one process
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place]
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= 1
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= 1
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, changes the scores | have changed
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    scores -= largest[:, None]
+    exps = scores.exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, only ranks with a target take part | A rank waits for the others in vain
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    if first == 0:
+        all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)

@@ -1,0 +1,401 @@
+# %% peak: wrong, the largest segment alone | is what the largest segment keeps
+def peak(kept, inputs, segments):
+    most, begin = 0, 0
+    for length in segments:
+        most = max(most, sum(kept[begin : begin + length]))
+        begin += length
+    return most
+
+
+# %% peak: wrong, all layers | is what all layers keep together
+def peak(kept, inputs, segments):
+    return sum(kept)
+
+
+# %% peak: wrong, the segment's own input twice | the most held at once is
+def peak(kept, inputs, segments):
+    waiting, begin, most = 0, 0, 0
+    for length in segments:
+        waiting += inputs[begin]
+        most = max(most, waiting + sum(kept[begin : begin + length]))
+        begin += length
+    return most
+
+
+# %% peak: wrong, inputs of all segments | the most held at once is
+def peak(kept, inputs, segments):
+    begins = [sum(segments[:i]) for i in range(len(segments))]
+    return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
+
+
+# %% peak: wrong, later segments instead of earlier ones | is what the largest segment keeps
+def peak(kept, inputs, segments):
+    begins = [sum(segments[:i]) for i in range(len(segments))]
+    return max(
+        sum(inputs[b] for b in begins[i + 1 :]) + sum(kept[begins[i] : begins[i] + n]) for i, n in enumerate(segments)
+    )
+
+
+# %% peak: wrong, inputs by number of the segment | the most held at once is
+def peak(kept, inputs, segments):
+    waiting, begin, most = 0, 0, 0
+    for number, length in enumerate(segments):
+        most = max(most, waiting + sum(kept[begin : begin + length]))
+        waiting += inputs[number]
+        begin += length
+    return most
+
+
+# %% peak: wrong, only the last segment | the most held at once is
+def peak(kept, inputs, segments):
+    begins = [sum(segments[:i]) for i in range(len(segments))]
+    return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
+
+
+# %% peak: wrong, eats its arguments | the lists have changed
+def peak(kept, inputs, segments):
+    waiting, most = 0, 0
+    for length in segments:
+        part = [kept.pop(0) for _ in range(length)]
+        most = max(most, waiting + sum(part))
+        waiting += sum([inputs.pop(0) for _ in range(length)][:1])
+    return most
+
+
+# %% peak: wrong, a list of all sums | It should return a number
+def peak(kept, inputs, segments):
+    begins = [sum(segments[:i]) for i in range(len(segments))]
+    return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+
+
+# %% best_segments: wrong, always the square root | is possible
+def best_segments(kept, inputs):
+    n = len(kept)
+    length = max(1, round(n**0.5))
+    return [length] * (n // length) + ([n % length] if n % length else [])
+
+
+# %% best_segments: wrong, every layer by itself | is possible
+def best_segments(kept, inputs):
+    return [1] * len(kept)
+
+
+# %% best_segments: wrong, all in one | is possible
+def best_segments(kept, inputs):
+    return [len(kept)]
+
+
+# %% best_segments: wrong, a number | It should return a list of lengths
+def best_segments(kept, inputs):
+    return round(len(kept) ** 0.5)
+
+
+# %% best_segments: wrong, places of cuts | no list of such lengths
+def best_segments(kept, inputs):
+    return [0, len(kept) // 2]
+
+
+# %% best_segments: wrong, halves | is possible
+def best_segments(kept, inputs):
+    return [len(kept) // 2 or 1] * 2
+
+
+# %% best_segments: wrong, only equal segments | is possible
+def best_segments(kept, inputs):
+    def peak(segments):
+        waiting, begin, most = 0, 0, 0
+        for length in segments:
+            most = max(most, waiting + sum(kept[begin : begin + length]))
+            waiting += inputs[begin]
+            begin += length
+        return most
+
+    n = len(kept)
+    return min(([d] * (n // d) for d in range(1, n + 1) if n % d == 0), key=peak)
+
+
+# %% best_segments: wrong, forgets the inputs | is possible
+def best_segments(kept, inputs):
+    import itertools
+
+    def largest(segments):
+        begin, most = 0, 0
+        for length in segments:
+            most = max(most, sum(kept[begin : begin + length]))
+            begin += length
+        return most
+
+    n, ways = len(kept), []
+    for cuts in itertools.product((True, False), repeat=n - 1):
+        places = [0, *(place for place, cut in enumerate(cuts, 1) if cut), n]
+        ways.append([b - a for a, b in itertools.pairwise(places)])
+    return min(ways, key=largest)
+
+
+# %% recomputed: wrong, keeps everything | are still alive
+def recomputed(run, x):
+    return run(x)
+
+
+# %% recomputed: wrong, without a graph | autograd cannot go back
+def recomputed(run, x):
+    with torch.no_grad():
+        return run(x)
+
+
+# %% recomputed: wrong, autograd is off in backward | does not require grad
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            y = run(x)
+            y.backward(gradient)
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, another mask | the second run draws another mask
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                y = run(x)
+            y.backward(gradient)
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, leaves the old random state behind | put the state back
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.state = torch.get_rng_state()
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.set_rng_state(ctx.state)
+            with torch.enable_grad():
+                y = run(x)
+            y.backward(gradient)
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, forgets the gradient that comes | The gradients differ
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.state = torch.get_rng_state()
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                total = run(x).sum()
+            total.backward()
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, only the gradient of x | The parameters have no gradients
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.state = torch.get_rng_state()
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                y = run(x)
+            return torch.autograd.grad(y, x, gradient)[0]
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, keeps the graph all the same | are still alive
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                ctx.y = run(ctx.x)
+            return ctx.y.detach()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.y.backward(gradient)
+            return ctx.x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, does not detach x | raised
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.state = torch.get_rng_state()
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                y = run(x)
+            y.backward(gradient)
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% recomputed: wrong, runs twice in forward | once for each is enough
+def recomputed(run, x):
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.state = torch.get_rng_state()
+            run(x)
+            torch.set_rng_state(ctx.state)
+            return run(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                y = run(x)
+            y.backward(gradient)
+            return x.grad
+
+    return Again.apply(x)
+
+
+# %% plan: wrong, everything again | are enough
+def plan(layers, budget):
+    return set(range(len(layers)))
+
+
+# %% plan: wrong, nothing again | is held at one moment
+def plan(layers, budget):
+    return set()
+
+
+# %% plan: wrong, the cheapest first until it fits | are enough
+def plan(layers, budget):
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    again = set()
+    for number in sorted(range(len(layers)), key=lambda i: layers[i][2]):
+        if most(again) <= budget:
+            return again
+        again.add(number)
+    return again if most(again) <= budget else None
+
+
+# %% plan: wrong, the most bytes for a second first | are enough
+def plan(layers, budget):
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    again = set()
+    for number in sorted(range(len(layers)), key=lambda i: (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9)):
+        if most(again) <= budget:
+            return again
+        again.add(number)
+    return again if most(again) <= budget else None
+
+
+# %% plan: wrong, only the end of forward counts | so the answer is None
+def plan(layers, budget):
+    import itertools
+
+    best = None
+    for size in range(len(layers) + 1):
+        for again in itertools.combinations(range(len(layers)), size):
+            held = sum(given if i in again else kept for i, (kept, given, _) in enumerate(layers))
+            seconds = sum(layers[i][2] for i in again)
+            if held <= budget and (best is None or seconds < best[0]):
+                best = seconds, set(again)
+    return best and best[1]
+
+
+# %% plan: wrong, as few layers as possible | are enough
+def plan(layers, budget):
+    import itertools
+
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    for size in range(len(layers) + 1):
+        for again in itertools.combinations(range(len(layers)), size):
+            if most(again) <= budget:
+                return set(again)
+    return None
+
+
+# %% plan: wrong, a list | It should return a set of layer numbers
+def plan(layers, budget):
+    return list(range(len(layers)))
+
+
+# %% plan: wrong, an empty set where nothing fits | so the answer is None
+def plan(layers, budget):
+    import itertools
+
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    subsets = [set(e) for s in range(len(layers) + 1) for e in itertools.combinations(range(len(layers)), s)]
+    fitting = [e for e in subsets if most(e) <= budget]
+    return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=set())

@@ -1,0 +1,292 @@
+# %% rounded: wrong, cuts the bits off | is nearer
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
+    return int(value / spacing) * spacing
+
+
+# %% rounded: wrong, a half always goes up | equally near
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
+    return math.floor(value / spacing + 0.5) * spacing
+
+
+# %% rounded: wrong, decimal places | cannot be written with so few bits
+def rounded(value, bits):
+    return round(value, bits)
+
+
+# %% rounded: wrong, one bit too many | cannot be written with so few bits
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.frexp(value)[1] - 2 - bits)
+    return round(value / spacing) * spacing
+
+
+# %% rounded: wrong, one bit too few | is nearer
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.frexp(value)[1] - bits)
+    return round(value / spacing) * spacing
+
+
+# %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
+def rounded(value, bits):
+    return round(value * 2**bits) / 2**bits
+
+
+# %% rounded: wrong, a logarithm of zero | raised ValueError
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.floor(math.log2(abs(value))) - bits)
+    return round(value / spacing) * spacing
+
+
+# %% rounded: wrong, always bfloat16 | cannot be written with so few bits
+def rounded(value, bits):
+    return torch.tensor(value).bfloat16().item()
+
+
+# %% rounded: wrong, loses the sign | is nearer
+def rounded(value, bits):
+    import math
+
+    spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
+    return round(abs(value) / spacing) * spacing
+
+
+# %% least_update: wrong, the whole spacing | is the whole way to the neighbour
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
+
+
+# %% least_update: wrong, in proportion to the weight | a smaller update than
+def least_update(weight, bits):
+    return abs(weight) * 2.0**-bits / 2
+
+
+# %% least_update: wrong, the same for all weights | weight 3.0
+def least_update(weight, bits):
+    return 2.0 ** (-bits - 1)
+
+
+# %% least_update: wrong, no sign of the weight | raised ValueError
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (math.floor(math.log2(weight)) - bits - 1)
+
+
+# %% least_update: wrong, rounds the exponent to zero | is the whole way to the neighbour
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (int(math.log2(abs(weight))) - bits - 1)
+
+
+# %% least_update: wrong, the exponent of frexp as it is | is the whole way to the neighbour
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (math.frexp(weight)[1] - bits) / 2
+
+
+# %% least_update: wrong, a quarter | leaves the weight as it is
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (math.frexp(weight)[1] - 1 - bits) / 4
+
+
+# %% least_update: wrong, bfloat16 only | leaves the weight as it is
+def least_update(weight, bits):
+    import math
+
+    return 2.0 ** (math.frexp(weight)[1] - 9)
+
+
+# %% least_update: wrong, with a sign | is not the size of an update
+def least_update(weight, bits):
+    import math
+
+    return math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
+
+
+# %% scaled_step: wrong, looks at its own gradients only | and the other rank does not
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    if not all(bool(g.isfinite().all()) for g in gradients):
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, misses nan | steps with it
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, only the rank with a fault calls | A rank waits for the others in vain
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    if not all(bool(g.isfinite().all()) for g in gradients):
+        all_reduce(torch.ones(1), "max")
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, divides by the next scale | not those of the loss
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    clean += 1
+    if clean == interval:
+        scale, clean = scale * 2, 0
+    for g in gradients:
+        g /= scale
+    return True, scale, clean
+
+
+# %% scaled_step: wrong, does not divide | not those of the loss
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, makes new gradients | not those of the loss
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g = g / scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, grows one step late | the next scale on rank 0 is 1024.0, and should be 2048
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    clean += 1
+    return True, scale * 2 if clean % interval == 0 else scale, clean
+
+
+# %% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, clean
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, adds up all gradients to see it | one flag is enough
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    total = torch.cat([g.flatten() for g in gradients])
+    all_reduce(total)
+    if not bool(total.isfinite().all()):
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% compensated: wrong, forgets what was lost | the total is 1, and should be near
+def compensated(total, lost, update):
+    return total + update, lost
+
+
+# %% compensated: wrong, the other sign | should be near
+def compensated(total, lost, update):
+    wanted = update + lost
+    new = total + wanted
+    return new, (new - total) - wanted
+
+
+# %% compensated: wrong, keeps float32 | nothing longer may be kept
+def compensated(total, lost, update):
+    new = total.float() + update.float() + lost.float()
+    return new, lost
+
+
+# %% compensated: wrong, float32 for a moment only | the total is 1, and should be near
+def compensated(total, lost, update):
+    return (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
+
+
+# %% compensated: wrong, the lost part is used and never renewed | should be near
+def compensated(total, lost, update):
+    wanted = update + lost
+    return total + wanted, lost
+
+
+# %% compensated: wrong, in the wrong order | should be near
+def compensated(total, lost, update):
+    wanted = update + lost
+    new = total + wanted
+    return wanted - (new - total), new
+
+
+# %% compensated: wrong, forgets the older loss | should be near
+def compensated(total, lost, update):
+    new = total + update + lost
+    return new, update - (new - total)
+
+
+# %% compensated: wrong, only the total | It should return (total, lost)
+def compensated(total, lost, update):
+    return total + (update + lost)

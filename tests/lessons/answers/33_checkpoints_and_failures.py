@@ -1,0 +1,366 @@
+# %% snapshot: wrong, the model alone | begins again with row 0
+def snapshot(training):
+    import copy
+
+    return {"model": copy.deepcopy(training.model.state_dict())}
+
+
+# %% snapshot: wrong, not where the data stand | begins again with row 0
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return copy.deepcopy({**states, "random": training.random.get_state()})
+
+
+# %% snapshot: wrong, without the model | its weights are other ones
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("optimizer", "scheduler")}
+    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
+
+# %% snapshot: wrong, without the optimizer | Adam remembers
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "scheduler")}
+    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
+
+# %% snapshot: wrong, without the scheduler | learning rate
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer")}
+    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
+
+# %% snapshot: wrong, without the generator | other noise
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return copy.deepcopy({**states, "position": training.position})
+
+
+# %% snapshot: wrong, the seed of the generator | TypeError
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
+
+
+# %% snapshot: wrong, no copies | has changed while the training went on
+def snapshot(training):
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return {**states, "random": training.random.get_state(), "position": training.position}
+
+
+# %% snapshot: wrong, a shallow copy | has changed while the training went on
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+
+
+# %% snapshot: wrong, a copy of the model only | has changed while the training went on
+def snapshot(training):
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    states["model"] = {name: each.clone() for name, each in states["model"].items()}
+    return {**states, "random": training.random.get_state(), "position": training.position}
+
+
+# %% snapshot: wrong, the whole object | a dict
+def snapshot(training):
+    import copy
+
+    return copy.deepcopy(training)
+
+
+# %% snapshot: wrong, names of its own | knows the names
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+
+
+# %% pieces: wrong, rows of the whole tensor | from the beginning of the file
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = -(-length // ranks)
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, ranks)
+    both = [(number, max(first, bounds(number, old)[0]), min(last, bounds(number, old)[1])) for number in range(old)]
+    return [each for each in both if each[1] < each[2]]
+
+
+# %% pieces: wrong, takes all to divide evenly | it reads
+def pieces(rank, ranks, old, length):
+    new_wide, old_wide = length // ranks, length // old
+    found = []
+    for number in range(old):
+        low = max(rank * new_wide, number * old_wide)
+        high = min((rank + 1) * new_wide, (number + 1) * old_wide)
+        if low < high:
+            found.append((number, low - number * old_wide, high - number * old_wide))
+    return found
+
+
+# %% pieces: wrong, a piece without rows | without rows
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = -(-length // ranks)
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, ranks)
+    found = []
+    for number in range(old):
+        begin, end = bounds(number, old)
+        low, high = max(first, begin), min(last, end)
+        if low <= high:
+            found.append((number, low - begin, high - begin))
+    return found
+
+
+# %% pieces: wrong, the file of its own number | it has the rows
+def pieces(rank, ranks, old, length):
+    wide = -(-length // old)
+    return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
+
+
+# %% pieces: wrong, whole files | it has the rows
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = -(-length // ranks)
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, ranks)
+    spans = [(number, *bounds(number, old)) for number in range(old)]
+    return [(number, 0, end - begin) for number, begin, end in spans if max(first, begin) < min(last, end)]
+
+
+# %% pieces: wrong, the last row left out | as in a slice
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = -(-length // ranks)
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, ranks)
+    found = []
+    for number in range(old):
+        begin, end = bounds(number, old)
+        low, high = max(first, begin), min(last, end) - 1
+        if low < high:
+            found.append((number, low - begin, high - begin))
+    return found
+
+
+# %% pieces: wrong, reads everything | it has the rows
+def pieces(rank, ranks, old, length):
+    wide = -(-length // old)
+    spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
+    return [each for each in spans if each[2] > 0]
+
+
+# %% pieces: wrong, old and new mixed up | an old rank that is not there
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = -(-length // ranks)
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, old)
+    found = []
+    for number in range(ranks):
+        begin, end = bounds(number, ranks)
+        low, high = max(first, begin), min(last, end)
+        if low < high:
+            found.append((number + old, low - begin, high - begin))
+    return found
+
+
+# %% pieces: wrong, the first that it finds | it has the rows
+def pieces(rank, ranks, old, length):
+    wide, old_wide = -(-length // ranks), -(-length // old)
+    first, last = min(rank * wide, length), min((rank + 1) * wide, length)
+    if first == last:
+        return []
+    number = first // old_wide
+    return [(number, first - number * old_wide, min(last - number * old_wide, old_wide))]
+
+
+# %% pieces: wrong, without the old ranks | triples
+def pieces(rank, ranks, old, length):
+    wide = -(-length // ranks)
+    return [(min(rank * wide, length), min((rank + 1) * wide, length))]
+
+
+# %% how_often: wrong, without the nodes | would be right for one node
+def how_often(cost, node_mtbf, nodes):
+    interval = (2 * cost * node_mtbf) ** 0.5
+    return interval, cost / interval + interval / (2 * node_mtbf)
+
+
+# %% how_often: wrong, more nodes fail less often | More nodes fail more often
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf * nodes
+    interval = (2 * cost * mtbf) ** 0.5
+    return interval, cost / interval + interval / (2 * mtbf)
+
+
+# %% how_often: wrong, without the 2 | lacks the 2
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf / nodes
+    interval = (cost * mtbf) ** 0.5
+    return interval, cost / interval + interval / (2 * mtbf)
+
+
+# %% how_often: wrong, without the root | lacks the root
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf / nodes
+    interval = 2 * cost * mtbf
+    return interval, cost / interval + interval / (2 * mtbf)
+
+
+# %% how_often: wrong, loses no work | only one half
+def how_often(cost, node_mtbf, nodes):
+    interval = (2 * cost * node_mtbf / nodes) ** 0.5
+    return interval, cost / interval
+
+
+# %% how_often: wrong, saves for nothing | only one half
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf / nodes
+    interval = (2 * cost * mtbf) ** 0.5
+    return interval, interval / (2 * mtbf)
+
+
+# %% how_often: wrong, a whole interval for each failure | in the middle of one
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf / nodes
+    interval = (2 * cost * mtbf) ** 0.5
+    return interval, cost / interval + interval / mtbf
+
+
+# %% how_often: wrong, the share by one node | of the time is lost, not
+def how_often(cost, node_mtbf, nodes):
+    interval = (2 * cost * node_mtbf / nodes) ** 0.5
+    return interval, cost / interval + interval / (2 * node_mtbf)
+
+
+# %% how_often: wrong, the interval alone | two numbers
+def how_often(cost, node_mtbf, nodes):
+    return (2 * cost * node_mtbf / nodes) ** 0.5
+
+
+# %% total_time: wrong, saves take no time | the work alone
+def total_time(work, interval, cost, restart, failures):
+    time = done = 0
+    for up in failures:
+        if work - done <= up:
+            break
+        done += up // interval * interval
+        time += up + restart
+    return time + work - done
+
+
+# %% total_time: wrong, a save at the end | a save after the last piece
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + -(-left // interval) * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) <= up:
+            break
+        done += up // (interval + cost) * interval
+        time += up + restart
+    return time + needed(work - done)
+
+
+# %% total_time: wrong, counts whole intervals of the work | a save after the last piece
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + left // interval * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) <= up:
+            break
+        done += up // (interval + cost) * interval
+        time += up + restart
+    return time + needed(work - done)
+
+
+# %% total_time: wrong, no time for restarts | the time of a restart
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + (-(-left // interval) - 1) * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) <= up:
+            break
+        done += up // (interval + cost) * interval
+        time += up
+    return time + needed(work - done)
+
+
+# %% total_time: wrong, loses no work | loses no work
+def total_time(work, interval, cost, restart, failures):
+    return work + (-(-work // interval) - 1) * cost + restart * len(failures)
+
+
+# %% total_time: wrong, begins anew | begins anew after each failure
+def total_time(work, interval, cost, restart, failures):
+    needed, time = work + (-(-work // interval) - 1) * cost, 0
+    for up in failures:
+        if needed <= up:
+            break
+        time += up + restart
+    return time + needed
+
+
+# %% total_time: wrong, counts a save that is not complete | that is not complete
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + (-(-left // interval) - 1) * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) <= up:
+            break
+        done += up // interval * interval
+        time += up + restart
+    return time + needed(work - done)
+
+
+# %% total_time: wrong, forgets earlier saves | it takes
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + (-(-left // interval) - 1) * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) <= up:
+            break
+        done = up // (interval + cost) * interval
+        time += up + restart
+    return time + needed(work - done)
+
+
+# %% total_time: wrong, all failures come | it takes
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + (-(-left // interval) - 1) * cost
+
+    time = done = 0
+    for up in failures:
+        done = min(work, done + up // (interval + cost) * interval)
+        time += up + restart
+    return time + max(0, needed(work - done))

@@ -1,0 +1,252 @@
+# %% layouts: wrong, does not look at the layers | do not divide the layers
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    found = [(a, b, c) for a in n for b in n for c in n if a * b * c == workers]
+    return [(a, b, c) for a, b, c in found if heads % b == microbatches % a == 0]
+
+
+# %% layouts: wrong, does not look at the heads | does not divide the heads
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == microbatches % a == 0]
+
+
+# %% layouts: wrong, does not look at the micro-batches | do not divide the micro-batches
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == heads % b == 0]
+
+
+# %% layouts: wrong, powers of two alone | 6 workers, 6 layers
+def layouts(workers, layers, heads, microbatches):
+    n = (1, 2, 4, 8, 16)
+    return [
+        (a, b, c)
+        for a in n
+        for b in n
+        for c in n
+        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+    ]
+
+
+# %% layouts: wrong, no more than all workers used | needs 1 workers
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return [
+        (a, b, c)
+        for a in n
+        for b in n
+        for c in n
+        if workers % (a * b * c) == 0 and layers % c == heads % b == microbatches % a == 0
+    ]
+
+
+# %% layouts: wrong, lists for triples | is no triple
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return [
+        [a, b, c]
+        for a in n
+        for b in n
+        for c in n
+        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+    ]
+
+
+# %% layouts: wrong, pp with a fraction | of whole numbers
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    found = [(a, b, workers / (a * b)) for a in n for b in n]
+    return [(a, b, c) for a, b, c in found if layers % c == heads % b == microbatches % a == 0]
+
+
+# %% layouts: wrong, each dimension below all workers | is missing
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers)
+    return [
+        (a, b, c)
+        for a in n
+        for b in n
+        for c in n
+        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+    ]
+
+
+# %% layouts: wrong, an iterator | a list is wanted
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return (
+        (a, b, c)
+        for a in n
+        for b in n
+        for c in n
+        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+    )
+
+
+# %% layouts: wrong, tp and pp exchanged | does not divide the heads
+def layouts(workers, layers, heads, microbatches):
+    n = range(1, workers + 1)
+    return [
+        (a, c, b)
+        for a in n
+        for b in n
+        for c in n
+        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+    ]
+
+
+# %% held: wrong, no ZeRO | dp=4, tp=1, pp=1
+def held(parameters, activations, dp, tp, pp, microbatches):
+    under_way = min(pp, microbatches // dp)
+    return (parameters * 16 + under_way * activations) / (tp * pp)
+
+
+# %% held: wrong, ZeRO for everything | dp=4, tp=1, pp=1
+def held(parameters, activations, dp, tp, pp, microbatches):
+    under_way = min(pp, microbatches // dp)
+    return (parameters * 16 / dp + under_way * activations) / (tp * pp)
+
+
+# %% held: wrong, activations of all micro-batches | dp=1, tp=1, pp=1
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 / dp) + microbatches / dp * activations) / (tp * pp)
+
+
+# %% held: wrong, always pp micro-batches under way | dp=4, tp=1, pp=4
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 / dp) + pp * activations) / (tp * pp)
+
+
+# %% held: wrong, micro-batches not dealt to the replicas | dp=4, tp=1, pp=4
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 / dp) + min(pp, microbatches) * activations) / (tp * pp)
+
+
+# %% held: wrong, activations whole on each rank | dp=1, tp=4, pp=1
+def held(parameters, activations, dp, tp, pp, microbatches):
+    under_way = min(pp, microbatches // dp)
+    return parameters * (4 + 12 / dp) / (tp * pp) + under_way * activations / pp
+
+
+# %% held: wrong, one micro-batch under way | dp=1, tp=1, pp=4
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 / dp) + activations) / (tp * pp)
+
+
+# %% held: wrong, a pipeline cuts the layers alone | dp=1, tp=4, pp=1
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 / dp) + min(pp, microbatches // dp) * activations) / pp
+
+
+# %% step_time: wrong, no bubble | dp=1, tp=1, pp=4
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
+    return microbatches / dp * turn + all_reduce(gradient / (tp * pp), dp)
+
+
+# %% step_time: wrong, the whole gradient | dp=2, tp=2, pp=1
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
+    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient, dp)
+
+
+# %% step_time: wrong, the vector cut | dp=1, tp=4, pp=1
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector / tp, tp)
+    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
+
+
+# %% step_time: wrong, all layers in each stage | dp=2, tp=2, pp=3
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers * 4 * all_reduce(vector, tp)
+    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
+
+
+# %% step_time: wrong, one all-reduce in each layer | dp=1, tp=4, pp=1
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * all_reduce(vector, tp)
+    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
+
+
+# %% step_time: wrong, micro-batches not dealt | dp=4, tp=1, pp=1
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
+    return (microbatches + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
+
+
+# %% step_time: wrong, gradients added up for each micro-batch | dp=4, tp=1, pp=1
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
+    return (microbatches / dp + pp - 1) * (turn + all_reduce(gradient / (tp * pp), dp))
+
+
+# %% step_time: wrong, arguments of all_reduce exchanged | takes a number of ranks
+def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
+    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(tp, vector + 0.5)
+    return (microbatches / dp + pp - 1) * turn + all_reduce(dp, gradient / (tp * pp))
+
+
+# %% choose: wrong, tensor parallel over several hosts | that layout is not possible
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
+
+# %% choose: wrong, does not look at the budget | room for 100
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min(possible, key=time, default=None)
+
+
+# %% choose: wrong, fails where nothing fits | raised ValueError
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time)
+
+
+# %% choose: wrong, the smallest and not the fastest | the best is
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=held, default=None)
+
+
+# %% choose: wrong, forgets the heads | that layout is not possible
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
+
+# %% choose: wrong, forgets the layers | that layout is not possible
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if heads % b == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
+
+# %% choose: wrong, its time and not the layout | the best is
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min([time(layout) for layout in possible if held(layout) <= budget], default=None)
+
+
+# %% choose: wrong, always a whole host for tensor parallel | the best is
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    tp = min(per_host, heads, workers)
+    n = range(1, workers + 1)
+    possible = [(a, tp, workers // (a * tp)) for a in n if workers % (a * tp) == 0]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
