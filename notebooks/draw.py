@@ -79,9 +79,7 @@ def curves(
         x, y: The words at the axes, with units.
         log: Both axes are logarithmic; then all numbers must be above 0.
     """
-    words = "\n".join(
-        f"{name}: " + ", ".join(f"({a:.4g}, {b:.4g})" for a, b in line) for name, line in series.items()
-    )
+    words = "\n".join(f"{name}: " + ", ".join(f"({a:.4g}, {b:.4g})" for a, b in line) for name, line in series.items())
     spans = [_Axis.of([place[axis] for line in series.values() for place in line], log) for axis in (0, 1)]
     high, left = 240, 80
     picture = Picture(left + WIDE + 60, title, words)
@@ -137,9 +135,7 @@ def blocks(rows: Mapping[str, Sequence[Cell]], columns: Sequence[str], title: st
     return Drawing(picture.svg(), words)
 
 
-def lanes(
-    rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str = "ms", title: str = ""
-) -> Drawing:
+def lanes(rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str = "ms", title: str = "") -> Drawing:
     """A timeline: for each lane bars of (begin, end, words, colour), drawn on one axis of time."""
     words = "\n".join(
         f"{name}: " + ", ".join(f"{text} {begin:.4g} to {end:.4g} {unit}" for begin, end, text, _ in row)
