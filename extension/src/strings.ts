@@ -212,7 +212,7 @@ export const STRINGS = {
     newAbout: 'An empty notebook whose first cell starts two workers.',
     newCaption: 'A notebook whose first cell starts two workers',
     caption: 'Lessons, and a new notebook with two workers',
-    tracks: { start: 'Start', rpc: 'RPC and autograd', scale: 'Training at scale', appendix: 'Appendix' },
+    tracks: { start: 'Start', rpc: 'RPC and autograd', scale: 'Training at scale', exam: 'Exam', appendix: 'Appendix' },
     minutes: (count: number) => `${count} min`,
     solved: (solved: number, all: number) =>
       solved >= all ? `✓ all ${all} exercises solved` : `${solved} of ${all} exercises solved`,

@@ -313,7 +313,7 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     course = json.loads((ROOT / "notebooks" / "lessons.json").read_text())
     assert cards.count() == len(course)
     assert start.get_by_role("heading", level=2).all_inner_texts() == [
-        "Start", "RPC and autograd", "Training at scale", "Appendix"
+        "Start", "RPC and autograd", "Training at scale", "Exam", "Appendix"
     ]  # fmt: skip
     first = cards.first.inner_text()
     assert "Start here" in first and f"{course[0]['minutes']} min" in first
