@@ -1,4 +1,4 @@
-"""Make slides of a lesson: `python docs/make_slides.py notebooks/04_collectives.ipynb [FOLDER]`, by default build/slides.
+"""Make slides of a lesson: `python docs/make_slides.py notebooks/04_collectives.ipynb [FOLDER]`; build/slides if none.
 
 A heading begins a slide; an exercise, and each further cell with code, lies below it. Exercises keep their empty
 answers, outputs are those that are stored. The page loads reveal.js from the web and needs no kernel.

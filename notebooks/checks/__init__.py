@@ -110,8 +110,10 @@ _last: list[tuple[str, str]] = []  # the exercise that was tried last
 
 
 def exercise(first: str = "", second: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function the check of the exercise of its name, with two hints: where to look, and how to begin. A question
-    of the exam has none."""
+    """Make a function the check of the exercise of its name, with two hints: where to look, and how to begin.
+
+    A question of the exam has none.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         key = (check.__module__.rpartition(".")[2], check.__name__)
