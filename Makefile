@@ -8,7 +8,7 @@ READY := .venv/ready
 # Tests run side by side, two for each core. Compiled modules are kept, which not every machine does by itself.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
-.PHONY: demo test test-all flaky lab docs lessons lint clean
+.PHONY: demo test test-all flaky lab docs lessons site lint clean
 
 demo: $(READY)
 	$(BIN)/rpcbench demo
@@ -33,6 +33,11 @@ docs: $(READY)
 
 lessons: $(READY)
 	$(BIN)/python docs/run_lessons.py
+	$(BIN)/python docs/make_course.py
+
+site: $(READY)
+	$(BIN)/python docs/make_site.py
+	@echo "The site is build/site/html/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -20,6 +20,7 @@ TRACKS = {
     "start": "Start",
     "rpc": "RPC and autograd",
     "scale": "Training at scale",
+    "exam": "Exam",
     "appendix": "Appendix",
 }
 Lesson = dict[str, Any]

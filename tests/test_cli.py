@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -93,19 +95,44 @@ def test_ctrl_c_exits_with_status_130_and_prints_no_error(
     assert capsys.readouterr().err == ""
 
 
-def test_lab_opens_the_start_page(executed: list[list[str]], tmp_path: Path) -> None:
+def test_lab_opens_the_start_page(
+    executed: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["lab"])
+    main(["lab"])
+    assert capsys.readouterr().out == "The lessons are in ./rpcbench-course.\n"  # made once
     (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "lessons.json").write_text("[]")
     main(["lab", "--port", "8899"])
     (tmp_path / "mine.ipynb").touch()
     main(["lab", "mine.ipynb"])
     jupyterlab = [sys.executable, "-m", "jupyterlab"]
     start = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"
     assert executed == [
-        [*jupyterlab, start],
+        *[[*jupyterlab, start, "rpcbench-course/notebooks"]] * 2,
         [*jupyterlab, start, "notebooks", "--port", "8899"],
         [*jupyterlab, "mine.ipynb"],
     ]
+
+
+def test_lessons_copies_the_course_and_all_it_links_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "mine"
+    assert main(["lessons", str(target)]) == 0
+    assert f"cd {target}; rpcbench lab" in capsys.readouterr().out
+    rows = json.loads((target / "notebooks" / "lessons.json").read_text())
+    for row in rows:
+        path = target / "notebooks" / f"{row['lesson']}.ipynb"
+        linked = re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", path.read_text())
+        for link in [each for each in linked if not each.startswith("http")]:
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+        assert (target / "notebooks" / "pictures" / f"{row['lesson']}.svg").exists()
+    answer = target / "notebooks" / "mine.txt"
+    answer.write_text("my answer")
+    assert main(["lessons", str(target)]) == 1
+    assert "your answers may be in it; name another folder" in capsys.readouterr().err
+    assert answer.read_text() == "my answer"
 
 
 def test_lab_without_jupyterlab_names_the_install_command(

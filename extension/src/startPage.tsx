@@ -1,6 +1,6 @@
-// The start page: a new notebook that has workers, and a card for each lesson. `rpcbench lab` opens it.
-// The lessons are those of `lessons.json` in the folder `notebooks`, or in the folder that JupyterLab shows: title, a sentence,
-// minutes. Each has a picture, `pictures/<lesson>.svg` beside it.
+// The start page: a new notebook that has workers, and the lessons by track, a card for each. `rpcbench lab` opens it.
+// The lessons are those of `lessons.json` in one of FOLDERS: title, a sentence, minutes, exercises. Each has a picture,
+// `pictures/<lesson>.svg` beside it. The solved exercises are in `progress.json`, which the checks of the lessons write.
 
 import type { Contents } from '@jupyterlab/services';
 import { ReactWidget } from '@jupyterlab/ui-components';
@@ -9,8 +9,9 @@ import React from 'react';
 import { rpcbenchIcon } from './icons';
 import { STRINGS } from './strings';
 
-const FOLDERS = ['notebooks/', ''];
+const FOLDERS = ['notebooks/', 'rpcbench-course/notebooks/', ''];
 const WORDS = STRINGS.startPage;
+const TRACKS = Object.keys(WORDS.tracks) as Lesson['track'][];
 
 /** A row of `lessons.json`. */
 interface Lesson {
@@ -19,11 +20,16 @@ interface Lesson {
   title: string;
   about: string;
   minutes: number;
+  track: keyof typeof STRINGS.startPage.tracks;
+  /** The module of its checks, and the number of exercises. */
+  checks: string;
+  exercises: number;
 }
 
 interface Card extends Lesson {
   path: string;
   picture: string;
+  solved: number;
 }
 
 export class StartPage extends ReactWidget {
@@ -37,10 +43,18 @@ export class StartPage extends ReactWidget {
     this.node.tabIndex = 0;
     this._openNotebook = openNotebook;
     this._newNotebook = newNotebook;
-    void findLessons(contents).then(cards => {
-      this._cards = cards;
-      this.update();
-    });
+    this._contents = contents;
+    void this._look();
+  }
+
+  /** Exercises may have been solved while another tab was in front. */
+  protected override onAfterShow(): void {
+    void this._look();
+  }
+
+  private async _look(): Promise<void> {
+    this._cards = await findLessons(this._contents);
+    this.update();
   }
 
   protected override render(): React.JSX.Element {
@@ -58,25 +72,42 @@ export class StartPage extends ReactWidget {
             <span>{WORDS.newAbout}</span>
           </button>
         </header>
-        <h2>{WORDS.lessons}</h2>
         {!cards?.length && <p className="rbx-hint">{cards ? WORDS.noLessons : WORDS.waits}</p>}
-        <ol aria-label={WORDS.lessons}>
-          {cards?.map((card, index) => (
-            <li key={card.path}>
-              <button className="rbx-card" onClick={() => this._openNotebook(card.path)}>
-                <img src={card.picture} alt="" width="160" height="90" />
-                <span className="rbx-title">{card.title}</span>
-                <span className="rbx-what">{card.about}</span>
-                <span className="rbx-minutes">{WORDS.minutes(card.minutes)}</span>
-                {index === 0 && <span className="rbx-here">{WORDS.startHere}</span>}
-              </button>
-            </li>
-          ))}
-        </ol>
+        {TRACKS.map(track => this._track(track, cards?.filter(card => card.track === track) ?? []))}
       </div>
     );
   }
 
+  private _track(track: Lesson['track'], cards: Card[]): React.JSX.Element | null {
+    const title = WORDS.tracks[track];
+    return cards.length ? (
+      <section key={track}>
+        <h2>{title}</h2>
+        <ol aria-label={title}>
+          {cards.map((card, index) => (
+            <li key={card.path}>{this._card(card, track === 'start' && index === 0)}</li>
+          ))}
+        </ol>
+      </section>
+    ) : null;
+  }
+
+  private _card(card: Card, isFirst: boolean): React.JSX.Element {
+    return (
+      <button className="rbx-card" onClick={() => this._openNotebook(card.path)}>
+        <img src={card.picture} alt="" width="160" height="90" />
+        <span className="rbx-title">{card.title}</span>
+        <span className="rbx-what">{card.about}</span>
+        <span className="rbx-minutes">
+          {WORDS.minutes(card.minutes)}
+          {card.solved > 0 && ` · ${WORDS.solved(card.solved, card.exercises)}`}
+        </span>
+        {isFirst && <span className="rbx-here">{WORDS.startHere}</span>}
+      </button>
+    );
+  }
+
+  private readonly _contents: Contents.IManager;
   private readonly _openNotebook: (path: string) => void;
   private readonly _newNotebook: () => void;
   private _cards: Card[] | null = null; // null while the page looks for them
@@ -84,17 +115,24 @@ export class StartPage extends ReactWidget {
 
 async function findLessons(contents: Contents.IManager): Promise<Card[]> {
   for (const folder of FOLDERS) {
-    const options: Contents.IFetchOptions = { type: 'file', format: 'text', content: true };
-    const file = await contents.get(`${folder}lessons.json`, options).catch(() => null);
-    if (file) {
-      const lessons = JSON.parse(String(file.content)) as Lesson[];
+    const lessons = await read<Lesson[]>(contents, `${folder}lessons.json`);
+    if (lessons) {
+      const solved = (await read<Record<string, string[]>>(contents, `${folder}progress.json`)) ?? {};
       const card = async (row: Lesson): Promise<Card> => ({
         ...row,
         path: `${folder}${row.lesson}.ipynb`,
-        picture: await contents.getDownloadUrl(`${folder}pictures/${row.lesson}.svg`)
+        picture: await contents.getDownloadUrl(`${folder}pictures/${row.lesson}.svg`),
+        solved: solved[row.checks]?.length ?? 0
       });
       return Promise.all(lessons.map(card));
     }
   }
   return [];
+}
+
+/** The content of a JSON file; null if there is none. */
+async function read<T>(contents: Contents.IManager, path: string): Promise<T | null> {
+  const options: Contents.IFetchOptions = { type: 'file', format: 'text', content: true };
+  const file = await contents.get(path, options).catch(() => null);
+  return file && (JSON.parse(String(file.content)) as T);
 }

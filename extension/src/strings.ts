@@ -212,9 +212,11 @@ export const STRINGS = {
     newAbout: 'An empty notebook whose first cell starts two workers.',
     newCaption: 'A notebook whose first cell starts two workers',
     caption: 'Lessons, and a new notebook with two workers',
-    lessons: 'Lessons',
+    tracks: { start: 'Start', rpc: 'RPC and autograd', scale: 'Training at scale', exam: 'Exam', appendix: 'Appendix' },
     minutes: (count: number) => `${count} min`,
-    noLessons: 'There are no lessons in this folder. They are in the folder “notebooks” of the source of rpcbench.',
+    solved: (solved: number, all: number) =>
+      solved >= all ? `✓ all ${all} exercises solved` : `${solved} of ${all} exercises solved`,
+    noLessons: 'There are no lessons in this folder. “rpcbench lessons”, in a terminal, copies them to a new one.',
     waits: 'Looking for lessons…'
   }
 };

@@ -109,8 +109,11 @@ _given: dict[tuple[str, str], int] = {}  # hints given so far
 _last: list[tuple[str, str]] = []  # the exercise that was tried last
 
 
-def exercise(first: str, second: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function the check of the exercise of its name, with two hints: where to look, and how to begin."""
+def exercise(first: str = "", second: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function the check of the exercise of its name, with two hints: where to look, and how to begin.
+
+    A question of the exam has none.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         key = (check.__module__.rpartition(".")[2], check.__name__)
@@ -130,6 +133,7 @@ def exercise(first: str, second: str) -> Callable[[Callable[..., None]], Callabl
 def hint(name: str | None = None) -> None:
     """Print the next of the two hints of an exercise, by default of the one that was checked last."""
     key = _exercise(name)
+    require(any(_hints[key]), "There are no hints in an exam.")
     step = min(_given.get(key, 0), 1)
     _given[key] = step + 1
     print(f"Hint {step + 1} of 2: {_hints[key][step]}")
@@ -137,7 +141,9 @@ def hint(name: str | None = None) -> None:
 
 def solution(name: str | None = None) -> None:
     """Print a solution of an exercise, by default of the one that was checked last."""
-    print(solutions(_exercise(name)[0])[_exercise(name)[1]])
+    module, name = _exercise(name)
+    require(any(_hints[module, name]), "There are no solutions in an exam.")
+    print(solutions(module)[name])
 
 
 def solutions(module: str) -> dict[str, str]:

@@ -43,7 +43,8 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
     copy = None
     for frame in reversed(kept):
         # An interrupt may hit an instruction without a line number, which neither this copy nor IPython accepts.
-        line = cast(int | None, frame.tb_lineno) or frame.tb_frame.f_code.co_firstlineno
+        line = cast(int | None, frame.tb_lineno) or -1  # early releases of Python 3.11 say -1 themselves
+        line = line if line > 0 else frame.tb_frame.f_code.co_firstlineno
         copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, line)
     return copy
 

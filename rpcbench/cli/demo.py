@@ -70,7 +70,7 @@ def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
     console.print(f"\n[bold]Test accuracy {figures.accuracy:.1%}[/bold] after {figures.seconds:.1f} s of training.\n")
     console.print("One step, 8 micro-batches on two workers:\n")
     print(last.timeline.text(min(console.width, 110)))
-    console.print("\nThe same in a notebook, with live panels:  make lab  (or: rpcbench lab)")
+    console.print("\nThe same in a notebook, with live panels, and lessons:  rpcbench lab")
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(figures), indent=2) + "\n")
     return figures

@@ -1,4 +1,4 @@
-"""`rpcbench demo | run | launch | lab | secret`: parses the arguments, then imports the parts that do the work.
+"""`rpcbench demo | lessons | lab | run | launch | secret`: parses the arguments, then imports what does the work.
 
 No heavy module is imported before it is needed, so `rpcbench --help` is fast. An `RpcError` explains itself, so it is
 printed without a traceback; any other error is a bug and has one. `run` and `lab` replace this process by the program,
@@ -67,9 +67,17 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     launch.set_defaults(run=_launch)
 
-    lab = commands.add_parser(
-        "lab", help="open JupyterLab on a start page", epilog="Everything after `lab` is passed on to JupyterLab."
+    lessons = commands.add_parser("lessons", help="copy the lessons, with what they need, to a new folder")
+    lessons.add_argument(
+        "folder", type=Path, nargs="?", default=Path("rpcbench-course"), help="the new folder (rpcbench-course)"
     )
+    lessons.set_defaults(run=_lessons)
+
+    lab = commands.add_parser(
+        "lab", help="open JupyterLab on a page of lessons",
+        epilog="The lessons are those in ./notebooks, else those in ./rpcbench-course, which is made if there is none. "
+        "Everything after `lab` is passed on to JupyterLab.",
+    )  # fmt: skip
     lab.set_defaults(run=_lab)
 
     secret = commands.add_parser("secret", help="make the secret that workers on several hosts share")
@@ -111,13 +119,21 @@ def _launch(options: argparse.Namespace) -> None:
 
 
 def _lab(options: argparse.Namespace) -> None:
-    """Open JupyterLab on the extension's start page, in ./notebooks if it exists, unless the arguments name a path."""
+    """Open JupyterLab on the extension's start page, in the folder of the lessons, unless the arguments name a path."""
+    from rpcbench.cli import lessons
+
     if importlib.util.find_spec("jupyterlab") is None:
         raise SystemExit("rpcbench lab: JupyterLab is not installed here; `pip install 'rpcbench[lab]'` brings it")
     named = any(Path(argument).exists() for argument in options.rest)
-    folder = ["notebooks"] if Path("notebooks").is_dir() else []
-    start = [] if named else [_START, *folder]
+    start = [] if named else [_START, str(lessons.place())]
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *start, *options.rest])
+
+
+def _lessons(options: argparse.Namespace) -> None:
+    from rpcbench.cli import lessons
+
+    lessons.copy(options.folder)
+    print(f"The lessons are in {options.folder}/notebooks. To open them: cd {options.folder}; rpcbench lab")
 
 
 def _secret(options: argparse.Namespace) -> None:
@@ -129,4 +145,3 @@ def _secret(options: argparse.Namespace) -> None:
     except OSError as error:
         raise RpcError(f"cannot make {path}: {error.strerror}") from error
     print(f"Made {path}. Copy it to every host, and set {run_dir.SECRET_VARIABLE}={path} for every worker.")
-

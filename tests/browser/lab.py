@@ -31,7 +31,7 @@ import nbformat
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
-SECONDS = 60.0
+SECONDS = 150.0
 ROOT = Path(__file__).parents[2]
 LESSON = ROOT / "notebooks" / "00_pipeline_digits.ipynb"
 EXTENSION = ROOT / "extension" / "labextension"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -304,12 +305,19 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     shutil.copytree(ROOT / "notebooks" / "pictures", lessons / "pictures")
     for name in ("lessons.json", "01_hello_rpc.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, lessons)
+    (lessons / "progress.json").write_text('{"hello_rpc": ["gather"]}')
     page = lab.visit("lab/tree/notebooks?reset&", option="rpcbenchStart")
     start = page.locator(".rbx-start-page")
-    cards = start.get_by_role("list", name="Lessons").get_by_role("button")
-    cards.nth(17).wait_for()
+    cards = start.get_by_role("list").get_by_role("button")
+    cards.first.wait_for()
+    course = json.loads((ROOT / "notebooks" / "lessons.json").read_text())
+    assert cards.count() == len(course)
+    assert start.get_by_role("heading", level=2).all_inner_texts() == [
+        "Start", "RPC and autograd", "Training at scale", "Exam", "Appendix"
+    ]  # fmt: skip
     first = cards.first.inner_text()
-    assert "Start here" in first and "10 min" in first
+    assert "Start here" in first and f"{course[0]['minutes']} min" in first
+    assert f"1 of {course[1]['exercises']} exercises solved" in cards.nth(1).inner_text()
     page.wait_for_function("() => [...document.querySelectorAll('.rbx-card img')].every(one => one.naturalWidth > 0)")
 
     cards.filter(has_text="Hello, RPC").press("Enter")

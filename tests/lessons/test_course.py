@@ -19,7 +19,9 @@ import make_course  # noqa: E402
 COURSE = make_course.lessons()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SVG = "data:image/svg+xml;base64,"
-each_lesson = pytest.mark.parametrize("lesson", COURSE, ids=[lesson["lesson"] for lesson in COURSE])
+LESSONS = [lesson for lesson in COURSE if lesson["track"] != "exam"]
+each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=[lesson["lesson"] for lesson in LESSONS])
+each_notebook = pytest.mark.parametrize("lesson", COURSE, ids=[lesson["lesson"] for lesson in COURSE])
 
 
 def cells_of(lesson):
@@ -39,7 +41,7 @@ def test_the_course_is_every_notebook_in_order():
         assert set(lesson["before"]) <= set(names[:place]), f"{lesson['lesson']} builds on a later lesson"
 
 
-@each_lesson
+@each_notebook
 def test_a_lesson_has_its_head_and_foot(lesson):
     notebook = nbformat.read(NOTEBOOKS / f"{lesson['lesson']}.ipynb", 4)
     before = [cell.source for cell in notebook.cells]
@@ -66,7 +68,7 @@ def test_readings_are_a_paper_torchs_page_and_ours(lesson):
     assert others, "a paper or a textbook"
 
 
-@each_lesson
+@each_notebook
 def test_links_to_files_lead_somewhere(lesson):
     for link in LINK.findall(prose(lesson)):
         if not link.startswith(("http", "#", "attachment:")):

@@ -1,0 +1,152 @@
+"""Build the site: `python docs/make_site.py [FOLDER]`, by default build/site. `make site` does it in one command.
+
+The pages are README, the documents, the reference, and the lessons with their stored outputs: pictures, and players of
+records, which need no kernel. Nothing is executed. Sphinx builds it, and a warning ends the build.
+
+Markdown that GitHub shows well needs three changes: links to files that are no pages of the site lose their address,
+pictures for light and dark follow the site's own switch, and contents are listed for the sidebar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+
+from make_course import TRACKS
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md",
+    "benchmarks/RESULTS.md",
+]  # fmt: skip
+NO_PAGES = ("docs/site/", "docs/pictures/README.md", "docs/pictures/before")
+CONTENTS = {
+    "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
+    "Use": [
+        "docs/magics", "docs/tasks", "docs/jupyterlab", "docs/panels", "docs/pipelines", "docs/collectives",
+        "docs/parallelism", "docs/named", "docs/past-one-machine", "docs/safety", "docs/migration",
+    ],
+    "Reference": ["docs/api/README", "docs/README", "benchmarks/RESULTS", "CHANGELOG"],
+    "Inside": ["ARCHITECTURE", "CONTRIBUTING"],
+}  # fmt: skip
+BELOW = {  # pages that a page lists below itself
+    "docs/api/README.md": "docs/api/*.md",
+    "ARCHITECTURE.md": "docs/internals/*.md",
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"<picture>\s*<source[^>]*srcset=\"([^\"]+)\"[^>]*>\s*<img\s+(.*?)>\s*</picture>", re.DOTALL)
+PAIR = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)\n!\[The same, dark\]\(([^)]+)\)")
+REPOSITORY = os.environ.get("RPCBENCH_REPOSITORY", "")
+"""The web address of the files of this repository, with a slash at its end; links to sources lead there."""
+
+
+def main(target: Path) -> int:
+    """Build the site into a folder, and return Sphinx's exit status."""
+    source = target / "source"
+    shutil.rmtree(target, ignore_errors=True)
+    arrange(source)
+    return build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", str(source), str(target / "html")])
+
+
+def arrange(source: Path) -> None:
+    """Write the pages of the site as Sphinx takes them."""
+    for pattern in PAGES:
+        for path in ROOT.glob(pattern):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(NO_PAGES):
+                write(source / _page(name), markdown(path.read_text(), name) + contents(name))
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        write(source / "notebooks" / path.name, lesson(path))
+    shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
+    (source / "static").mkdir()
+    shutil.copy(ROOT / "docs" / "site" / "site.css", source / "static")
+    for folder in ("docs/pictures", "docs", "notebooks/pictures"):
+        for picture in [*(ROOT / folder).glob("*.png"), *(ROOT / folder).glob("*.svg")]:
+            for place in (source / folder, source / "extra" / folder):
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(picture, place)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _page(name: str) -> str:
+    return "index.md" if name == "README.md" else name
+
+
+def markdown(text: str, name: str) -> str:
+    """A page with links that lead somewhere on the site, and pictures that follow its switch of light and dark."""
+    code = re.split(r"(^```.*?^```$|`[^`\n]+`)", text, flags=re.MULTILINE | re.DOTALL)
+    told = [part if place % 2 else LINK.sub(lambda link: _link(link, name), part) for place, part in enumerate(code)]
+    return PAIR.sub(_pair, PICTURE.sub(_both, "".join(told)))
+
+
+def _link(link: re.Match[str], name: str) -> str:
+    mark, words, address = link.groups()
+    if address.startswith(("http:", "https:", "#", "mailto:")):
+        return link[0]
+    path, _, anchor = address.partition("#")
+    target = Path(os.path.normpath(ROOT / PurePosixPath(name).parent / path))
+    inside = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else ""
+    if mark:
+        return link[0]
+    if target.suffix in (".md", ".ipynb") and target.exists() and not inside.startswith(NO_PAGES):
+        if inside == "README.md":
+            back = os.path.relpath(ROOT / "index.md", (ROOT / name).parent)
+            return f"[{words}]({back}{'#' + anchor if anchor else ''})"
+        return link[0]
+    return f"[{words}]({REPOSITORY}{inside})" if REPOSITORY else words
+
+
+def _pair(pair: re.Match[str]) -> str:
+    words, light, dark = pair.groups()
+    return _image("light", f'alt="{words}" src="{light}"') + _image("dark", f'alt="{words}" src="{dark}"')
+
+
+def _both(picture: re.Match[str]) -> str:
+    dark, image = picture.groups()
+    light = re.sub(r"\s+", " ", image)
+    return _image("light", light) + _image("dark", re.sub(r'src="[^"]+"', f'src="{dark}"', light))
+
+
+def _image(scheme: str, attributes: str) -> str:
+    return f'<img class="only-{scheme}" {attributes}>'
+
+
+def lesson(path: Path) -> str:
+    """A lesson with its stored outputs; the texts beside them are pages like others."""
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = markdown("".join(cell["source"]), f"notebooks/{path.name}")
+    return json.dumps(notebook)
+
+
+def contents(name: str) -> str:
+    """The lists of pages below a page, for the sidebar alone."""
+    if name == "README.md":
+        return "".join(toctree(pages, caption) for caption, pages in CONTENTS.items())
+    if name == "notebooks/README.md":
+        lessons = json.loads((ROOT / "notebooks" / "lessons.json").read_text())
+        tracks = {title: [row["lesson"] for row in lessons if row["track"] == track] for track, title in TRACKS.items()}
+        return "".join(toctree(names, title) for title, names in tracks.items())
+    if name in BELOW:
+        below = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(BELOW[name]))
+        return toctree([f"/{page.removesuffix('.md')}" for page in below if page != name])
+    return ""
+
+
+def toctree(pages: list[str], caption: str = "") -> str:
+    head = f":caption: {caption}\n" if caption else ""
+    return f"\n```{{toctree}}\n:hidden:\n{head}\n" + "\n".join(pages) + "\n```\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "site"))

@@ -1,0 +1,47 @@
+"""`rpcbench lessons`: copies the course, which the package brings along, to a folder of the reader's own.
+
+The copy has `notebooks/`, with checks and pictures, and `docs/`, to which the lessons refer. A folder that exists is
+left as it is: the answers in it are the reader's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import rpcbench
+from rpcbench.base.errors import RpcError
+
+DEFAULT = Path("rpcbench-course")
+PARTS = {  # and what is not copied of them
+    "notebooks": shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "progress.json"),
+    "docs": shutil.ignore_patterns("pictures", "internals", "*.py", "*.png", "*.svg", "__pycache__"),
+}
+_HERE = Path(rpcbench.__file__).parent
+
+
+def source() -> Path:
+    """Return the folder that has the course: in an installed package its own, in a checkout the checkout."""
+    packed = _HERE / "course"
+    return packed if packed.is_dir() else _HERE.parent
+
+
+def copy(target: Path) -> None:
+    """Copy the course. RpcError if the folder exists, or cannot be made."""
+    if target.exists():
+        raise RpcError(f"{target} exists, and your answers may be in it; name another folder, or remove it first")
+    try:
+        for part, left_out in PARTS.items():
+            shutil.copytree(source() / part, target / part, ignore=left_out)
+    except OSError as error:
+        raise RpcError(f"cannot copy the lessons to {target}: {error}") from error
+
+
+def place() -> Path:
+    """Return the folder with lessons.json that `rpcbench lab` opens: ./notebooks, or that of a copy, made if needed."""
+    if Path("notebooks/lessons.json").exists():
+        return Path("notebooks")
+    if not DEFAULT.exists():
+        copy(DEFAULT)
+        print(f"The lessons are in ./{DEFAULT}.")
+    return DEFAULT / "notebooks"
