@@ -2,12 +2,14 @@
 
 `python docs/make_course.py` renews them; the tests compare. A head says to which track a lesson belongs, how long it
 takes, and on which lessons it builds; a foot leads on. Both are cells of their own, tagged `course:head` and
-`course:foot`.
+`course:foot`. In lessons.json itself it renews the module of a lesson's checks and the number of its exercises, which
+the start page shows.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,8 @@ def neighbours(course: list[Lesson], lesson: Lesson) -> tuple[Lesson | None, lis
     start = [row for row in course if row["track"] == "start"]
     track = [row for row in course if row["track"] == lesson["track"]]
     place = track.index(lesson)
-    before = track[place - 1] if place else None if lesson in start else start[-1]
+    begins = start[-1] if lesson["track"] in ("rpc", "scale") else None  # an exam follows no lesson
+    before = track[place - 1] if place else begins
     after = track[place + 1 : place + 2] or ([first["rpc"], first["scale"]] if lesson in start else [])
     return before, after
 
@@ -117,8 +120,21 @@ def page(course: list[Lesson]) -> str:
     return f"{before}{BEGIN}\n{course_map(course)}{END}{after}"
 
 
+def counted(lesson: Lesson) -> Lesson:
+    """The row of a lesson with the module of its checks and the number of its exercises, as its notebook has them."""
+    text = (NOTEBOOKS / f"{lesson['lesson']}.ipynb").read_text()
+    module = re.search(r"from checks import (\w+) as check", text)
+    return lesson | {"checks": module[1] if module else "", "exercises": len(re.findall(r'"exercise:\w+"', text))}
+
+
+def table(course: list[Lesson]) -> str:
+    """lessons.json, a line for each lesson."""
+    return "[\n" + ",\n".join(f"  {json.dumps(lesson, ensure_ascii=False)}" for lesson in course) + "\n]\n"
+
+
 def main() -> None:
-    course = lessons()
+    course = [counted(lesson) for lesson in lessons()]
+    (NOTEBOOKS / "lessons.json").write_text(table(course))
     MAP.write_text(page(course))
     for lesson in course:
         path = NOTEBOOKS / f"{lesson['lesson']}.ipynb"

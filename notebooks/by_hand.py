@@ -217,7 +217,7 @@ class Trial(NamedTuple):
     history: World | None
 
 
-def every_order(rules: Callable[[int, int], RRefs]) -> Trial:
+def every_order(rules: Callable[[int, int], RRefs] = RRefs) -> Trial:
     """Try every order in which things can happen, from `remote()` to the end, where notebook shares r once or never.
 
     The shortest history that goes wrong is found first. Worlds in the same state go on in the same way, so each

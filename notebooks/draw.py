@@ -1,4 +1,5 @@
-"""Pictures for the lessons: bars, curves, blocks and lanes of time, each one call that returns a picture to show.
+"""Pictures for the lessons: bars, curves, blocks, tables, matrices and lanes of time, each one call that returns a
+picture to show.
 
 A picture is the last value of a cell, so it is stored with the notebook and seen without a kernel. Its colours are
 those of the live panels, and follow the light or dark scheme of the screen: blue, green, orange, purple,
@@ -50,7 +51,7 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "", title:
     )
     left = _margin(parts)
     picture = Picture(left + WIDE + 90, title, words)
-    picture.text(12, 20, title, "strong")
+    _text(picture, 12, 20, title, "strong")
     y: float = TOP
     for name, row in parts.items():
         picture.text(12, y + 16, name)
@@ -58,10 +59,10 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "", title:
         for kind, size in row.items():
             picture.rect(x, y, max(0.0, WIDE * size / longest - 1), ROW - 8, f"f-{_colour(kinds, kind)}")
             x += WIDE * size / longest
-        picture.text(x + 6, y + 16, f"{_short(sum(row.values()))}{end}", "note")
+        _text(picture, x + 6, y + 16, f"{_short(sum(row.values()))}{end}", "note")
         y += ROW
     if kinds != [""]:
-        _legend(picture, kinds, left, y + 14)
+        _legend(picture, [(kind, _colour(kinds, kind)) for kind in kinds], left, y + 14)
     return Drawing(picture.svg(), words)
 
 
@@ -79,14 +80,12 @@ def curves(
         x, y: The words at the axes, with units.
         log: Both axes are logarithmic; then all numbers must be above 0.
     """
-    words = "\n".join(
-        f"{name}: " + ", ".join(f"({a:.4g}, {b:.4g})" for a, b in line) for name, line in series.items()
-    )
+    words = "\n".join(f"{name}: " + ", ".join(f"({a:.4g}, {b:.4g})" for a, b in line) for name, line in series.items())
     spans = [_Axis.of([place[axis] for line in series.values() for place in line], log) for axis in (0, 1)]
     high, left = 240, 80
     picture = Picture(left + WIDE + 60, title, words)
-    picture.text(12, 20, title, "strong")
-    picture.text(left, TOP - 6, y, "note")
+    _text(picture, 12, 20, title, "strong")
+    _text(picture, left, TOP - 6, y, "note")
     for mark in spans[1].marks():
         level = TOP + high * (1 - spans[1].share(mark))
         picture.line(left, level, left + WIDE, level, "rule")
@@ -104,7 +103,8 @@ def curves(
             for (x1, y1), (x2, y2) in itertools.pairwise(places):
                 picture.line(x1, y1, x2, y2, f"line s-{colour}")
     crowded = sum(34 + STRONG * len(name) for name in series) > WIDE - STRONG * len(x)
-    _legend(picture, list(series), left, TOP + high + (58 if crowded else 36))
+    coloured = [(name, _colour(list(series), name)) for name in series]
+    _legend(picture, coloured, left, TOP + high + (58 if crowded else 36))
     return Drawing(picture.svg(), words)
 
 
@@ -124,7 +124,7 @@ def blocks(rows: Mapping[str, Sequence[Cell]], columns: Sequence[str], title: st
     )
     left = _margin(rows)
     picture = Picture(left + wide * len(columns) + 20, title, words)
-    picture.text(12, 20, title, "strong")
+    _text(picture, 12, 20, title, "strong")
     for place, column in enumerate(columns):
         picture.text(left + wide * (place + 0.5), TOP, column, "note middle")
     for line, (name, row) in enumerate(rows.items()):
@@ -165,7 +165,7 @@ def tables(
     widths = {name: max(wide * max(map(len, table), default=1), STRONG * len(name)) for name, table in parts.items()}
     lines = [list(parts)[begin : begin + line] for begin in range(0, len(parts), line)]
     picture = Picture(max(left + sum(widths[name] + gap for name in names) for names in lines), title, words)
-    picture.text(12, 20, title, "strong")
+    _text(picture, 12, 20, title, "strong")
     y: float = TOP if title else 20
     for names in lines:
         for number, row in enumerate(rows):
@@ -213,8 +213,8 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
     )
     high = side * max(part.rows for part in known)
     width = sum(side * part.columns + 14 if isinstance(part, Matrix) else 22 + LETTER * len(part) for part in parts)
-    picture = Picture(max(width + 30, 24 + STRONG * len(title), 420), title, words)
-    picture.text(12, 20, title, "strong")
+    picture = Picture(max(width + 30, 420), title, words)
+    _text(picture, 12, 20, title, "strong")
     middle, x = TOP + high / 2, 12.0
     for part in parts:
         if isinstance(part, str):
@@ -239,17 +239,11 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
         x += wide + 14
     shown = [(f"rank {rank}", COLOURS[rank]) for rank in range(ranks)]
     shown += [("whole on each rank", "dim")] if any(not part.cut for part in known) else []
-    x = 12
-    for name, colour in shown:
-        picture.circle(x + 5, TOP + high + 38, 5, f"f-{colour}")
-        picture.text(x + 15, TOP + high + 42, name, "note")
-        x += 34 + STRONG * len(name)
+    _legend(picture, shown, 12, TOP + high + 42)
     return Drawing(picture.svg(), words)
 
 
-def lanes(
-    rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str = "ms", title: str = ""
-) -> Drawing:
+def lanes(rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str = "ms", title: str = "") -> Drawing:
     """A timeline: for each lane bars of (begin, end, words, colour), drawn on one axis of time."""
     words = "\n".join(
         f"{name}: " + ", ".join(f"{text} {begin:.4g} to {end:.4g} {unit}" for begin, end, text, _ in row)
@@ -258,7 +252,7 @@ def lanes(
     axis = _Axis.of([0.0, *(end for row in rows.values() for _, end, _, _ in row)], log=False)
     left = _margin(rows)
     picture = Picture(left + WIDE + 40, title, words)
-    picture.text(12, 20, title, "strong")
+    _text(picture, 12, 20, title, "strong")
     y: float = TOP - 8
     for name, row in rows.items():
         picture.text(12, y + 20, name)
@@ -269,9 +263,12 @@ def lanes(
             if width > LETTER * len(text) + 4:
                 picture.text(x + width / 2, y + 20, text, "middle on-blue")
         y += ROW + 5
+    end = left + WIDE + 3
     for mark in axis.marks():
-        picture.text(left + WIDE * axis.share(mark), y + 14, f"{mark:g}", "note middle")
-    picture.text(left + WIDE + 8, y + 14, unit, "note")
+        x = left + WIDE * axis.share(mark)
+        picture.text(x, y + 14, f"{mark:g}", "note middle")
+        end = max(end, x + LETTER * len(f"{mark:g}") / 2)
+    _text(picture, end + 5, y + 14, unit, "note")
     return Drawing(picture.svg(), words)
 
 
@@ -287,11 +284,18 @@ def _colour(kinds: Sequence[str], kind: str) -> str:
     return COLOURS[kinds.index(kind) % len(COLOURS)]
 
 
-def _legend(picture: Picture, kinds: Sequence[str], x: float, y: float) -> None:
-    for kind in kinds:
-        picture.circle(x + 5, y - 4, 5, f"f-{_colour(kinds, kind)}")
-        picture.text(x + 15, y, kind, "note")
-        x += 34 + STRONG * len(kind)
+def _legend(picture: Picture, coloured: Sequence[tuple[str, str]], x: float, y: float) -> None:
+    for name, colour in coloured:
+        picture.circle(x + 5, y - 4, 5, f"f-{colour}")
+        _text(picture, x + 15, y, name, "note")
+        x += 34 + STRONG * len(name)
+
+
+def _text(picture: Picture, x: float, y: float, words: str, kind: str) -> None:
+    """Words that begin at x, and a picture that is wide enough for them."""
+    picture.text(x, y, words, kind)
+    letter = STRONG if kind == "strong" else LETTER
+    picture.width = max(picture.width, math.ceil(x + letter * len(words) + 6))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from typing import Any
 
 from draw import TOP, Drawing
 
+from rpcbench import RpcError
 from rpcbench.base.charts import LETTER, Picture
 from rpcbench.testing import Stepper
 
+QUIET = 0.3  # seconds without a message after which `play` lets time pass
 STEP, LEFT, ROW = 240.0, 110.0, 26.0  # between members; left of the first; the height of a row
 
 
@@ -75,18 +77,23 @@ class Story:
         """Lose the next message, or number `n`."""
         return self._do(self.stepper.drop, n, lost=True)
 
-    def all_but(self, message: Any) -> None:
-        """Deliver all messages but one, also those that are sent meanwhile."""
-        self.stepper.delay(message.n)
-        while (first := self._next()) != message:
-            self.deliver(first.n)
+    def all_but(self, message: Any, count: int) -> None:
+        """Deliver other messages than this one, until `count` messages have arrived since the beginning."""
+        while self.stepper.delivered < count:
+            held = self.stepper.wait(2)
+            self.deliver(next(other.n for other in held if other.n != message.n))
 
     def play(self, future: Any, seconds: float = 0.5) -> None:
         """Deliver messages, and let time pass while there are none, until a future or the stepper's cell is done; then
         hold none any more."""
         while not (future.done() if callable(future.done) else future.done):
-            if self.deliver() is None:
+            try:
+                self.stepper.wait(timeout=QUIET)
+            except RpcError:  # no message has come
                 self.stepper.pass_time(seconds)
+            self.deliver()
+        while self.deliver() is not None:
+            pass
         self.stepper.go()
 
     def note(self, member: str, words: str) -> None:
@@ -104,21 +111,25 @@ class Story:
         self._look()
         message = deed(n)
         if message is not None:
-            self._look([message])
-            arrow = self._arrows[message.n]
+            arrow = self._see(message)  # what it causes is written down later
             if arrow.sent != self._row:  # else nothing has happened since: the arrow is level
                 self._row += 1
             arrow.end, arrow.lost = self._row, lost
         return message
 
-    def _look(self, more: Sequence[Any] = ()) -> None:
+    def _look(self) -> None:
         """Write down what was sent since the last time."""
-        for message in [*self.stepper.held, *more]:
-            if message.n not in self._arrows:
-                self._row += 1
-                words = f"{message.kind} {message.label}".rstrip()
-                self._arrows[message.n] = arrow = Arrow(message.sender, message.to, words, self._row)
-                self._items.append(arrow)
+        for message in self.stepper.held:
+            self._see(message)
+
+    def _see(self, message: Any) -> Arrow:
+        """Write down that a message was sent, unless it is written down already."""
+        if message.n not in self._arrows:
+            self._row += 1
+            words = f"{message.kind} {message.label}".rstrip()
+            self._arrows[message.n] = arrow = Arrow(message.sender, message.to, words, self._row)
+            self._items.append(arrow)
+        return self._arrows[message.n]
 
     def drawing(self) -> Drawing:
         """The chart."""

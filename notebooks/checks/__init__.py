@@ -16,7 +16,6 @@ import json
 import linecache
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -70,27 +69,6 @@ def _own_line(traceback: TracebackType | None) -> str:
             line = linecache.getline(code.co_filename, traceback.tb_lineno).strip() or line
         traceback = traceback.tb_next
     return line
-
-
-def on_threads(count: int, part: Callable[[int], object], failed: Callable[[], object] = lambda: None) -> None:
-    """Run `part(0)` to `part(count - 1)` at once, each on a thread. Raises the first NotYet of any of them; `failed` is
-    called after each, to free the others."""
-    hints: list[NotYet] = []
-
-    def one(number: int) -> None:
-        try:
-            part(number)
-        except NotYet as hint:
-            hints.append(hint)  # before the others are freed, which then have hints of their own
-            failed()
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if hints:
-        raise hints[0]
 
 
 def right(praise: str) -> None:

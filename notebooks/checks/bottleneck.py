@@ -81,10 +81,14 @@ ARRIVALS: list[tuple[int, list[list[float]]]] = [
     (1, [[9, 3, 0], [19, 13, 10], [29, 23, 20], [30, 33, 32], [40, 43, 42], [50, 53, 54], [60, 63, 64]]),
     # an even number of collectives; rank 3 late, rank 0 held up in the middle
     (3, [[0, 0, 1, 4], [8, 0, 1, 4], [10, 10, 11, 15], [20, 21, 20, 25]]),
+    # an even number; rank 0 was held up in half of them
+    (1, [[0, 4, 0], [11, 14, 10], [26, 24, 20], [36, 35, 30]]),
     # rank 0 was held up in the middle one
     (1, [[0, 3, 0], [10, 13, 10], [28, 23, 20], [30, 33, 30], [40, 43, 40]]),
     # rank 1 is late by the same time in all; rank 0 by much, in fewer than half
     (1, [[0, 2], [50, 40], [60, 62], [70, 72], [99, 80]]),
+    # the mean over the ranks is not the time of the first
+    (1, [[0, 2, 0], [10, 11, 17], [20, 20, 20], [38, 32, 30], [42, 40, 40]]),
 ]
 
 
@@ -113,6 +117,7 @@ MEASURED: list[tuple[float, list[float], int]] = [
     (345.0, [120.0, 240.0, 120.0, 120.0], 8),
     (100.0, [30.0, 50.0, 40.0], 4),
     (64.0, [60.0], 5),
+    (67.0, [30.0, 50.0, 40.0], 4),  # the rest is a little below zero
 ]
 
 

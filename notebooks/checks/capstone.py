@@ -59,6 +59,7 @@ SIZES: list[tuple[float, float, Layout, int]] = [  # parameters, activations, la
     (9600, 4800, (2, 2, 3), 12),
     (9600, 4800, (4, 1, 4), 8),  # two micro-batches on four stages
     (9600, 4800, (3, 4, 2), 3),  # one micro-batch on two stages
+    (9600, 4800, (8, 1, 2), 16),  # 12 / 8 bytes of state
 ]
 
 
@@ -136,28 +137,42 @@ PLANS: list[tuple[int, int, int, int, int, float, float]] = [
     (64, 8, 32, 32, 256, 1.0, 1e9),
     (64, 8, 32, 32, 256, 9.0, 1e9),
     (64, 8, 32, 32, 256, 1.0, 100.0),
+    (64, 8, 32, 32, 256, 1.0, 121.875),  # the best layout fills it
     (64, 4, 32, 32, 256, 1.0, 40.0),
     (16, 8, 32, 2, 16, 3.0, 1e9),
     (12, 4, 6, 4, 24, 2.0, 300.0),
     (8, 8, 3, 8, 8, 5.0, 1e9),
     (16, 8, 32, 32, 64, 1.0, 1.0),
+    (24, 6, 12, 12, 24, 9.0, 1e9),  # four of the six workers of a host, so that a group lies on two hosts
 ]
 
 
 @exercise(
-    "List the layouts as in exercise 1; drop those with tp beyond a host and those that do not fit; take the fastest.",
+    "List the layouts as in exercise 1; drop those whose tp does not divide per_host and those that do not fit; then "
+    "take the fastest.",
     "Ask `time` and `held` for possible layouts alone; `min(..., key=time, default=None)` covers the empty list.",
 )
 def choose(answer: Callable[..., Layout | None]) -> None:
     """`answer(workers, per_host, layers, heads, microbatches, time, held, budget)` is the fastest layout that fits."""
     for first, (workers, per_host, layers, heads, microbatches, weight, budget) in enumerate(PLANS):
-        possible = [each for each in _layouts(workers, layers, heads, microbatches) if per_host % each[1] == 0]
+        everywhere = _layouts(workers, layers, heads, microbatches)
+        possible = [each for each in everywhere if per_host % each[1] == 0]
         case = (
             f"{workers} workers, {per_host} on each host, {layers} layers, {heads} heads, {microbatches} micro-batches"
         )
 
-        def known(layout: Layout, name: str, case: str = case, possible: list[Layout] = possible) -> Layout:
-            require(layout in possible, f"{case}: {name}({shown(layout)}) was asked, and that layout is not possible.")
+        def known(
+            layout: Layout,
+            name: str,
+            case: str = case,
+            per_host: int = per_host,
+            everywhere: list[Layout] = everywhere,
+            possible: list[Layout] = possible,
+        ) -> Layout:
+            told = f"{case}: {name}({shown(layout)}) was asked, and that layout is not possible."
+            if layout in everywhere:
+                told += f" tp={layout[1]} does not divide the {per_host} workers of a host."
+            require(layout in possible, told)
             return layout
 
         def time(layout: Layout, weight: float = weight, known: Any = known) -> float:

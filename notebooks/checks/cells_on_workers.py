@@ -83,7 +83,13 @@ def _compare(answer: Callable[[str], dict[str, str]], code: str, wanted: dict[st
     require(list(found) == list(wanted), f"The keys should be the workers, {list(wanted)}; yours are {list(found)}.")
     texts = all(isinstance(value, str) for value in found.values())
     require(texts, f"The values should be texts, such as 'KeyError', not {shown(list(found.values())[-1])}.")
-    require(found == wanted, f"For the cell {code!r} it is {wanted}, and yours gave {found}.")
+    alike = len(set(found.values())) < len(set(wanted.values()))
+    why = (
+        " The name of the error's class is wanted, not its text."
+        if any(not value.isidentifier() for value in found.values())
+        else " Each worker has an outcome of its own." if alike else ""
+    )  # fmt: skip
+    require(found == wanted, f"For the cell {code!r} it is {wanted}, and yours gave {found}.{why}")
 
 
 @exercise(
@@ -164,7 +170,27 @@ def spread(answer: Callable[[Callable[[str, Any], Any], Sequence[Any], Sequence[
         require(isinstance(found, list), f"{where}: the answer should be a list, not {shown(found)}.")
         wanted = [item * item for item in items]
         require(found == wanted, f"{where} the results are {wanted}, in the order of the items; yours are {found}.")
+    _error_comes_out(answer, workers)
     right("So a slow item keeps one worker busy, and the others do the rest.")
+
+
+def _error_comes_out(answer: Callable[..., Any], workers: Sequence[str]) -> None:
+    """Where a call raises an error, so does the answer."""
+
+    def call(worker: str, item: int) -> int:
+        if item == 2:
+            raise ValueError("item 2 is torn")
+        return item * item
+
+    try:
+        found = answer(call, [0, 1, 2, 3], list(workers))
+    except ValueError as error:
+        require("item 2 is torn" in str(error), f"The call raises ValueError('item 2 is torn'), and yours {error!r}.")
+    except Exception as other:  # noqa: BLE001
+        raise NotYet(f"The call raises ValueError('item 2 is torn'), and yours raised {other!r}.") from None
+    else:
+        raise NotYet("The call for item 2 raised ValueError('item 2 is torn'), and that was hidden: yours returned "
+                     f"{shown(found)}.")  # fmt: skip
 
 
 class Tasks:

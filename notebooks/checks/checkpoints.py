@@ -199,6 +199,7 @@ RUNS: list[tuple[int, int, int, int, list[int]]] = [  # work, interval, cost, re
     (100, 30, 2, 5, [64, 500]),
     (40, 50, 3, 1, [39]),
     (60, 20, 4, 10, [70, 1]),
+    (60, 20, 4, 10, [68]),  # it ends at the moment of the failure
     (100, 10, 1, 3, [33, 33, 20, 33]),
 ]
 
@@ -242,4 +243,40 @@ def _wrong_total(
         return f"{case}: {found:g} loses no work. What was computed since the last save is lost."
     if found == sum(failures) + restart * len(failures) + work + saves * cost:
         return f"{case}: {found:g} begins anew after each failure. What was saved need not be done again."
-    return f"{case}: it takes {wanted:g}, not {found:g}. A save that is not complete does not count."
+    told = f"{case}: it takes {wanted:g}, not {found:g}."
+    if found == _other_total(work, interval, cost, restart, failures, piece=interval):
+        return f"{told} A save that is not complete does not count."
+    if found in [
+        _other_total(work, interval, cost, restart, failures, stops=False, least=least) for least in (0, None)
+    ]:
+        return f"{told} If the work is done before the next failure, the run ends there."
+    if found == _other_total(work, interval, cost, restart, failures, forgets=True):
+        return f"{told} What earlier starts have saved still counts at a later start."
+    return f"{told} Follow one start after the other, up to its failure."
+
+
+def _other_total(
+    work: int,
+    interval: int,
+    cost: int,
+    restart: int,
+    failures: Sequence[int],
+    piece: int | None = None,
+    stops: bool = True,
+    least: int | None = None,
+    forgets: bool = False,
+) -> float:
+    """The time of a run, with a mistake: `piece` minutes are enough for a piece and its save, the run does not stop
+    when its work is done (the rest is then at least `least`), or it forgets earlier saves."""
+    time = done = 0
+    for up in failures:
+        left = work - done
+        if stops and left + (math.ceil(left / interval) - 1) * cost <= up:
+            break
+        done = (0 if forgets else done) + up // (piece or interval + cost) * interval
+        time += up + restart
+    left = work - done
+    if least is not None:
+        left = max(left, least)
+        return time + max(least, left + (math.ceil(left / interval) - 1) * cost)
+    return time + left + (math.ceil(left / interval) - 1) * cost

@@ -11,10 +11,11 @@ import torch
 from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.world import World
+from checks.ranks import Ranks
 
 Tensor = torch.Tensor
 Numbers = list[list[int]]
+NAMES = ("broadcast", "scatter", "gather", "reduce", "all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 @exercise(
@@ -24,12 +25,12 @@ Numbers = list[list[int]]
 )
 def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]], list[Tensor]]) -> None:
     """`answer(mine, rank, size, broadcast)` is the tensors of all ranks, as a list."""
-    for size in (2, 3, 4):
-        given = [torch.tensor([10.0 * rank + 1, 10.0 * rank + 2]) for rank in range(size)]
+    for size, kind in ((2, torch.float), (3, torch.int64), (4, torch.double)):
+        given = [torch.tensor([10 * rank + 1, 10 * rank + 2], dtype=kind) for rank in range(size)]
         before = [each.clone() for each in given]
-        world = World(size)
-        found = world.run(
-            lambda rank, of=given, world=world: returned(answer(of[rank], rank, world.size, _broadcast(world, rank)))
+        ranks = Ranks(size)
+        found = ranks.run(
+            lambda rank, of=given, ranks=ranks: returned(answer(of[rank], rank, ranks.size, _broadcast(ranks, rank)))
         )
         wanted = [each.tolist() for each in before]
         for rank, places in enumerate(found):
@@ -38,16 +39,18 @@ def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]],
             require(len(places) == size, f"{told}, of length {len(places)}; each rank has one place in the list.")
             require(all(isinstance(each, Tensor) for each in places), f"{told}; a list of tensors is wanted.")
             require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.")
+            made = {each.dtype for each in places}
+            require(made == {kind}, f"{told}, of {' and '.join(sorted(map(str, made)))}; `mine` is of {kind}.")
             require(torch.equal(given[rank], before[rank]),
                     f"{size} ranks: `mine` of rank {rank} has changed: it was {before[rank].tolist()}.")  # fmt: skip
     right("As many broadcasts as ranks; torch's all_gather takes a better way.")
 
 
-def _broadcast(world: World, rank: int) -> Callable[[Tensor, int], None]:
+def _broadcast(ranks: Ranks, rank: int) -> Callable[[Tensor, int], None]:
     def broadcast(tensor: Tensor, source: int) -> None:
         require(isinstance(tensor, Tensor), f"`broadcast` takes a tensor, not {shown(tensor)}.")
-        require(source in range(world.size), f"{world.size} ranks: `broadcast` from rank {shown(source)}.")
-        parts = world.meet(rank, f"broadcast from rank {source}", tensor.clone())
+        require(source in range(ranks.size), f"{ranks.size} ranks: `broadcast` from rank {shown(source)}.")
+        parts = ranks.meet(rank, f"broadcast from rank {source}", tensor.clone())
         require(tensor.shape == parts[source].shape, f"`broadcast` from rank {source}: its tensor has shape "
                 f"{tuple(parts[source].shape)}, and yours {tuple(tensor.shape)}.")  # fmt: skip
         tensor.copy_(parts[source])
@@ -65,9 +68,9 @@ def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[
     for size, each in ((2, 1), (3, 2), (4, 3)):
         given = [torch.arange(1.0, size * each + 1) + 64 * 5.0**rank for rank in range(size)]
         before = [tensor.clone() for tensor in given]
-        world = World(size)
-        found = world.run(
-            lambda rank, of=given, world=world: returned(answer(of[rank], rank, world.size, _all_to_all(world, rank)))
+        ranks = Ranks(size)
+        found = ranks.run(
+            lambda rank, of=given, ranks=ranks: returned(answer(of[rank], rank, ranks.size, _all_to_all(ranks, rank)))
         )
         total = torch.stack(before).sum(0)
         for rank, part in enumerate(found):
@@ -77,20 +80,21 @@ def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[
             require(part.shape != total.shape or size == 1, f"{told}; one chunk is wanted, not {size}.")
             require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {_values(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` of rank {rank} has changed.")
-        most, enough = max(world.sent), (size - 1) * each
+        most, enough = max(ranks.sent), (size - 1) * each
         require(most <= enough, f"{size} ranks: right; but a rank has sent {most} numbers to others where {enough} do.")
     right("Every rank has added up one chunk: all together, the sum was made by all at once.")
 
 
-def _all_to_all(world: World, rank: int) -> Callable[[list[Tensor]], list[Tensor]]:
+def _all_to_all(ranks: Ranks, rank: int) -> Callable[[list[Tensor]], list[Tensor]]:
     def all_to_all(pieces: list[Tensor]) -> list[Tensor]:
         require(isinstance(pieces, list | tuple) and all(isinstance(each, Tensor) for each in pieces),
                 f"`all_to_all` takes a list of tensors, not {shown(pieces)}.")  # fmt: skip
-        require(len(pieces) == world.size,
-                f"{world.size} ranks: `all_to_all` takes a tensor for each rank, and got {len(pieces)}.")  # fmt: skip
-        world.sent[rank] += sum(piece.numel() for to, piece in enumerate(pieces) if to != rank)
-        parts = world.meet(rank, "all_to_all", [piece.clone() for piece in pieces])
-        return [parts[source][rank] for source in range(world.size)]
+        require(len(pieces) == ranks.size,
+                f"{ranks.size} ranks: `all_to_all` takes a tensor for each rank, and got {len(pieces)}.")  # fmt: skip
+        numbers = sum(piece.numel() for to, piece in enumerate(pieces) if to != rank)
+        ranks.count(rank, "all_to_all", numbers)
+        parts = ranks.meet(rank, "all_to_all", [piece.clone() for piece in pieces])
+        return [parts[source][rank] for source in range(ranks.size)]
 
     return all_to_all
 
@@ -101,12 +105,14 @@ def _all_to_all(world: World, rank: int) -> Callable[[list[Tensor]], list[Tensor
 )
 def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], None]) -> None:
     """`answer(model, size, all_reduce)` gives each gradient its mean over the ranks."""
-    for size, total in ((2, 4.0), (3, 12.0)):  # the gradients are 1 here, and so much over all ranks
+    for size, total in ((2, 5.0), (3, 12.0), (4, 3.0)):  # the gradients are 1 here, and so much over all ranks
         torch.manual_seed(0)
-        model = torch.nn.Linear(2, 1)
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.rand(1, 2))
         model.extra = torch.nn.Parameter(torch.ones(1), requires_grad=False)
         model.unused = torch.nn.Parameter(torch.ones(1))
-        model(torch.ones(1, 2)).sum().backward()
+        model.bias = torch.nn.Parameter(torch.rand(1))  # behind those without a gradient
+        torch.nn.functional.linear(torch.ones(1, 2), model.weight, model.bias).sum().backward()
         weights = [each.detach().clone() for each in model.parameters()]
         reduced: list[Tensor] = []
 
@@ -127,6 +133,9 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
         factors = {name: grad.flatten()[0].item() for name, grad in grads.items()}
         require(set(factors.values()) != {1.0} or reduced, "The gradients are as they were. Replace the three dots.")
         require(set(factors.values()) != {total}, f"{asked}: you leave the sum. What is the mean?")
+        whole = set(factors.values()) == {total // size} and total % size
+        require(not whole, f"{asked}: you leave {total // size:g}, a whole number. `//` drops the rest; the mean is "
+                f"{total / size:g}.")  # fmt: skip
         for name, factor in factors.items():
             require(factor == total / size, f"{asked}: the gradient of {name} is {factor:g}; the mean is "
                     f"{total / size:g}.")  # fmt: skip
@@ -146,6 +155,8 @@ def which(answer: Callable[[Numbers, Numbers], str]) -> None:
         given = [list(row) for row in before], [list(row) for row in after]
         with trying("The function"):
             found = returned(answer(*given))
+        known = " ".join(NAMES)
+        require(found in NAMES, f"{shown(found)} is none of the eight names: {known}.")
         require(found == name, f"Before, the ranks have {before}, and after, {after}. That is {name}; you say "
                 f"{shown(found)}.")  # fmt: skip
         require(given == (before, after), "The lists that the function was given have changed.")

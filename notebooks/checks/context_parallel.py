@@ -28,8 +28,8 @@ def part_of(scores: Tensor, values: Tensor) -> Part:
 
 @exercise(
     "`total` counts exp(score - largest). Two totals can be added only if both count from the same largest score.",
-    "Begin with `largest = torch.maximum(a[1], b[1])`, then correct each total by exp(its largest - the new one). The "
-    "corrected totals are the weights with which the two outs are averaged.",
+    "Begin with `largest = torch.maximum(a[1], b[1])`, then correct each total by `(its largest - the new "
+    "one).exp().nan_to_num()`. The corrected totals are the weights with which the two outs are averaged.",
 )
 def merge(answer: Callable[[Part, Part], Any]) -> None:
     """`answer(a, b)` is the part that belongs to the keys of both."""
@@ -47,6 +47,7 @@ def merge(answer: Callable[[Part, Part], Any]) -> None:
     nothing = torch.zeros(2, 3).double(), torch.full((2, 1), -math.inf).double(), torch.zeros(2, 1).double()
     _merged(answer, [part, nothing], part, "4 keys, and a part with none")
     _merged(answer, [nothing, part], part, "a part with no keys, and 4 keys")
+    _merged(answer, [nothing, nothing], nothing, "two parts with no keys")
     right("So parts of a row may lie anywhere, and come in any order.")
 
 
@@ -63,6 +64,8 @@ def _merged(answer: Callable[[Part, Part], Any], parts: list[Part], wanted: Part
                 f"has {tuple(tensor.shape)}.")  # fmt: skip
     out, largest, total = found
     require(torch.equal(largest, wanted[1]), f"{case}: `largest` should be the larger one of the two, for each query.")
+    lost = "-inf - -inf is nan, not a number" if not wanted[2].any() else "nan is not a number"
+    require(not total.isnan().any(), f"{case}: total has nan; {lost}.")
     if not _near(total, wanted[2]):
         require(not _near(total, parts[0][2] + parts[1][2]), f"{case}: the two totals are added up as they are. One "
                 "counts from one largest score, the other from another.")  # fmt: skip

@@ -71,11 +71,32 @@ def step_time(answer: Callable[[int, int, int, float], float]) -> None:
         names = (
             f"{workers} workers as {replicas} times {stages}, {microbatches} micro-batches, an all-reduce of {reduce:g}"
         )
+        slip = _slip(found, workers, microbatches, replicas, reduce)
         require(
             isinstance(found, float | int) and abs(found - wanted) < 1e-9,
-            f"{names}: a step takes {wanted:.4g}; you say {shown(found)}.",
+            f"{names}: a step takes {wanted:.4g}; you say {shown(found)}.{slip}",
         )
     right("The same as the schedule played through, operation by operation.")
+
+
+def _slip(found: Any, workers: int, microbatches: int, replicas: int, reduce: float) -> str:
+    """What may have gone wrong in `step_time`, as a sentence for the hint; empty if it is not known."""
+    if not isinstance(found, float | int):
+        return ""
+    stages, share = workers // replicas, microbatches / replicas
+    turns, sending = 3 / stages * (share + stages - 1), 2 * (replicas - 1) / replicas * reduce / stages
+    slips = {
+        3 / stages * (microbatches + stages - 1) + sending: f"That counts all {microbatches} micro-batches for each "
+        f"replica; {replicas} replicas share them.",
+        3 / stages * share + sending: "That has no bubble: p - 1 turns pass before the pipeline is full.",
+        3 * (share + stages - 1) + sending: "That lets each stage take as long as the whole model.",
+        turns: "That leaves out the all-reduce.",
+        turns + sending / 2: "That has half of the rounds of an all-reduce: there are 2 (r - 1).",
+        turns + sending * stages: "A worker has the gradients of its own stage alone, not of the whole model.",
+        turns + sending * replicas: "In each round a worker sends 1 / r of its gradients.",
+    }
+    told = [words for time, words in slips.items() if abs(time - found) < 1e-9]
+    return f" {told[0]}" if told else ""
 
 
 CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [

@@ -41,6 +41,7 @@ def carry_back(answer: CarryBack) -> None:
     close = all(g is not None and torch.allclose(g, w) for g, w in zip(found[:2], wanted[:2], strict=True))
     require(close, f"The gradient of the first tensor should be {shown(wanted[0])}, and it is {shown(found[0])}.")
     require(unused.grad_fn is not None, "The returned tensors should stay as they are.")
+    _own_weight(answer)
     right("So a worker in the middle does its part.")
 
 
@@ -53,6 +54,17 @@ def _one_to_two(answer: CarryBack) -> None:
         f"x = [1, 2] came, 3x and x² were returned, with gradients [1, 1] and [10, 100]. That of x is {wanted.tolist()}"
     )
     require(found[0] is not None and torch.equal(found[0], wanted), f"{told}; yours gave {shown(found[0])}.")
+
+
+def _own_weight(answer: CarryBack) -> None:
+    """The worker computes with a weight of its own."""
+    x, weight = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+    found = _carried(answer, [x], [x * weight], [torch.tensor([1.0, 10.0])])
+    told = "x = [1, 2] came, and x · weight was returned, with weight = [3, 4] on the worker and the gradient [1, 10]"
+    require(found[0] is not None and found[0].tolist() == [3.0, 40.0],
+            f"{told}. The gradient of x is [3, 40]; yours gave {shown(found[0])}.")  # fmt: skip
+    got = None if weight.grad is None else weight.grad.tolist()
+    require(got == [1.0, 20.0], f"{told}. Afterwards `weight.grad` should be [1, 20], and it is {got}.")
 
 
 def _carried(answer: CarryBack, received: list[Tensor], computed: list[Tensor], gradients: Gradients) -> Gradients:

@@ -36,12 +36,16 @@ def descend(answer: Callable[[Any, int, float], Any]) -> None:
         with trying("On worker1 it"):
             result = returned(rpc.rpc_sync("worker1", answer, (used, context_id, 0.25)))
             other = _unused(answer, unused, context_id)
+        left = rpc.rpc_sync("worker1", _gradient_left, (context_id, used))
         before, after = (1.0, 2.0, 3.0), (0.5, 1.0, 1.5)
         now = tuple(used.to_here().tolist())
         require(now != before, "The weight itself has not changed. Did the step make a new tensor?")
         require(now == after, f"From {before}, with the gradient (2, 4, 6) and lr=0.25, it goes to {after}, not {now}.")
-        require(isinstance(result, Tensor) and tuple(result.tolist()) == after, "Return the weight.")
-        require(isinstance(other, Tensor), "Return a weight that took no part too.")
+        require(not isinstance(result, RRef), "It returns the RRef. Return the parameter itself, its local value.")
+        require(isinstance(result, Tensor) and tuple(result.tolist()) == after, "Return the parameter.")
+        require(isinstance(other, Tensor), "Return the parameter of a weight that took no part too.")
+        require(left == [2.0, 4.0, 6.0], f"The gradient in the context was [2, 4, 6], and is now {left}. Leave it as "
+                "it is: others may read it.")  # fmt: skip
         require(unused.to_here().tolist() == [5.0, 6.0, 7.0], "A weight that took no part should stay as it is.")
     right("This is what an optimizer does on each owner.")
 
@@ -60,11 +64,15 @@ def _unused(answer: Callable[[Any, int, float], Any], weight: Any, context_id: i
 )
 def global_norm(answer: Callable[[int, Weights], Any]) -> None:
     """`answer(context_id, weights)` is the norm over all workers."""
-    for owners, unused in ((["worker1", "worker2", "worker2"], 0), (["worker2"], 0), (["worker1", "worker2"], 1)):
+    for owners, unused, beside in (
+        (["worker1", "worker2", "worker2"], 0, 0), (["worker2"], 0, 0), (["worker1", "worker2"], 1, 0),
+        (["worker1", "worker2"], 0, 1),
+    ):  # fmt: skip
         weights = [rpc.remote(owner, _weight, (2.0 + place, LARGE)) for place, owner in enumerate(owners)]
         extra = [rpc.remote("worker1", _weight, (3.0,)) for _ in range(unused)]
         with dist_autograd.context() as context_id:
-            parts = [rpc.rpc_sync(weight.owner(), _square_sum, (weight,)) for weight in weights]
+            others = [rpc.remote("worker1", _weight, (1.0,)) for _ in range(beside)]
+            parts = [rpc.rpc_sync(weight.owner(), _square_sum, (weight,)) for weight in [*weights, *others]]
             dist_autograd.backward(context_id, [torch.stack(parts).sum()])
             with watching(owners) as watch, rpcbench.trace() as seen, trying("The function"):
                 found = returned(answer(context_id, [*weights, *extra]))
@@ -72,6 +80,7 @@ def global_norm(answer: Callable[[int, Weights], Any]) -> None:
         wanted = math.sqrt(sum(value * value for value in gradients))
         require(isinstance(found, float), f"The norm should be a float, not {shown(found)}.")
         where = f"For weights on {owners}" + (", and one without a gradient," if unused else "")
+        where += ", with another one in the context that is not asked for," if beside else ""
         require(math.isclose(found, wanted, rel_tol=1e-9), f"{where} it is {wanted:.4f}, and yours gave {found:.4f}.")
         largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
         require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "
@@ -98,9 +107,9 @@ def restore(answer: Save, checkpoint: Save) -> None:
         _train(weights, optimizer)
         wanted = _values(weights)
 
-        weights, optimizer = _training()
+        weights, optimizer = _training(("worker2", "worker1"))
         fresh = _everything(weights, optimizer)
-        with trying("The function"):
+        with trying("With weights that now live on worker2 and worker1, in this order, the function"):
             answer(directory, optimizer, list(weights))
     values, momentum = _everything(weights, optimizer)
     require((values, momentum) != fresh, "Nothing has been restored. Replace the three dots.")
@@ -122,6 +131,7 @@ def momentum_step(answer: Callable[..., object]) -> None:
     theirs = [nn.Parameter(each.detach().clone()) for each in ours]
     optimizer = torch.optim.SGD(theirs, lr=0.5, momentum=0.5)
     velocities: list[Tensor | None] = [None, None]
+    handed: list[tuple[Tensor, Tensor]] = []  # all gradients so far, and what they were
     steps = [(0.5, [8.0, 16.0]), (0.25, [-8.0, None]), (0.125, [None, 8.0]), (0.5, [16.0, 4.0])]
     for number, (lr, (one, two)) in enumerate(steps, 1):
         gradients = [
@@ -148,6 +158,11 @@ def momentum_step(answer: Callable[..., object]) -> None:
         require(same, f"{where} the weights {_plain(before)} become {_plain(theirs)}; yours are {_plain(ours)}.")
         kept = all(a is None or torch.equal(a, b) for a, b in zip(gradients, given, strict=True) if b is not None)
         require(kept, f"{where} afterwards the gradients are {_plain(given)}. They should stay as they were.")
+        handed += [(a, b) for a, b in zip(given, gradients, strict=True) if a is not None and b is not None]
+        require(
+            all(torch.equal(a, b) for a, b in handed),
+            f"{where} a gradient of an earlier step has changed: a velocity is the same tensor. It begins as a copy.",
+        )
         require(
             not any(each is not None and each.requires_grad for each in velocities), "A velocity is part of a graph."
         )
@@ -163,13 +178,17 @@ def _weight(first: float, size: int = 3) -> nn.Parameter:
     return nn.Parameter(torch.arange(size, dtype=torch.double) + first)
 
 
+def _gradient_left(context_id: int, weight: RRef[Tensor]) -> list[float]:
+    return dist_autograd.get_gradients(context_id)[weight.local_value()].tolist()
+
+
 def _square_sum(weight: RRef[Tensor]) -> Tensor:
     """Its gradient is twice the weight."""
     return weight.local_value().square().sum()
 
 
-def _training() -> tuple[list[Any], DistributedOptimizer]:
-    weights = [rpc.remote(owner, _weight, (first,)) for first, owner in ((1.0, "worker1"), (4.0, "worker2"))]
+def _training(owners: Sequence[str] = ("worker1", "worker2")) -> tuple[list[Any], DistributedOptimizer]:
+    weights = [rpc.remote(owner, _weight, (first,)) for first, owner in zip((1.0, 4.0), owners, strict=True)]
     return weights, DistributedOptimizer(torch.optim.SGD, weights, lr=0.125, momentum=0.5)
 
 

@@ -153,7 +153,8 @@ def _wrong_capacity(found: list[bool], wanted: list[bool], chosen: list[int], pl
 def combine(answer: Callable[[Tensor, Tensor, Tensor, int], Any]) -> None:
     """`answer(answers, token, weight, count)` is for each token the mean of its answers, by weight."""
     made = torch.Generator().manual_seed(29)
-    for count, tokens in ((3, [0, 2, 1, 0, 1, 2]), (2, [1, 0, 1, 0]), (4, [3, 0, 0, 2, 3, 2]), (1, [0, 0])):
+    cases = ((3, [0, 2, 1, 0, 1, 2]), (2, [1, 0, 1, 0]), (4, [3, 0, 0, 2, 3, 2]), (1, [0, 0]), (4, [1, 0, 1]))
+    for count, tokens in cases:
         answers = torch.randn(len(tokens), 3, generator=made, dtype=torch.double)
         weight = 0.1 + 0.4 * torch.rand(len(tokens), generator=made, dtype=torch.double)
         token = torch.tensor(tokens)

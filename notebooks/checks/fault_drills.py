@@ -211,6 +211,10 @@ def _one_by_one(answer: Any) -> None:
         two = once.call("t4", 1, 2)
     require(nothing == [None, None] and work.runs.count(("nothing",)) == 1,
             "The function returned None. That is an answer, too, and it ran again.")  # fmt: skip
+    with trying():
+        same = once.call("t1", 6)
+    require(same == first, f"A later call with the same ticket, but another argument, got {shown(same)}, not "
+            f"{shown(first)}. The ticket alone says which order it is.")  # fmt: skip
     require(two == [1, 2, 4], f"With two arguments the function returned [1, 2, 4], and the call {shown(two)}.")
     for _ in range(2):
         caller = Caller(once, "t5", "bad")

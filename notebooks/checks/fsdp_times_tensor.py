@@ -28,13 +28,17 @@ def rows_held(answer: Callable[[int, int, int, int], list[int]]) -> None:
             begin = rank % tp * (rows // tp) + rank // tp * each
             wanted = [*range(begin, begin + each)]
             if found != wanted:
-                raise NotYet(_rows_hint(found, case, rank, each, wanted))
+                raise NotYet(_rows_hint(found, case, rank, each, wanted, tp))
     right("A piece of a piece: so a rank's rows do not follow those of the rank before.")
 
 
-def _rows_hint(found: list[Any], case: str, rank: int, each: int, wanted: list[int]) -> str:
+def _rows_hint(found: list[Any], case: str, rank: int, each: int, wanted: list[int], tp: int) -> str:
     if found == [*range(rank * each, (rank + 1) * each)]:
-        return f"{case} holds {wanted}, not {found}. The ranks do not hold the rows in the order of their numbers."
+        return (
+            f"{case} holds {wanted}, not {found}. The ranks do not hold the rows in the order of their numbers. Two "
+            f"slips lead to that: FSDP cuts first, or ranks are counted along dp first. Tensor parallel cuts first, "
+            f"and rank {rank} is dp {rank // tp}, tp {rank % tp}."
+        )
     if len(found) != each:
         return f"{case} holds {each} rows, not {len(found)}: {shown(found)}."
     return f"{case} holds {shown(wanted)}, not {shown(found)}."
@@ -110,7 +114,7 @@ STEPS = [  # numbers, sums, tokens, width, dp, tp
     "Along tp: sums * 2 (tp - 1) / tp * tokens * width * 4 bytes. Along dp 3 (dp - 1) / dp of what is gathered.",
 )
 def sent(answer: Callable[..., tuple[float, float]]) -> None:
-    """`answer(numbers, sums, tokens, width, dp, tp)` is the bytes that a rank sends along tp, and along dp."""
+    """`answer(numbers, sums, tokens, width, dp, tp)` is the bytes that a rank sends along dp, and along tp."""
     for numbers, sums, tokens, width, dp, tp in STEPS:
         with trying():
             found = returned(answer(numbers, sums, tokens, width, dp, tp))
@@ -118,8 +122,11 @@ def sent(answer: Callable[..., tuple[float, float]]) -> None:
         along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
         along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
         case = f"{numbers} parameters, {sums} sums of {tokens} vectors of {width}, dp={dp}, tp={tp}"
-        for name, number, wanted in zip(("tp", "dp"), found, (along_tp, along_dp), strict=True):
+        for number in found:
             require(isinstance(number, int | float), f"{case}: two numbers are wanted, not {shown(found)}.")
+        turned = along_dp != along_tp and found == (along_tp, along_dp)
+        require(not turned, f"{case}: these are the two numbers, and the one along dp comes first: not {shown(found)}.")
+        for name, number, wanted in zip(("dp", "tp"), found, (along_dp, along_tp), strict=True):
             require(
                 abs(number - wanted) < 1e-6 * max(1, wanted),
                 f"{case}: along {name} a rank sends {wanted:g} bytes, not {number:g}.",

@@ -44,6 +44,11 @@ def process_ids(answer: Callable[[Sequence[str]], dict[str, int]]) -> None:
     wrong = [name for name, number in found.items() if number != cluster.pid(name)]
     require(not wrong, f"This is not the process of {' and '.join(wrong)}. Was each worker asked for its own?")
     require(list(answer(names[1:])) == names[1:], f"For the names {names[1:]} it should ask only these workers.")
+    back = names[::-1]
+    with trying("The function"):
+        found = returned(answer(back))
+    mixed = [name for name in back if found.get(name) != cluster.pid(name)]
+    require(not mixed, f"For the names {back} the numbers of {' and '.join(mixed)} are those of other workers.")
     right("Three processes, one world.")
 
 
@@ -54,7 +59,7 @@ def process_ids(answer: Callable[[Sequence[str]], dict[str, int]]) -> None:
 def at_once(answer: Callable[[Callable[[int], Any], Sequence[int], Sequence[str]], list[Any]]) -> None:
     """`answer(function, parts, workers)` makes all calls at the same time."""
     first, second = rpcbench.cluster().workers[:2]
-    workers, parts = [first, second, first], [0, 1, 2]
+    workers, parts = [second, first, second], [0, 1, 2]
     _meetings.append(Meeting(len(parts)))
     with trying("The function"):
         results = returned(answer(partial(meet, len(_meetings) - 1), list(parts), list(workers)))
@@ -72,6 +77,12 @@ def at_once(answer: Callable[[Callable[[int], Any], Sequence[int], Sequence[str]
     with trying("The function"):
         found = answer(negate, [4, 7], [second, first])
     require(found == [-4, -7], f"With parts [4, 7] and a function that negates it is [-4, -7]; yours gave {found}.")
+    try:
+        with trying("The function"):
+            found = answer(len, [(4, 5, 6), "ab"], [first, second])
+    except NotYet as hint:
+        raise NotYet(f"One part was the tuple (4, 5, 6). It is one argument. {hint}") from None
+    require(found == [3, 2], f"With parts [(4, 5, 6), 'ab'] and `len` it is [3, 2]; yours gave {shown(found)}.")
     right("All of them worked at the same time.")
 
 
@@ -102,8 +113,10 @@ def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None
     try:
         slow = _prompt(answer, "worker1", partial(hold, len(_held) - 1), 0.2, "default")
     finally:
+        ended = len(_held) - 1 in _let_go
         _held[-1].set()
-    require(slow != "late", "With 0.2 seconds it should give up, but it waited for the slow function to end.")
+    waited = slow == "late" or ended
+    require(not waited, "With 0.2 seconds it should give up, but it waited for the slow function to end.")
     require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
     _comes_through(answer, fail, RuntimeError("out of paper"))
     _comes_through(answer, fail_late, TimeoutError("the printer does not answer"))
@@ -203,6 +216,7 @@ class Meeting:
 
 _meetings: list[Meeting] = []  # one for each answer: calls of an earlier one may still run
 _held: list[threading.Event] = []
+_let_go: set[int] = set()  # of these, the functions that ended before the answer returned
 _counted: list[int] = []
 
 
@@ -252,7 +266,8 @@ def hold(number: int) -> str:
 
 def released(number: int) -> None:
     """Runs in the notebook, until the answer has returned."""
-    _held[number].wait(PATIENCE)
+    if not _held[number].wait(1.5 * PATIENCE):
+        _let_go.add(number)
 
 
 def fail() -> None:

@@ -17,7 +17,7 @@ WOBBLE = (0.04, -0.09, 0.02, 0.1, -0.03, -0.06, 0.07)  # relative errors of meas
 
 @exercise(
     "Dividing an equation by the measured time turns its error into a relative one. What is left on the right side?",
-    "Begin with `t` and `n` as tensors of dtype float64; the rows of the matrix are (1 / t, n / t), and each right "
+    "Begin with `t` and `n` as tensors; the rows of the matrix are (1 / t, n / t), and each right "
     "side is 1. The solution has alpha and 1 / beta.",
 )
 def fit(answer: Callable[[Sequence[float], Sequence[float]], tuple[float, float]]) -> None:
@@ -83,8 +83,8 @@ def _played(n: float, k: int, hops: int, alpha: float, beta: float) -> float:
 
 
 @exercise(
-    "Write the time as a sum of a part that grows with k, a part that falls with k, and a rest. Where is the sum "
-    "least if k need not be whole? Which whole numbers are next to that?",
+    "The time is (k + hops - 1) · (alpha + n / (k · beta)). What stands before k when it is multiplied out, and what "
+    "before 1 / k?",
     "Begin with `ideal = math.sqrt((hops - 1) * n / (alpha * beta))`, and compare the times of the two whole numbers "
     "beside it; there is at least one piece.",
 )
@@ -93,6 +93,7 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
     for n, hops, alpha, beta in (
         (4e6, 2, 1e-3, 1e9), (1.45**2 * 1e6, 2, 1e-3, 1e9), (9.3e6, 3, 1e-3, 1e9), (1e6, 1, 1e-3, 1e9),
         (1e3, 2, 1e-3, 1e9), (2.5**2 * 1e6, 4, 1e-3, 1e9), (1e9, 2, 1e-4, 1e8), (2.46**2 * 1e6, 2, 1e-3, 1e9),
+        (1e9, 2, 1e-6, 1e8),
     ):  # fmt: skip
         with trying("The function"):
             found: Any = returned(answer(n, hops, alpha, beta))
@@ -100,7 +101,7 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
         require(isinstance(found, int), f"{asked}: a whole number is wanted, not {shown(found)}.")
         require(found >= 1, f"{asked}: you say {found} pieces; there is at least one.")
         mine = costs.relay_time(n, found, hops, alpha, beta)
-        best = min(range(1, 2000), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
+        best = min(range(1, 4000), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
         least = costs.relay_time(n, best, hops, alpha, beta)
         require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {mine * 1e3:.4g} ms; with {best} "
                 f"it takes {least * 1e3:.4g} ms.")  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
@@ -103,6 +104,7 @@ STEPS = [  # what the gradients of each rank have; scale and clean steps before;
     ([CLEAN, CLEAN, CLEAN], 4.0, 0, 2),
     ([CLEAN, CLEAN, CLEAN], 4.0, 1, 2),
     ([CLEAN, CLEAN], 2.0, 0, 1),
+    ([CLEAN], 2.0**125, 0, 3),  # each is finite, and their sum would not be
 ]
 
 
@@ -116,25 +118,30 @@ def scaled_step(answer: Callable[[list[Tensor], float, int, int, AllReduce], Any
     for faults, scale, clean, interval in STEPS:
         ranks = Ranks(len(faults))
         given = [_scaled(rank, fault, scale) for rank, fault in enumerate(faults)]
+        own = [list(gradients) for gradients in given]
         seen = [f"rank {rank} has {fault}" for rank, fault in enumerate(faults) if fault != CLEAN]
         case = f"{len(faults)} rank{'s' * (len(faults) > 1)}, {' and '.join(seen) or 'all gradients are finite'}"
         case += f", scale {scale:g}, {clean} clean before, interval {interval}"
-        found = ranks.run(lambda rank, reduce: answer(given[rank], scale, clean, interval, reduce))  # noqa: B023
+        found = ranks.run(
+            lambda rank, of=given, before=(scale, clean, interval), ranks=ranks: returned(
+                answer(of[rank], *before, ranks.all_reduce(rank))
+            )
+        )
         for rank, each in enumerate(found):
             three = isinstance(each, tuple | list) and len(each) == 3
             require(three, f"It should return (apply, scale, clean), not {shown(each)}.")
             _judge(each, rank, faults, (scale, clean, interval), case)
             if not seen:
                 wanted = _scaled(rank, CLEAN, 1.0)
-                same = all(torch.allclose(a, b) for a, b in zip(given[rank], wanted, strict=True))
+                same = all(torch.allclose(a, b) for a, b in zip(own[rank], wanted, strict=True))
                 require(
                     same,
                     f"{case}: the gradients of rank {rank} are not those of the loss. Divide them in place, by "
                     "the scale that this loss was multiplied with.",
                 )
         if len(faults) > 1:
-            require(min(ranks.calls) > 0, f"{case}: the ranks have shared nothing.")
-        require(max(ranks.numbers) <= 4, f"{case}: a rank has sent {max(ranks.numbers)} numbers; one flag is enough.")
+            require(all(ranks.calls), f"{case}: the ranks have shared nothing.")
+        require(max(ranks.sent) <= 4, f"{case}: a rank has sent {max(ranks.sent)} numbers; one flag is enough.")
     right("All ranks step, or none does, and the scale stays the same everywhere.")
 
 
@@ -168,6 +175,20 @@ def _judge(found: Any, rank: int, faults: list[Any], before: tuple[float, int, i
     )
 
 
+class _Kinds(TorchDispatchMode):
+    """Which dtypes the results of operations have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.seen.add(result.dtype)
+        return result
+
+
 SUMS = [  # the start, the update, how often
     (1.0, 0.001, 100),
     (1.0, -0.0005, 100),
@@ -187,8 +208,10 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
         step = torch.tensor([update, update * 2, 0.0]).bfloat16()
         exact = start + times * step.double()
         case = f"{times} times {update} added to {start}"
+        after_one = None
+        longer: set[str] = set()
         for _ in range(times):
-            with trying():
+            with trying(), _Kinds() as kinds:
                 pair = returned(answer(total, lost, step))
             fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
             require(fits, f"It should return (total, lost), two tensors, not {shown(pair)}.")
@@ -197,6 +220,8 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
                 total.dtype == lost.dtype == torch.bfloat16,
                 f"Both results are bfloat16: nothing longer may be kept. They are {total.dtype} and {lost.dtype}.",
             )
+            longer |= {str(each) for each in kinds.seen - {torch.bfloat16} if each.is_floating_point}
+            after_one = after_one or (total[0].item(), lost[0].item(), start + step[0].item())
         worst = int((total.double() - exact).abs().argmax())
         near = 1.5 * _spacing(float(exact[worst]), 7)
         require(
@@ -204,4 +229,12 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
             f"{case.replace(str(update), f'{step[worst].item():.4g}')}: the total is {total[worst].item():g}, and "
             f"should be near {exact[worst].item():.4g}.",
         )
+        assert after_one is not None
+        first, still, wanted = after_one
+        require(
+            abs(first + still - wanted) <= abs(wanted) * 2**-12,
+            f"{start} and one update of {step[0].item():.4g}: the total is {first:g} and `lost` is {still:.4g}. `lost` "
+            f"is what is still to be added to the total, with its sign: together they should be {wanted:.6g}.",
+        )
+        require(not longer, f"All sums are done in bfloat16; yours uses {' and '.join(sorted(longer))}.")
     right("Two numbers of 16 bits remember what one of them would forget.")

@@ -61,7 +61,7 @@ def scale_channels(answer: Answer) -> None:
 def attention(answer: Answer) -> None:
     """`answer(query, key, value)` is attention, whatever the order of the dimensions."""
     query, key = named.rand(2, 3, 4, names=("N", "T", "E")), named.rand(2, 5, 4, names=("N", "S", "E")) * 3
-    value = named.rand(2, 5, 4, names=("N", "S", "V"))
+    value = named.rand(2, 5, 7, names=("N", "S", "V"))
     expected = scaled_dot_product_attention(*(each.rename(None) for each in (query, key, value)))
     for given in (key, key.align_to("E", "S", "N")):
         with trying(f"For a key ({', '.join(map(str, given.names))}) it"):

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.meeting import Ranks
+from checks.ranks import AllReduce, Ranks
 
-AllReduce = Callable[[Tensor], None]
 Loss = Callable[[Tensor, Tensor], Tensor]
 CLOSE = 1e-9
 
@@ -28,7 +27,7 @@ CLOSE = 1e-9
 def weigh(answer: Callable[[Tensor, int, int, AllReduce], Tensor]) -> None:
     """`answer(loss, rows, size, all_reduce)`: the mean of the ranks' gradients is then that of one process."""
     made = torch.Generator().manual_seed(21)
-    for rows in ([4, 4], [5, 3], [7, 1, 4], [2, 3, 1, 10], [6]):
+    for rows in ([4, 4], [5, 3], [7, 1, 4], [2, 3, 1, 10], [6], [4, 3]):
         data = torch.rand(sum(rows), 3, generator=made, dtype=torch.double)
         at = torch.rand(3, generator=made, dtype=torch.double)
         parts = data.split(rows)
@@ -46,8 +45,7 @@ def _weighed(answer: Callable[..., Any], parts: Sequence[Tensor], at: Tensor) ->
     def part(rank: int) -> Tensor:
         weights = at.clone().requires_grad_()
         loss = (parts[rank] @ weights).square().mean()
-        with trying("The function"):
-            found = returned(answer(loss, len(parts[rank]), len(parts), ranks.all_reduce(rank)))
+        found = returned(answer(loss, len(parts[rank]), len(parts), ranks.all_reduce(rank)))
         require(isinstance(found, Tensor), f"It should return the loss times a factor, not {shown(found)}.")
         require(found.numel() == 1, f"The loss is one number; yours has the shape {tuple(found.shape)}.")
         require(found.requires_grad, "What it returns has lost its graph, so `backward` cannot begin there.")
@@ -140,6 +138,9 @@ TIMES: list[tuple[list[float], list[float], str]] = [
     ([3, 3, 20], [9, 9, 1], "a slow last bucket"),
     ([4, 4, 4], [0, 0, 0], "a link that takes no time"),
     ([1, 2, 3, 4], [4, 3, 2, 1], "buckets that differ"),
+    ([1, 6, 1], [1, 4, 2], "a slow bucket in the middle"),
+    ([5, 5, 5], [1, 20, 1], "a long message in the middle"),
+    ([5, 5, 5, 5], [1, 20, 1, 1], "a long message before two short ones"),
 ]
 
 
@@ -188,13 +189,23 @@ def accumulate(answer: Callable[[nn.Module, Loss, list[tuple[Tensor, Tensor]], i
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
         models = [copy.deepcopy(model) for _ in range(size)]
         parts = [list(zip(x[rank].split(lengths), y[rank].split(lengths), strict=True)) for rank in range(size)]
+        seen = [_forwards(each) for each in models]
         count = _accumulated(answer, models, parts)
         F.mse_loss(model(x.flatten(0, 1)), y.flatten(0, 1)).backward()
         case = f"{size} rank{'s' if size > 1 else ''} with micro-batches of {lengths} rows:"
         for rank in range(size):
             _same_gradients(models[rank], model, rank, case)
+            require(seen[rank] == lengths, f"{case} the gradients are right, after forwards of {seen[rank]} rows. Each "
+                    "micro-batch goes through the model by itself: memory has room for one.")  # fmt: skip
         require(count == 1, f"{case} the gradients are right, after {count} all-reduces where one is enough.")
     right("Many backwards, one message: what `no_sync` of DistributedDataParallel is for.")
+
+
+def _forwards(model: nn.Module) -> list[int]:
+    """The rows of each forward of the model, once it has run."""
+    rows: list[int] = []
+    model.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    return rows
 
 
 def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], parts: Sequence[Any]) -> int:
@@ -202,8 +213,7 @@ def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], parts:
     ranks = Ranks(len(models))
 
     def part(rank: int) -> None:
-        with trying("The function"):
-            answer(models[rank], F.mse_loss, parts[rank], len(models), ranks.all_reduce(rank))
+        answer(models[rank], F.mse_loss, parts[rank], len(models), ranks.all_reduce(rank))
 
     ranks.run(part)
     return len(ranks.calls[0])

@@ -69,9 +69,29 @@ def busy(answer: Callable[[Rows, int], float]) -> None:
             require(
                 isinstance(found, float | int) and abs(found - own / lasted) < 1e-9,
                 f"In this step worker {worker} is busy for {own:g} of {lasted:g} s, a share of {own / lasted:.4f}; you "
-                f"say {shown(found)}. The step: {_told(rows)}.",
+                f"say {shown(found)}{_like(found, rows, worker)}. The step: {_told(rows)}.",
             )
     right("One minus the mean of these shares over all workers is the bubble.")
+
+
+def _like(found: Any, rows: Rows, worker: int) -> str:
+    """The usual mistake that gives this number, in words."""
+    begin, end = min(row["begin"] for row in rows), max(row["end"] for row in rows)
+    mine = [row for row in rows if row["worker"] == worker]
+    own, work = (sum(row["end"] - row["begin"] for row in some) for some in (mine, rows))
+    seen = max(row["end"] for row in mine) - min(row["begin"] for row in mine)
+    mistakes = {
+        ", its idle share": 1 - own / (end - begin),
+        ", the seconds, not a share": own,
+        ", a share of the time from its own first operation to its own last one": own / seen,
+        ", a share of the work of all workers": own / work,
+        ", which counts the operations of all workers": work / (end - begin),
+        ", as if the step began at 0": own / end,
+        ", per cent": 100 * own / (end - begin),
+    }
+    if not isinstance(found, float | int):
+        return ""
+    return next((words for words, number in mistakes.items() if abs(found - number) < 1e-9), "")
 
 
 @exercise(
@@ -89,9 +109,18 @@ def longest_wait(answer: Callable[[Rows, int], Sequence[Any]]) -> None:
                 isinstance(found, tuple | list) and len(found) == 3 and isinstance(found[0], float | int),
                 f"Three values are wanted: the seconds and two names. You return {shown(found)}.",
             )
+            same = abs(found[0] - wanted[0]) < 1e-9
+            begins = max(b["begin"] - a["begin"] for a, b in itertools.pairwise(own))
+            mistake = (
+                ", the names the other way round" if same and tuple(found[:0:-1]) == wanted[1:]
+                else ", with names that are no operations of this worker"
+                if not {*found[1:]} <= {_name(row) for row in own}
+                else ", from the begin of one to the begin of the next" if abs(found[0] - begins) < 1e-9 and not same
+                else ""
+            )  # fmt: skip
             require(
-                abs(found[0] - wanted[0]) < 1e-9 and tuple(found[1:]) == wanted[1:],
+                same and tuple(found[1:]) == wanted[1:],
                 f"Worker {worker} waits longest between {wanted[1]} and {wanted[2]}, for {wanted[0]:g} s; you say "
-                f"{shown(tuple(found))}. The step: {_told(rows)}.",
+                f"{shown(tuple(found))}{mistake}. The step: {_told(rows)}.",
             )
     right("That is where to look first when a pipeline is slow.")

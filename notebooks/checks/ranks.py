@@ -1,67 +1,193 @@
-"""Ranks as threads, for checks: they meet in `all_reduce`, which counts what each of them sends."""
+"""Ranks as threads, for checks: an answer is tried on all ranks at once.
+
+`Ranks(size).run(part)` runs `part(rank)` on each rank. Ranks send messages, or meet in collectives; what they send is
+counted. The first error of any rank ends all others at once, and so does a wait that no rank can end any more; nothing
+waits for a clock.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from checks import NotYet, on_threads, require, returned, shown, trying
+from checks import NotYet, require, shown, trying
 
-PATIENCE = 20.0
+T = TypeVar("T")
 AllReduce = Callable[..., None]
 OPS = ("sum", "max")
 
 
 class Ranks:
-    """So many ranks, each on a thread of its own; `calls` and `numbers` count what each has added up."""
+    """Ranks, for one run. `calls[rank]`: of each message or collective its name, and how many numbers it had."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.calls = [0] * size
-        self.numbers = [0] * size
-        self._parts: list[tuple[Tensor, str]] = [(torch.empty(0), "")] * size
-        self._meeting = threading.Barrier(size, timeout=PATIENCE)
-        self._one_ended = False
+        self.calls: list[list[tuple[str, int]]] = [[] for _ in range(size)]
+        self._mail: dict[tuple[int, int], deque[Tensor]] = {}
+        self._meetings: list[dict[int, tuple[str, Any]]] = []
+        self._met = [0] * size  # meetings that each rank has entered
+        self._waits: dict[int, tuple[Callable[[], bool], str]] = {}  # rank → what it waits for, in a test and in words
+        self._returned: set[int] = set()
+        self._over: NotYet | None = None
+        self._changed = threading.Condition()
+
+    def run(self, part: Callable[[int], T], what: str = "The function") -> list[T]:
+        """What `part(rank)` returns, by rank. Raises the first NotYet of any of them."""
+        results: dict[int, T] = {}
+
+        def one(rank: int) -> None:
+            try:
+                with trying(f"{what} on rank {rank} of {self.size}"):
+                    results[rank] = part(rank)
+            except NotYet as hint:
+                self._end(hint)
+            finally:
+                with self._changed:
+                    self._returned.add(rank)
+                    self._look()
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._over is not None:
+            raise self._over
+        return [results[rank] for rank in range(self.size)]
+
+    # -- counts
+    def count(self, rank: int, name: str, numbers: int) -> None:
+        self.calls[rank].append((name, numbers))
+
+    @property
+    def messages(self) -> list[int]:
+        """Of each rank: how many messages it has sent, or collectives it has called."""
+        return [len(calls) for calls in self.calls]
+
+    @property
+    def sent(self) -> list[int]:
+        """Of each rank: how many numbers these had."""
+        return [sum(numbers for _, numbers in calls) for calls in self.calls]
+
+    # -- messages
+    def send(self, rank: int, to: int, tensor: Tensor) -> None:
+        require(isinstance(tensor, Tensor), f"Rank {rank} of {self.size} sends {shown(tensor)}, not a tensor.")
+        with self._changed:
+            self.count(rank, "send", tensor.numel())
+            self._mail.setdefault((rank, to), deque()).append(tensor.detach().clone())
+            self._look()
+
+    def receive(self, rank: int, source: int) -> Tensor:
+        """The next message from `source`."""
+        with self._changed:
+            mail = self._mail.setdefault((source, rank), deque())
+            self._wait(rank, lambda: bool(mail), f"for a message from rank {source}")
+            return mail.popleft()
+
+    def shift(self, rank: int) -> Callable[[Tensor], Tensor]:
+        """Sends to the next rank of a ring, and returns what comes from the rank before."""
+
+        def shift(tensor: Tensor) -> Tensor:
+            self.send(rank, (rank + 1) % self.size, tensor)
+            return self.receive(rank, (rank - 1) % self.size)
+
+        return shift
+
+    def exchange(self, rank: int) -> Callable[[int, Tensor], Tensor]:
+        """Sends to a partner, and returns what the partner sends."""
+
+        def exchange(partner: int, tensor: Tensor) -> Tensor:
+            require(partner in range(self.size) and partner != rank,
+                    f"Rank {rank} of {self.size} names {shown(partner)} as its partner.")  # fmt: skip
+            self.send(rank, partner, tensor)
+            return self.receive(rank, partner)
+
+        return exchange
+
+    # -- collectives
+    def meet(self, rank: int, call: str, value: Any) -> list[Any]:
+        """Waits until all ranks have made the same call; the value of each rank, by rank. It is not counted."""
+        with self._changed:
+            number = self._met[rank]
+            self._met[rank] += 1
+            if number == len(self._meetings):
+                self._meetings.append({})
+            meeting = self._meetings[number]
+            meeting[rank] = (call, value)
+            self._look()
+            self._wait(rank, lambda: len(meeting) == self.size, f"in its call {number + 1}, {call},")
+            calls = [meeting[other][0] for other in range(self.size)]
+            other = next((other for other in range(self.size) if calls[other] != calls[0]), 0)
+            require(not other, f"{self.size} ranks: call {number + 1} of rank 0 is {calls[0]}, that of rank {other} is "
+                    f"{calls[other]}. In a collective all ranks make the same call.")  # fmt: skip
+            return [meeting[other][1] for other in range(self.size)]
 
     def all_reduce(self, rank: int) -> AllReduce:
-        """`all_reduce(tensor)` or `all_reduce(tensor, "max")` of this rank, in place."""
+        """`all_reduce(tensor)` or `all_reduce(tensor, "max")` of this rank, in place; it returns nothing."""
 
         def all_reduce(tensor: Tensor, op: str = "sum") -> None:
-            require(isinstance(tensor, Tensor), f"`all_reduce` takes a tensor, not {shown(tensor)}.")
             require(op in OPS, f'`all_reduce` knows "sum" and "max", not {shown(op)}.')
-            self.calls[rank] += 1
-            self.numbers[rank] += tensor.numel()
-            self._parts[rank] = (tensor.detach().clone(), op)
-            try:
-                if self._one_ended:
-                    self._meeting.abort()
-                self._meeting.wait()
-                parts = list(self._parts)
-                self._meeting.wait()
-            except threading.BrokenBarrierError:
-                raise NotYet("A rank waits for the others in vain: all call `all_reduce` equally often.") from None
-            alike = {(part.shape, part.dtype, op) for part, op in parts}
-            require(len(alike) == 1, "The ranks called `all_reduce` with tensors that are not alike.")
-            stacked = torch.stack([part for part, _ in parts])
+            parts = torch.stack(self._gathered(rank, "all_reduce", tensor, "" if op == "sum" else f" ({op})"))
             with torch.no_grad():
-                tensor.copy_(stacked.amax(0) if op == "max" else stacked.sum(0))
+                tensor.copy_(parts.amax(0) if op == "max" else parts.sum(0))
 
         return all_reduce
 
-    def run(self, part: Callable[[int, AllReduce], Any], what: str = "The function") -> list[Any]:
-        """What `part(rank, all_reduce)` returns on each rank; the first that fails ends the others."""
-        found: list[Any] = [None] * self.size
+    def reduce_scatter(self, rank: int) -> Callable[[Tensor], Tensor]:
+        """`reduce_scatter(whole)` is this rank's shard of the sum."""
 
-        def one(rank: int) -> None:
-            with trying(what):
-                found[rank] = returned(part(rank, self.all_reduce(rank)))
-            self._one_ended = True
-            if self._meeting.n_waiting:  # for a rank that will not come
-                self._meeting.abort()
+        def reduce_scatter(whole: Tensor) -> Tensor:
+            parts = self._gathered(rank, "reduce_scatter", whole)
+            require(whole.ndim == 1 and len(whole) % self.size == 0, f"`reduce_scatter` cuts a vector into {self.size} "
+                    f"equal shards; it was given the shape {tuple(whole.shape)}.")  # fmt: skip
+            return torch.stack(parts).sum(0).chunk(self.size)[rank].clone()
 
-        on_threads(self.size, one, failed=self._meeting.abort)
-        return found
+        return reduce_scatter
+
+    def all_gather(self, rank: int) -> Callable[[Tensor], Tensor]:
+        """`all_gather(shard)` is the shards of all ranks as one vector."""
+
+        def all_gather(shard: Tensor) -> Tensor:
+            parts = self._gathered(rank, "all_gather", shard)
+            require(shard.ndim == 1, f"`all_gather` takes a vector, not the shape {tuple(shard.shape)}.")
+            return torch.cat(parts)
+
+        return all_gather
+
+    def _gathered(self, rank: int, name: str, tensor: Tensor, how: str = "") -> list[Tensor]:
+        """Meet with tensors that are alike, and count."""
+        require(isinstance(tensor, Tensor), f"`{name}` takes a tensor, not {shown(tensor)}.")
+        self.count(rank, name, tensor.numel())
+        kind = str(tensor.dtype).removeprefix("torch.")
+        call = f"{name}{how} of {kind} with shape {tuple(tensor.shape)}"
+        return self.meet(rank, call, tensor.detach().clone())
+
+    # -- waits; all with the lock held
+    def _wait(self, rank: int, there: Callable[[], bool], words: str) -> None:
+        self._waits[rank] = (there, words)
+        self._look()
+        while not there() and self._over is None:
+            self._changed.wait()
+        del self._waits[rank]
+        if not there():
+            raise NotYet("another rank has ended the run")  # `run` raises the first hint, not this one
+
+    def _look(self) -> None:
+        """Wake those whose wait is over; end the run if nobody's ever will be."""
+        stuck = [rank for rank, (there, _) in self._waits.items() if not there()]
+        if stuck and len(stuck) + len(self._returned) == self.size and self._over is None:
+            rank = min(stuck)
+            others = "others have returned already" if self._returned else "the others wait, too"
+            self._over = NotYet(f"{self.size} ranks: rank {rank} waits {self._waits[rank][1]} for ever; {others}.")
+        self._changed.notify_all()
+
+    def _end(self, hint: NotYet) -> None:
+        with self._changed:
+            if self._over is None:
+                self._over = hint
+            self._changed.notify_all()

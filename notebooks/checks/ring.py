@@ -10,7 +10,7 @@ import torch
 from checks import exercise, require, returned, right, shown
 from checks import hint as hint
 from checks import solution as solution
-from checks.world import World
+from checks.ranks import Ranks
 
 Tensor = torch.Tensor
 Shift = Callable[[Tensor], Tensor]
@@ -26,8 +26,8 @@ def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
     """`answer(x, rank, size, shift)` is the sum over the ranks of chunk `rank`, and sends each other chunk once."""
     for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
         given = vectors(size, size * each)
-        world = World(size)
-        parts = tried(answer, world, given)
+        ranks = Ranks(size)
+        parts = tried(answer, ranks, given)
         for rank, part in enumerate(parts):
             wanted = torch.stack(given).sum(0)[rank * each : (rank + 1) * each]
             whole = torch.stack(given).sum(0)
@@ -41,7 +41,7 @@ def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
             require(other == rank, f"{told}. That is a whole sum, but of chunk {other}: rank {rank} should end with "
                     f"chunk {rank}.")  # fmt: skip
             require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {numbers(wanted)}.")
-        counted(world, (size - 1) * each, size - 1)
+        counted(ranks, (size - 1) * each, size - 1)
     right("Each rank has one whole sum, and has sent every other chunk once.")
 
 
@@ -54,9 +54,9 @@ def all_gather(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
     """`answer(chunk, rank, size, shift)` is the chunks of all ranks, in their order, as one vector."""
     for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
         given = vectors(size, each)
-        world = World(size)
+        ranks = Ranks(size)
         wanted = torch.cat(given)
-        for rank, whole in enumerate(tried(answer, world, given)):
+        for rank, whole in enumerate(tried(answer, ranks, given)):
             told = f"{size} ranks: rank {rank} returns {numbers(whole)}"
             require(whole.shape == wanted.shape,
                     f"{told}; it should be one vector of {size} chunks of {each}.")  # fmt: skip
@@ -64,7 +64,7 @@ def all_gather(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
             require(not same or torch.equal(whole, wanted),
                     f"{told}: all chunks, but not in the order of the ranks: {numbers(wanted)}.")  # fmt: skip
             require(torch.equal(whole, wanted), f"{told}; the chunks of all ranks are {numbers(wanted)}.")
-        counted(world, (size - 1) * each, size - 1)
+        counted(ranks, (size - 1) * each, size - 1)
     right("Each chunk has gone once round the ring, and stopped before the rank that it came from.")
 
 
@@ -77,36 +77,41 @@ def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callab
     for size, shape in ((2, (4,)), (3, (7,)), (4, (3, 2)), (3, (2, 2, 3)), (4, (1,)), (2, (5,)), (4, ())):
         count = torch.Size(shape).numel()
         given = [each.reshape(shape) for each in vectors(size, count)]
-        world = World(size)
+        if shape == (7,):
+            given = [each.long() for each in given]
+        if shape == (3, 2):
+            given = [each.reshape(2, 3).T for each in given]  # not contiguous
+        ranks = Ranks(size)
         wanted = torch.stack(given).sum(0)
         padded = count + -count % size
         asked = f"{size} ranks, tensors of shape {shape}"
 
-        def scattered(rank: int, world: World = world, asked: str = asked) -> Callable[[Tensor], Tensor]:
+        def scattered(rank: int, ranks: Ranks = ranks, asked: str = asked) -> Callable[[Tensor], Tensor]:
             def part(vector: Tensor) -> Tensor:
-                _vector(vector, world.size, asked)
-                return ring_reduce_scatter(vector, rank, world.size, world.shift(rank))
+                _vector(vector, ranks.size, asked)
+                return ring_reduce_scatter(vector, rank, ranks.size, ranks.shift(rank))
 
             return part
 
-        def gathered(rank: int, world: World = world, asked: str = asked) -> Callable[[Tensor], Tensor]:
+        def gathered(rank: int, ranks: Ranks = ranks, asked: str = asked) -> Callable[[Tensor], Tensor]:
             def whole(chunk: Tensor) -> Tensor:
                 _vector(chunk, 1, asked)
-                return ring_all_gather(chunk, rank, world.size, world.shift(rank))
+                return ring_all_gather(chunk, rank, ranks.size, ranks.shift(rank))
 
             return whole
 
         before = [each.clone() for each in given]
-        found = world.run(
+        found = ranks.run(
             lambda rank, of=given, size=size: returned(answer(of[rank], size, scattered(rank), gathered(rank)))
         )
         for rank, total in enumerate(found):
             told = f"{asked}: rank {rank} returns {numbers(total)}"
             require(isinstance(total, Tensor), f"{told}; a tensor is wanted.")
             require(total.shape == torch.Size(shape), f"{told} of shape {tuple(total.shape)}; that of `x` is wanted.")
+            require(total.dtype == wanted.dtype, f"{told} of {total.dtype}; `x` is of {wanted.dtype}.")
             require(torch.equal(total, wanted), f"{told}; the sum over the ranks is {numbers(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{asked}: `x` itself was changed; return a new tensor.")
-        counted(world, 2 * (size - 1) * padded // size, 2 * (size - 1), asked)
+        counted(ranks, 2 * (size - 1) * padded // size, 2 * (size - 1), asked)
     right("Any shape, any number of ranks, and not even twice the tensor is sent.")
 
 
@@ -121,17 +126,17 @@ def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]
     for size in (2, 4, 8, 1):
         given = vectors(size, 3)
         before = [each.clone() for each in given]
-        world = World(size)
+        ranks = Ranks(size)
         wanted = torch.stack(given).sum(0)
-        found = world.run(lambda rank, of=given, world=world: returned(
-            answer(of[rank], rank, world.size, world.exchange(rank))))  # fmt: skip
+        found = ranks.run(lambda rank, of=given, ranks=ranks: returned(
+            answer(of[rank], rank, ranks.size, ranks.exchange(rank))))  # fmt: skip
         for rank, total in enumerate(found):
             told = f"{size} ranks: rank {rank} returns {numbers(total)}"
             require(isinstance(total, Tensor) and total.shape == wanted.shape, f"{told}; a vector of 3 is wanted.")
             require(torch.equal(total, wanted), f"{told}; the sum over the ranks is {numbers(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` was changed; return a new tensor.")
         rounds = size.bit_length() - 1
-        most = max(world.messages)
+        most = max(ranks.messages)
         require(most == rounds, f"Right sums; but a rank of {size} has sent {most} messages where {rounds} do.")
     right("log2 n messages for each rank: few, and each of them has the whole tensor.")
 
@@ -142,21 +147,21 @@ def vectors(size: int, length: int) -> list[Tensor]:
     return [torch.arange(1.0, length + 1) + 32.0 * 5**rank for rank in range(size)]
 
 
-def tried(answer: Callable[..., Any], world: World, given: list[Tensor]) -> list[Tensor]:
+def tried(answer: Callable[..., Any], ranks: Ranks, given: list[Tensor]) -> list[Tensor]:
     """What the ranks return; the tensors given must stay as they are."""
     before = [each.clone() for each in given]
-    found = world.run(lambda rank: returned(answer(given[rank], rank, world.size, world.shift(rank))))
+    found = ranks.run(lambda rank: returned(answer(given[rank], rank, ranks.size, ranks.shift(rank))))
     for rank, value in enumerate(found):
-        require(isinstance(value, Tensor), f"{world.size} ranks: rank {rank} returns {shown(value)}, not a tensor.")
+        require(isinstance(value, Tensor), f"{ranks.size} ranks: rank {rank} returns {shown(value)}, not a tensor.")
         require(torch.equal(given[rank], before[rank]),
-                f"{world.size} ranks: the tensor that rank {rank} was given has changed; work on a copy.")  # fmt: skip
+                f"{ranks.size} ranks: the tensor that rank {rank} was given has changed; work on a copy.")  # fmt: skip
     return found
 
 
-def counted(world: World, numbers: int, messages: int, asked: str = "") -> None:
+def counted(ranks: Ranks, numbers: int, messages: int, asked: str = "") -> None:
     """No rank sends more than it must."""
-    asked = asked or f"{world.size} ranks"
-    for sent, wanted, what in ((world.sent, numbers, "numbers"), (world.messages, messages, "messages")):
+    asked = asked or f"{ranks.size} ranks"
+    for sent, wanted, what in ((ranks.sent, numbers, "numbers"), (ranks.messages, messages, "messages")):
         require(max(sent) <= wanted, f"{asked}: right, but rank {sent.index(max(sent))} has sent {max(sent)} {what} "
                 f"where {wanted} do.")  # fmt: skip
 

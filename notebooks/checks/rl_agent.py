@@ -175,9 +175,10 @@ def lagged_loss(answer: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> No
 
 def _compare(case: str, loss: Tensor, wanted: float, gradient: Tensor, now: Tensor) -> None:
     factor = loss.item() / wanted
-    times = "" if not 0 < factor < 100 or abs(factor - round(factor)) > 1e-6 else f", {round(factor)} times as much"
+    whole = abs(factor - round(factor)) <= 1e-6
+    times = "" if not 1.5 < factor < 100 or not whole else f", {round(factor)} times as much"
     times = ", with the other sign" if abs(factor + 1) < 1e-9 else times
-    right_value = abs(factor - 1) < 1e-9
+    right_value = abs(factor - 1) < 1e-6  # `most` may have been a float32
     require(right_value, f"{case}, the loss should be {wanted:.4f}, and yours is {loss.item():.4f}{times}.")
     require(loss.requires_grad, f"{case}, the loss is right, but no graph leads back to `now`.")
     (found,) = torch.autograd.grad(loss, now)

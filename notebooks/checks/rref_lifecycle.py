@@ -68,7 +68,8 @@ def bad_order(answer: Callable[[], Sequence[str]]) -> None:
 
 
 @exercise(
-    "Each of the three facts forbids something. Look at the history below the check: which member needed the value there?",
+    "Each of the three facts forbids something. Look at the history below: which member needed the value there, or "
+    "which user stays in the list of the owner although it is gone?",
     "The rule is one line, `return ... and ... and ...`: object gone, known to the owner, no child to wait for.",
 )
 def may_delete(answer: Callable[[bool, bool, int], object]) -> None:

@@ -136,13 +136,13 @@ def copy_and_add(answer: Callable[[AllReduce], Any]) -> None:
     """`answer(all_reduce)` returns the functions f and g of Megatron-LM."""
     for size in (2, 3, 1):
         ranks = Ranks(size)
-        ranks.run(lambda rank, all_reduce: _one_rank(answer, ranks, rank, all_reduce))  # noqa: B023
+        ranks.run(lambda rank, ranks=ranks: _one_rank(answer, ranks, rank))
     right("f adds up in backward, g in forward. A layer cut by columns and then by rows needs one of each.")
 
 
-def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, all_reduce: AllReduce) -> bool:
+def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int) -> None:
     size, numbers = ranks.size, torch.arange(1.0, 5.0)
-    found = returned(answer(all_reduce))
+    found = returned(answer(ranks.all_reduce(rank)))
     pair = isinstance(found, tuple | list) and len(found) == 2 and all(callable(each) for each in found)
     require(pair, f"It should return two functions, not {shown(found)}.")
     f, g = found
@@ -153,9 +153,7 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, all_r
     y = returned(f(x))
     require(isinstance(y, Tensor), f"{where}: the first function should return a tensor, not {shown(y)}.")
     require(torch.equal(x, numbers), f"{where}: the first function has changed its argument.")
-    require(
-        ranks.calls[rank] == 0, f"{where}: the first function sends something in forward. There is nothing to send."
-    )
+    require(not ranks.calls[rank], f"{where}: the first function sends something in forward. There is nothing to send.")
     require(
         torch.equal(y, numbers),
         f"{where}: the first function, given {numbers.tolist()} on each rank, should return "
@@ -190,7 +188,6 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, all_r
         f"{where}: `x + f(x)` has the gradient {x.grad.tolist()} and should have {(numbers * (1 + size)).tolist()}. "
         "The first function changes the gradient that it is given, which the other summand needs as well.",
     )
-    return True
 
 
 def _same(found: Tensor, wanted: Tensor, size: int, rank: int, what: str) -> None:
@@ -222,13 +219,17 @@ def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> 
         ranks, firsts = Ranks(len(sizes)), [sum(sizes[:rank]) for rank in range(len(sizes))]
         given = [scores[:, first : first + size].clone() for first, size in zip(firsts, sizes, strict=True)]
         before, aims = [each.clone() for each in given], targets.clone()
-        found = ranks.run(lambda rank, reduce: answer(given[rank], targets, firsts[rank], reduce))  # noqa: B023
+        found = ranks.run(
+            lambda rank, of=given, firsts=firsts, targets=targets, ranks=ranks: returned(
+                answer(of[rank], targets, firsts[rank], ranks.all_reduce(rank))
+            )
+        )
         case = f"A vocabulary of {words} words, {' + '.join(map(str, sizes))}"
         same = all(torch.equal(a, b) for a, b in zip([*given, targets], [*before, aims], strict=True))
         require(same, f"{case}: `scores` or `targets` have changed.")
         for rank, pair in enumerate(found):
             _loss_of(pair, rank, loss.detach(), whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]], case, tokens)
-        most = max(ranks.numbers)
+        most = max(ranks.sent)
         require(
             most <= 3 * tokens + 3,
             f"{case}: right numbers; but a rank has sent {most} numbers for {tokens} tokens. "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.meeting import Ranks
+from checks.ranks import Ranks
 
 CLOSE = 1e-9
 
@@ -161,9 +161,8 @@ def _stepped(
     ranks = Ranks(len(wholes))
 
     def part(rank: int) -> None:
-        with trying("The function"):
-            answer(wholes[rank], gradients[rank].clone(), shards[rank], optimizers[rank], MOST, len(wholes),
-                   ranks.reduce_scatter(rank), ranks.all_gather(rank), ranks.all_reduce(rank))  # fmt: skip
+        answer(wholes[rank], gradients[rank].clone(), shards[rank], optimizers[rank], MOST, len(wholes),
+               ranks.reduce_scatter(rank), ranks.all_gather(rank), ranks.all_reduce(rank))  # fmt: skip
 
     ranks.run(part)
     return ranks.calls[0]

@@ -234,7 +234,7 @@ class Cluster(BaseCluster):
         with self._scaling:
             if self.workers and wanted != self.workers:
                 self._check_parting()
-            leaving = [name for name in self.workers if name not in wanted]
+            leaving = [name for name in self._handles if name not in wanted]  # those that are lost, too
             self._part([self._handles.pop(name) for name in leaving])
             if missing := [name for name in wanted if name not in self.workers]:
                 self._start(missing)

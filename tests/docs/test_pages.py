@@ -18,7 +18,7 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "READ
 BLOCK = re.compile(r"(?:^<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"not run by the tests: \S.*")
 ELSEWHERE = {"docs/past-one-machine.md"}  # in `test_past_one_machine`, and with the tests of Ray
-LANGUAGES = {"python", "sh", "toml"}
+LANGUAGES = {"python", "sh", "toml", "ipython3"}  # the last one is for other front ends, and does not run
 
 BEFORE = {  # code that runs before each cell of a page
     "README.md": """

@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from benchmarks.panel_frames import CHROMIUM, FLAGS
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -56,13 +58,24 @@ def test_every_link_leads_to_a_page_and_an_anchor(site):
     assert wrong == []
 
 
+@pytest.fixture
+def reader():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: set CHROMIUM or put it on PATH")
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = running.new_page(color_scheme="light")
+        page.route("https://**/*", lambda route: route.abort())  # formulas and charts of the internals come from there
+        yield page
+        running.close()
+
+
 @pytest.mark.browser
-def test_a_reader_finds_a_lesson_plays_a_record_and_turns_the_light_off(site, page):
-    reader = page.context.browser.new_context(color_scheme="light").new_page()
-    reader.route("https://**/*", lambda route: route.abort())  # formulas and charts of the internals come from there
+def test_a_reader_finds_a_lesson_plays_a_record_and_turns_the_light_off(site, reader):
     reader.goto((site / "index.html").as_uri())
-    reader.get_by_role("searchbox").fill("bubble")
-    reader.get_by_role("searchbox").press("Enter")
+    reader.get_by_label("Search").first.fill("bubble")
+    reader.get_by_label("Search").first.press("Enter")
     found = reader.locator("#search-results a", has_text="GPipe")
     found.first.click()
     reader.get_by_role("heading", level=1).wait_for()
@@ -79,4 +92,3 @@ def test_a_reader_finds_a_lesson_plays_a_record_and_turns_the_light_off(site, pa
     before = body.evaluate("body => getComputedStyle(body).backgroundColor")
     reader.locator(".theme-toggle:visible").first.click()
     reader.wait_for_function(f"getComputedStyle(document.body).backgroundColor !== '{before}'")
-    reader.context.close()

@@ -151,6 +151,14 @@ def test_a_worker_that_exits_is_named_with_its_exit_code(cluster: rpcbench.Clust
     assert cluster.workers == ["worker1", "worker2"]
 
 
+def test_scale_lets_a_lost_worker_go(cluster: rpcbench.Cluster) -> None:
+    cluster.scale(3)
+    cluster.kill("worker3")
+    assert cluster.lost == ["worker3"]
+    cluster.scale(2)
+    assert (cluster.workers, cluster.lost) == (["worker1", "worker2"], [])
+
+
 def test_a_restarted_worker_has_no_values_of_its_predecessor(cluster: rpcbench.Cluster) -> None:
     kept: RRef[list[int]] = cluster.remote("worker1", list, ((1, 2),))
     assert kept.to_here() == [1, 2]

@@ -36,6 +36,7 @@ def test_the_course_is_every_notebook_in_order():
     names = [lesson["lesson"] for lesson in COURSE]
     assert names == sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     assert make_course.MAP.read_text() == make_course.page(COURSE), "run docs/make_course.py"
+    assert [make_course.counted(lesson) for lesson in COURSE] == COURSE, "run docs/make_course.py"
     for place, lesson in enumerate(COURSE):
         assert lesson["track"] in make_course.TRACKS
         assert set(lesson["before"]) <= set(names[:place]), f"{lesson['lesson']} builds on a later lesson"

@@ -136,6 +136,7 @@ def test_the_ideal_idle_share_is_none_while_rows_are_missing() -> None:
     early = [row(2, "1F0", 1, 2), row(2, "1B0", 2, 4)]
     assert Timeline.of(early).idle_ideal is None
     assert str(Timeline.of(early)).splitlines()[0] == "step 3: 3.0 ms, bubble 0.0%"
+    assert repr(Timeline.of(early)) == str(Timeline.of(early))  # where a notebook cannot show the picture
 
 
 def test_idle_share_ignores_running_operations() -> None:

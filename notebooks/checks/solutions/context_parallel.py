@@ -2,10 +2,10 @@
 def merge(a, b):
     (out_a, largest_a, total_a), (out_b, largest_b, total_b) = a, b
     largest = torch.maximum(largest_a, largest_b)
-    weight_a = total_a * (largest_a - largest).exp()
-    weight_b = total_b * (largest_b - largest).exp()
-    total = weight_a + weight_b
-    return (out_a * weight_a + out_b * weight_b) / total, largest, total
+    weight_a = total_a * (largest_a - largest).exp().nan_to_num()  # inf - inf is nan
+    weight_b = total_b * (largest_b - largest).exp().nan_to_num()
+    total = weight_a + weight_b  # 1 or more, unless there is no key
+    return (out_a * weight_a + out_b * weight_b) / total.clamp(min=1), largest, total
 
 
 # %% timetable

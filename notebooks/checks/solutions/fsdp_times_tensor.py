@@ -20,4 +20,4 @@ def gathers(blocks, keep):
 def sent(numbers, sums, tokens, width, dp, tp):
     along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
     along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
-    return along_tp, along_dp
+    return along_dp, along_tp

@@ -1,17 +1,17 @@
-# %% busy: wrong, the operations of all workers | is busy for
+# %% busy: wrong, the operations of all workers | which counts the operations of all workers
 def busy(rows, worker):
     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
     return sum(row["end"] - row["begin"] for row in rows) / lasted
 
 
-# %% busy: wrong, the step as one worker sees it | is busy for
+# %% busy: wrong, the step as one worker sees it | from its own first operation to its own last one
 def busy(rows, worker):
     own = [row for row in rows if row["worker"] == worker]
     lasted = max(row["end"] for row in own) - min(row["begin"] for row in own)
     return sum(row["end"] - row["begin"] for row in own) / lasted
 
 
-# %% busy: wrong, the idle share | is busy for
+# %% busy: wrong, the idle share | its idle share
 def busy(rows, worker):
     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
     return 1 - sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
@@ -22,12 +22,12 @@ def busy(rows, worker):
     return sum(row["worker"] == worker for row in rows) / len(rows)
 
 
-# %% busy: wrong, as if the step began at 0 | is busy for
+# %% busy: wrong, as if the step began at 0 | as if the step began at 0
 def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
 
 
-# %% busy: wrong, the share of all work | is busy for
+# %% busy: wrong, the share of all work | a share of the work of all workers
 def busy(rows, worker):
     work = sum(row["end"] - row["begin"] for row in rows)
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / work
@@ -46,7 +46,7 @@ def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
 
 
-# %% busy: wrong, per cent | is busy for
+# %% busy: wrong, per cent | per cent. The step
 def busy(rows, worker):
     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
     return 100 * sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
@@ -88,7 +88,7 @@ def longest_wait(rows, worker):
     )
 
 
-# %% longest_wait: wrong, the names the other way round | waits longest between
+# %% longest_wait: wrong, the names the other way round | the names the other way round
 def longest_wait(rows, worker):
     from itertools import pairwise
 
@@ -106,7 +106,7 @@ def longest_wait(rows, worker):
     return max(b["begin"] - a["end"] for a, b in pairwise(own))
 
 
-# %% longest_wait: wrong, from begin to begin | waits longest between
+# %% longest_wait: wrong, from begin to begin | to the begin of the next
 def longest_wait(rows, worker):
     from itertools import pairwise
 
@@ -160,9 +160,14 @@ def longest_wait(rows, worker):
     )
 
 
-# %% longest_wait: wrong, letters without numbers | waits longest between
+# %% longest_wait: wrong, letters without numbers | names that are no operations of this worker
 def longest_wait(rows, worker):
     from itertools import pairwise
 
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
+
+
+# %% busy: wrong, seconds | the seconds, not a share
+def busy(rows, worker):
+    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)

@@ -256,3 +256,60 @@ def deposit(account, request, amount):
         account.balance += amount
         account.answers[request] = account.balance
         return account.balance
+
+
+# %% at_once: right, a thread for each call
+def at_once(function, parts, workers):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(lambda worker, part: rpc.rpc_sync(worker, function, (part,)), workers, parts))
+
+
+# %% patient: right, with a future
+def patient(worker, function, seconds, default):
+    future = rpc.rpc_async(worker, function, timeout=seconds)
+    try:
+        return future.wait()
+    except rpcbench.RpcTimeoutError:
+        return default
+
+
+# %% deposit: right, takes the lock by hand
+def deposit(account, request, amount):
+    account.lock.acquire()
+    try:
+        if request in account.answers:
+            return account.answers[request]
+        account.balance = account.balance + amount
+        account.answers[request] = account.balance
+        return account.balance
+    finally:
+        account.lock.release()
+
+
+# %% process_ids: wrong, right for names in their order alone | are those of other workers
+def process_ids(names):
+    return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
+
+
+# %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
+def at_once(function, parts, workers):
+    futures = []
+    for part, worker in zip(parts, workers):
+        futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
+    return [future.wait() for future in futures]
+
+
+# %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
+def patient(worker, function, seconds, default):
+    begin = time.monotonic()
+    found = rpc.rpc_sync(worker, function)
+    return found if time.monotonic() - begin <= seconds else default
+
+
+# %% at_once: wrong, takes the workers in the order of the cluster | they went to
+def at_once(function, parts, workers):
+    workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
+    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+    return [future.wait() for future in futures]

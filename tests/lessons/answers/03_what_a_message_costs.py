@@ -217,3 +217,8 @@ def schedule_time(rounds, alpha, beta):
             receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
         longest = max([longest, *sends.values(), *receives.values()])
     return longest
+
+
+# %% best_pieces: wrong, tries no more than a thousand | you say 1000
+def best_pieces(n, hops, alpha, beta):
+    return min(range(1, 1001), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))

@@ -168,7 +168,7 @@ def average_gradients(model, size, all_reduce):
             parameter.grad = all_reduce(parameter.grad) / size
 
 
-# %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2
+# %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -194,7 +194,7 @@ def average_gradients(model, size, all_reduce):
         parameter.grad /= size
 
 
-# %% average: wrong, divides twice | the gradient of weight is 1; the mean is 2
+# %% average: wrong, divides twice | the gradient of weight is 1.25; the mean is 2.5
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -254,7 +254,7 @@ def which(before, after):
     return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
 
 
-# %% which: wrong, torch's older names | you say 'allgather'
+# %% which: wrong, torch's older names | 'allgather' is none of the eight names
 def which(before, after):
     sums = [sum(numbers) for numbers in zip(*before)]
     everything = [number for row in before for number in row]
@@ -272,7 +272,7 @@ def which(before, after):
     return "all_reduce"
 
 
-# %% which: wrong, a list of all that might be | you say ['broadcast'
+# %% which: wrong, a list of all that might be | is none of the eight names
 def which(before, after):
     return ["broadcast", "all_reduce", "all_gather"]
 
@@ -288,3 +288,29 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
+
+# %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
+def all_gather(mine, rank, size, broadcast):
+    places = [torch.zeros(mine.shape) for _ in range(size)]
+    places[rank].copy_(mine)
+    for source in range(size):
+        broadcast(places[source], source)
+    return places
+
+
+# %% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            break
+        all_reduce(parameter.grad)
+        parameter.grad /= size
+
+
+# %% average: wrong, divides to whole numbers | `//` drops the rest
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            all_reduce(parameter.grad)
+            parameter.grad = parameter.grad // size

@@ -196,3 +196,33 @@ def freed_after(messages):
             if count == 0:
                 return len(seen)
     return None
+
+
+# %% entry: right, as a float
+def entry(loss):
+    return float(loss.to_here())
+
+
+# %% bad_order: right, the call arrives in between
+def bad_order():
+    return ["Call", "UserDelete", "ForkRequest"]
+
+
+# %% may_delete: right, in three steps
+def may_delete(released, confirmed, children):
+    if not released or not confirmed:
+        return False
+    return children == 0
+
+
+# %% freed_after: right, with the state of each fork
+def freed_after(messages):
+    state = {}
+    for number, (kind, fork) in enumerate(messages, 1):
+        if kind == "UserDelete":
+            state[fork] = "gone"
+        else:
+            state.setdefault(fork, "user")
+        if "user" not in state.values():
+            return number
+    return None

@@ -245,3 +245,41 @@ def parts(found, behind):
 # %% parts: wrong, a set | should be a dict
 def parts(found, behind):
     return discover_all(found, behind)
+
+
+# %% carry_back: wrong, leaves the weights of the worker without gradients | `weight.grad` should be
+def carry_back(received, returned, gradients):
+    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
+    return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
+
+
+# %% discover: right, recursive
+def discover(found, behind):
+    known = set()
+
+    def visit(message):
+        if message not in known:
+            known.add(message)
+            for other in behind[message]:
+                visit(other)
+
+    for message in found:
+        visit(message)
+    return known
+
+
+# %% step: right, worker1 calls worker2
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", both_halves, (x, weight1, weight2))
+        dist_autograd.backward(context_id, [loss])
+        futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
+        return tuple(future.wait() for future in futures)
+
+
+# %% carry_back: right, pairs by place
+def carry_back(received, returned, gradients):
+    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
+    return [each.grad for each in received]

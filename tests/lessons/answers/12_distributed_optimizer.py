@@ -282,3 +282,105 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocity
             velocities[place] = momentum * velocity + gradient
+
+
+# %% descend: right, by `add_`
+def descend(weight, context_id, lr):
+    values = weight.to_here()
+    gradients = dist_autograd.get_gradients(context_id)
+    if values in gradients:
+        values.data.add_(gradients[values], alpha=-lr)
+    return values
+
+
+# %% global_norm: right, one call for each owner
+def square_sums(context_id, weights):
+    gradients = dist_autograd.get_gradients(context_id)
+    return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
+
+
+def global_norm(context_id, weights):
+    owners = {}
+    for weight in weights:
+        owners.setdefault(weight.owner_name(), []).append(weight)
+    futures = [rpc.rpc_async(owner, square_sums, (context_id, own)) for owner, own in owners.items()]
+    return sum(future.wait() for future in futures) ** 0.5
+
+
+# %% restore: right, all owners at once, the optimizer first
+def set_data(weight, values):
+    weight.local_value().data[:] = values
+
+
+def restore(directory, optimizer, weights):
+    optimizer.load(directory)
+    saved = torch.load(Path(directory) / "weights.pt")
+    for future in [rpc.rpc_async(w.owner(), set_data, (w, values)) for w, values in zip(weights, saved)]:
+        future.wait()
+
+
+# %% momentum_step: right, in place
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    with torch.no_grad():
+        for place, (weight, gradient) in enumerate(zip(weights, gradients)):
+            if gradient is not None:
+                if velocities[place] is None:
+                    velocities[place] = torch.zeros_like(weight)
+                velocities[place].mul_(momentum).add_(gradient)
+                weight.add_(velocities[place], alpha=-lr)
+
+
+# %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if velocities[place] is None:
+            velocities[place] = gradient
+        else:
+            velocities[place].mul_(momentum).add_(gradient)
+        weights[place].data -= lr * velocities[place]
+
+
+# %% descend: wrong, changes the gradient in the context | Leave it as it is
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    gradient = dist_autograd.get_gradients(context_id).get(values)
+    if gradient is not None:
+        with torch.no_grad():
+            values -= gradient.mul_(lr)
+    return values
+
+
+# %% descend: wrong, returns the RRef | Return the parameter itself
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    gradient = dist_autograd.get_gradients(context_id).get(values)
+    if gradient is not None:
+        with torch.no_grad():
+            values -= lr * gradient
+    return weight
+
+
+# %% global_norm: wrong, all gradients of the context, whatever the weights are | that is not asked for
+def all_squares(context_id):
+    return sum(gradient.square().sum().item() for gradient in dist_autograd.get_gradients(context_id).values())
+
+
+def global_norm(context_id, weights):
+    owners = {weight.owner_name() for weight in weights}
+    futures = [rpc.rpc_async(owner, all_squares, (context_id,)) for owner in owners]
+    return sum(future.wait() for future in futures) ** 0.5
+
+
+# %% restore: wrong, weights where they were when they were saved | With weights that now live on worker2 and worker1
+def put_back(weight, values):
+    with torch.no_grad():
+        weight.local_value().copy_(values)
+
+
+def restore(directory, optimizer, weights):
+    saved = torch.load(Path(directory) / "weights.pt")
+    rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
+    rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
+    optimizer.load(directory)

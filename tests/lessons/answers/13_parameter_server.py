@@ -40,7 +40,7 @@ def staleness(log):
 # %% staleness: wrong, one pull for all trainers | and yours gave
 def staleness(log):
     steps, pulled, found = 0, 0, []
-    for what, who in log:
+    for what, _ in log:
         if what == "pull":
             pulled = steps
         else:
@@ -64,7 +64,7 @@ def staleness(log):
 
 # %% staleness: wrong, a range | should be a list
 def staleness(log):
-    return range(sum(what == "push" for what, who in log))
+    return range(sum(what == "push" for what, _ in log))
 
 
 # %% staleness: wrong, uses up the log | changes the log

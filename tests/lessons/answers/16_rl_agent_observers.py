@@ -276,3 +276,10 @@ def lagged_loss(now, then, worth, most):
 def lagged_loss(now, then, worth, most):
     weight = (now - then).exp().clamp(max=most)
     return -(weight * now * (worth - worth.mean())).mean().detach()
+
+
+# %% lagged_loss: right, with torch.minimum
+def lagged_loss(now, then, worth, most):
+    with torch.no_grad():
+        weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
+    return (weight * now * (worth.mean() - worth)).sum() / len(now)

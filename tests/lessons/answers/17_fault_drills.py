@@ -70,6 +70,7 @@ def insist(call):
         except rpcbench.ConnectionLostError as error:
             if error.maybe_executed:
                 raise
+    return None
 
 
 # %% insist: wrong, makes it once more to be sure | it was made
@@ -92,6 +93,7 @@ def insist(call):
         except rpcbench.ConnectionLostError as error:
             if error.maybe_executed:
                 raise
+    return None
 
 
 # %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
@@ -102,7 +104,7 @@ def lamport(events):
 # %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
 def lamport(events):
     counters, found = {}, []
-    for what, member, message in events:
+    for _, member, _ in events:
         counters[member] = counters.get(member, 0) + 1
         found.append(counters[member])
     return found
@@ -299,3 +301,20 @@ class Once:
         if well:
             return answer
         raise answer
+
+
+# %% once: wrong, takes the arguments for a part of the ticket | The ticket alone
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.lock = function, {}, threading.Lock()
+
+    def call(self, *order):
+        with self.lock:
+            first = order not in self.answers
+            answer = self.answers.setdefault(order, rpc.Future())
+        if first:
+            try:
+                answer.set_result(self.function(*order[1:]))
+            except Exception as error:
+                answer.set_exception(error)
+        return answer.wait()

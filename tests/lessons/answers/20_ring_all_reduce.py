@@ -251,3 +251,17 @@ def all_reduce_by_doubling(x, rank, size, exchange):
         x += exchange(rank ^ distance, x)
         distance *= 2
     return x
+
+
+# %% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+def all_reduce(x, size, reduce_scatter, all_gather):
+    flat = x.flatten()
+    padded = torch.cat([flat, torch.zeros(-len(flat) % size)])
+    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
+
+
+# %% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
+def all_reduce(x, size, reduce_scatter, all_gather):
+    flat = x.view(-1)
+    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+    return all_gather(reduce_scatter(padded))[: len(flat)].view(x.shape)

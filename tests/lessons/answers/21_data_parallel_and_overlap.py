@@ -289,3 +289,34 @@ def accumulate(model, loss_of, parts, size, all_reduce):
     pieces = flat.split([parameter.numel() for parameter in model.parameters()])
     for parameter, piece in zip(model.parameters(), pieces):
         parameter.grad = piece.view_as(parameter) / size
+
+
+# %% exposed: wrong, the link rests before the first and the last bucket only | A slow bucket in the middle
+def exposed(backward, reduce):
+    return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
+
+
+# %% weigh: wrong, a whole mean number of rows | Ranks with [4, 3] rows
+def weigh(loss, rows, size, all_reduce):
+    total = torch.tensor(rows)
+    all_reduce(total)
+    return loss * rows / (total // size)
+
+
+# %% exposed: wrong, looks at all messages and at the last two only | A long message before two short ones
+def exposed(backward, reduce):
+    if len(reduce) == 1:
+        return reduce[0]
+    waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
+    return max(waits, sum(reduce) - sum(backward[1:]))
+
+
+# %% accumulate: wrong, one forward for all micro-batches | goes through the model by itself
+def accumulate(model, loss_of, parts, size, all_reduce):
+    x, y = (torch.cat(each) for each in zip(*parts))
+    loss_of(model(x), y).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    all_reduce(flat)
+    pieces = flat.split([parameter.numel() for parameter in model.parameters()])
+    for parameter, piece in zip(model.parameters(), pieces):
+        parameter.grad = piece.view_as(parameter) / size

@@ -234,7 +234,7 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     whole.copy_(all_gather(whole))
 
 
-# %% step: wrong, some ranks alone add up the norm | The ranks do not call the same
+# %% step: wrong, some ranks alone add up the norm | In a collective all ranks make the same call
 def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
     shard.grad = reduce_scatter(gradient) / size
     square = shard.grad.square().sum()

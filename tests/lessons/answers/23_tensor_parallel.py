@@ -420,7 +420,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     return (sums.log() - aimed).mean(), gradient / len(targets)
 
 
-# %% vocabulary_loss: wrong, only ranks with a target take part | A rank waits for the others in vain
+# %% vocabulary_loss: wrong, only ranks with a target take part | for ever; others have returned already
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
     largest = scores.amax(1)

@@ -137,6 +137,18 @@ def recomputed(run, x):
     return run(x)
 
 
+# %% recomputed: wrong, by torch's checkpoint | Here you should do without it
+def recomputed(run, x):
+    return checkpoint(run, x, use_reentrant=False)
+
+
+# %% recomputed: wrong, by torch's older checkpoint, from its module | Here you should do without it
+def recomputed(run, x):
+    import torch.utils.checkpoint
+
+    return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=True)
+
+
 # %% recomputed: wrong, without a graph | autograd cannot go back
 def recomputed(run, x):
     with torch.no_grad():

@@ -144,7 +144,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     return True, scale, clean + 1
 
 
-# %% scaled_step: wrong, only the rank with a fault calls | A rank waits for the others in vain
+# %% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     if not all(bool(g.isfinite().all()) for g in gradients):
         all_reduce(torch.ones(1), "max")
@@ -257,6 +257,13 @@ def compensated(total, lost, update):
     return new, (new - total) - wanted
 
 
+# %% compensated: wrong, hands on the negative of what is lost | with its sign
+def compensated(total, lost, update):
+    wanted = update - lost
+    new = total + wanted
+    return new, (new - total) - wanted
+
+
 # %% compensated: wrong, keeps float32 | nothing longer may be kept
 def compensated(total, lost, update):
     new = total.float() + update.float() + lost.float()
@@ -290,3 +297,35 @@ def compensated(total, lost, update):
 # %% compensated: wrong, only the total | It should return (total, lost)
 def compensated(total, lost, update):
     return total + (update + lost)
+
+
+# %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([0.0 if all(gradient.sum().isfinite() for gradient in gradients) else 1.0])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for gradient in gradients:
+        gradient /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, other tensors in the list | Divide them in place
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    gradients[:] = [gradient / scale for gradient in gradients]
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% compensated: wrong, adds in float32 | All sums are done in bfloat16
+def compensated(total, lost, update):
+    exact = total.float() + lost.float() + update.float()
+    new = exact.bfloat16()
+    return new, (exact - new.float()).bfloat16()

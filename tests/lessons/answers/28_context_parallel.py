@@ -223,3 +223,23 @@ def zigzag(rank, size, length):
 # %% zigzag: wrong, numbers of chunks | each rank has 4 places
 def zigzag(rank, size, length):
     return [rank, 2 * size - 1 - rank]
+
+
+# %% merge: wrong, forgets that both parts may be empty | two parts with no keys: total has nan
+def merge(a, b):
+    (out_a, largest_a, total_a), (out_b, largest_b, total_b) = a, b
+    largest = torch.maximum(largest_a, largest_b)
+    weight_a = total_a * (largest_a - largest).exp()
+    weight_b = total_b * (largest_b - largest).exp()
+    total = weight_a + weight_b
+    return (out_a * weight_a + out_b * weight_b) / total, largest, total
+
+
+# %% merge: wrong, divides by the total of no keys | two parts with no keys: out has nan
+def merge(a, b):
+    (out_a, largest_a, total_a), (out_b, largest_b, total_b) = a, b
+    largest = torch.maximum(largest_a, largest_b)
+    weight_a = total_a * (largest_a - largest).exp().nan_to_num()
+    weight_b = total_b * (largest_b - largest).exp().nan_to_num()
+    total = weight_a + weight_b
+    return (out_a * weight_a + out_b * weight_b) / total, largest, total

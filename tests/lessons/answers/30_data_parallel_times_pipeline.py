@@ -96,13 +96,13 @@ def step_time(workers, microbatches, replicas, reduce):
     return 3 / stages * (microbatches / replicas + stages - 1)
 
 
-# %% step_time: wrong, all micro-batches for each replica | 4 workers as 2 times 2
+# %% step_time: wrong, all micro-batches for each replica | counts all 8 micro-batches for each replica
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
 
 
-# %% step_time: wrong, as if each worker sent the whole model | 8 workers as 4 times 2
+# %% step_time: wrong, as if each worker sent the whole model | of its own stage alone
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce
@@ -114,13 +114,13 @@ def step_time(workers, microbatches, replicas, reduce):
     return 3 * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
 
 
-# %% step_time: wrong, half of the all-reduce | 8 workers as 4 times 2
+# %% step_time: wrong, half of the all-reduce | half of the rounds
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * (microbatches / replicas + stages - 1) + (replicas - 1) / replicas * reduce / stages
 
 
-# %% step_time: wrong, no bubble | 4 workers as 1 times 4
+# %% step_time: wrong, no bubble | That has no bubble
 def step_time(workers, microbatches, replicas, reduce):
     stages = workers // replicas
     return 3 / stages * microbatches / replicas + 2 * (replicas - 1) / replicas * reduce / stages

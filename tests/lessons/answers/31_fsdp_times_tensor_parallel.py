@@ -1,14 +1,22 @@
-# %% rows_held: wrong, in the order of the ranks | not hold the rows in the order of their numbers
+# %% rows_held: wrong, in the order of the ranks | rank 1 is dp 0, tp 1
 def rows_held(rows, dp, tp, rank):
     each = rows // (dp * tp)
     return list(range(rank * each, (rank + 1) * each))
 
 
-# %% rows_held: wrong, FSDP's cut first | not hold the rows in the order of their numbers
+# %% rows_held: wrong, FSDP's cut first | Tensor parallel cuts first
 def rows_held(rows, dp, tp, rank):
     d, t = divmod(rank, tp)
     each = rows // (dp * tp)
     begin = d * (rows // dp) + t * each
+    return list(range(begin, begin + each))
+
+
+# %% rows_held: wrong, ranks counted along dp first | or ranks are counted along dp first
+def rows_held(rows, dp, tp, rank):
+    t, d = divmod(rank, dp)
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
     return list(range(begin, begin + each))
 
 
@@ -125,41 +133,41 @@ def gathers(blocks, keep):
     return (1 if keep else 2) * blocks + 1 + blocks + 1
 
 
-# %% sent: wrong, along dp first | along tp a rank sends
+# %% sent: wrong, along tp first | the one along dp comes first
 def sent(numbers, sums, tokens, width, dp, tp):
     along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
     along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
-    return along_dp, along_tp
+    return along_tp, along_dp
 
 
-# %% sent: wrong, numbers for bytes | along tp a rank sends 393216 bytes, not 98304
+# %% sent: wrong, numbers for bytes | along dp a rank sends 14400 bytes, not 3600
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * tokens * width, 3 * (dp - 1) / dp * numbers / tp
+    return 3 * (dp - 1) / dp * numbers / tp, sums * 2 * (tp - 1) / tp * tokens * width
 
 
 # %% sent: wrong, an all-reduce sent once | along tp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers / tp * 4
+    return 3 * (dp - 1) / dp * numbers / tp * 4, sums * (tp - 1) / tp * tokens * width * 4
 
 
 # %% sent: wrong, the whole model along dp | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers * 4
+    return 3 * (dp - 1) / dp * numbers * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 
 
 # %% sent: wrong, one gather | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 2 * (dp - 1) / dp * numbers / tp * 4
+    return 2 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 
 
 # %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * tokens * width * 4, 3 * (dp - 1) / dp * numbers / tp / dp * 4
+    return 3 * (dp - 1) / dp * numbers / tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 
 
 # %% sent: wrong, one vector for all tokens | along tp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * width * 4, 3 * (dp - 1) / dp * numbers / tp * 4
+    return 3 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * width * 4
 
 
 # %% sent: wrong, the sum of both | A pair is wanted

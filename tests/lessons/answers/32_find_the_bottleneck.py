@@ -270,3 +270,27 @@ def gain(ops, name, factor):
 
     time, needs = ops[name]
     return length(ops) / length({**ops, name: (time * factor, needs)})
+
+
+# %% causes: wrong, a rest below zero is none | the rest takes -0.5, not 0
+def causes(step, busy, microbatches):
+    workers, mean = len(busy), sum(busy) / len(busy)
+    bubble = mean * (workers - 1) / microbatches
+    real = sum(busy) / microbatches + (microbatches - 1) / microbatches * max(busy)
+    return [mean, bubble, real - mean - bubble, max(0, step - real)]
+
+
+# %% straggler: wrong, the upper one of the two in the middle | It is rank 1
+def straggler(arrivals):
+    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
+    middle = [each[len(each) // 2] for each in late]
+    return middle.index(max(middle))
+
+
+# %% straggler: wrong, lateness against the mean of the ranks | It is rank
+def straggler(arrivals):
+    import statistics
+
+    late = [[at - statistics.mean(step) for at in step] for step in arrivals]
+    medians = [statistics.median(rank) for rank in zip(*late)]
+    return medians.index(max(medians))

@@ -340,7 +340,7 @@ def total_time(work, interval, cost, restart, failures):
     return time + needed(work - done)
 
 
-# %% total_time: wrong, forgets earlier saves | it takes
+# %% total_time: wrong, forgets earlier saves | What earlier starts have saved
 def total_time(work, interval, cost, restart, failures):
     def needed(left):
         return left + (-(-left // interval) - 1) * cost
@@ -354,7 +354,7 @@ def total_time(work, interval, cost, restart, failures):
     return time + needed(work - done)
 
 
-# %% total_time: wrong, all failures come | it takes
+# %% total_time: wrong, all failures come | the run ends there
 def total_time(work, interval, cost, restart, failures):
     def needed(left):
         return left + (-(-left // interval) - 1) * cost
@@ -364,3 +364,27 @@ def total_time(work, interval, cost, restart, failures):
         done = min(work, done + up // (interval + cost) * interval)
         time += up + restart
     return time + max(0, needed(work - done))
+
+
+# %% total_time: wrong, does not stop when the work is done | the run ends there
+def total_time(work, interval, cost, restart, failures):
+    time = done = 0
+    for up in failures:
+        done += up // (interval + cost) * interval
+        time += up + restart
+    left = work - done
+    return time + left + (-(-left // interval) - 1) * cost
+
+
+# %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
+def total_time(work, interval, cost, restart, failures):
+    def needed(left):
+        return left + (-(-left // interval) - 1) * cost
+
+    time = done = 0
+    for up in failures:
+        if needed(work - done) < up:
+            break
+        done += up // (interval + cost) * interval
+        time += up + restart
+    return time + needed(work - done)

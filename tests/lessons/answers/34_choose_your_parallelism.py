@@ -195,6 +195,14 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
 
+# %% choose: wrong, tensor parallel up to the size of a host | does not divide the 6 workers of a host
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    n = range(1, workers + 1)
+    possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == 0 and b <= per_host]
+    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
+    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
+
 # %% choose: wrong, does not look at the budget | room for 100
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
@@ -250,3 +258,21 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, tp, workers // (a * tp)) for a in n if workers % (a * tp) == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
+
+# %% held: wrong, whole bytes of state | dp=8, tp=1, pp=2
+def held(parameters, activations, dp, tp, pp, microbatches):
+    return (parameters * (4 + 12 // dp) + min(pp, microbatches // dp) * activations) / (tp * pp)
+
+
+# %% choose: wrong, a layout that fills the budget does not fit | room for 121.875
+def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
+    fits = []
+    for dp in range(1, workers + 1):
+        for tp in range(1, workers + 1):
+            if workers % (dp * tp) or per_host % tp or heads % tp or microbatches % dp:
+                continue
+            layout = (dp, tp, workers // (dp * tp))
+            if layers % layout[2] == 0 and held(layout) < budget:
+                fits.append(layout)
+    return min(fits, key=time, default=None)
