@@ -122,7 +122,9 @@ def _pass(key: str, worker: int, one: Row, graph: Row) -> Row:
 
 
 def _link(context: Row, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
-    halves = len(sent ^ received)
+    # A worker forgets its old contexts at a time of its own, so the sender's row may be gone; all received was sent.
+    sent = sent | received
+    halves = len(sent - received)
     comes = context["ended"] is None and is_up(world, source) and is_up(world, to)
     state = "paired" if not halves else "open" if comes else "lost"
     counts = {"sent": len(sent), "received": len(received), "open": halves}

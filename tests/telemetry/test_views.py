@@ -149,8 +149,16 @@ def test_equal_counts_of_different_messages_are_no_pair():
         {"contexts": {"5": context(sends=[{"message": 1, "to": 1}])}},
         {"contexts": {"5": context(recvs=[{"message": 2, "from": 0}])}},
     )
-    assert autograd_view(at)["links"]["5/0>1"]["state"] == "open"
-    assert autograd_view(at)["contexts"]["5"]["open"] == 2
+    link = autograd_view(at)["links"]["5/0>1"]
+    assert (link["state"], link["sent"], link["received"]) == ("open", 2, 1)  # what was received was sent
+    assert autograd_view(at)["contexts"]["5"]["open"] == 1
+
+
+def test_a_sender_that_has_forgotten_an_old_context_has_lost_nothing():
+    recvs = [{"message": 1, "from": 0}, {"message": 2, "from": 0}]
+    view = autograd_view(world({}, {"contexts": {"5": context(recvs=recvs)}}))
+    link = view["links"]["5/0>1"]
+    assert (link["state"], link["sent"], link["received"]) == ("paired", 2, 2)
 
 
 def test_a_half_whose_worker_is_gone_is_not_under_way():
