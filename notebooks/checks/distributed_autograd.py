@@ -31,9 +31,9 @@ def carry_back(answer: CarryBack) -> None:
     runs: list[Tensor] = []
     trunk = a * b
     trunk.register_hook(runs.append)
-    sine, power, unused = computed = [trunk.sin(), trunk.exp(), lonely * trunk]
-    gradients = [torch.tensor([1.0, -2.0, 3.0], dtype=torch.double), torch.rand(3, dtype=torch.double), None]
-    wanted = [*torch.autograd.grad([sine, power], [a, b], gradients[:2], retain_graph=True), None]
+    sine, unused, power = computed = [trunk.sin(), lonely * trunk, trunk.exp()]
+    gradients = [torch.tensor([1.0, -2.0, 3.0], dtype=torch.double), None, torch.rand(3, dtype=torch.double)]
+    wanted = [*torch.autograd.grad([sine, power], [a, b], gradients[::2], retain_graph=True), None]
     runs.clear()
     found = _carried(answer, received, computed, gradients)
     require(len(runs) == 1, f"The part that two of the tensors share ran {len(runs)} times. One pass does it.")

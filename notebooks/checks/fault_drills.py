@@ -10,7 +10,7 @@ from typing import Any
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from rpcbench.base.errors import ConnectionLostError
+from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError, WorkerLostError
 
 MOST = 20
 PATIENCE = 3.0
@@ -50,10 +50,10 @@ def insist(answer: Callable[[Callable[[], Any]], Any]) -> None:
             value = returned(value)
         require(value == result, f"A call that went well returned {result}, and the function {shown(value)}.")
     lost, perhaps = ConnectionLostError("lost", False), ConnectionLostError("lost", True)
-    for times in (1, 3, 7):
+    for times in (1, 3, 18):
         line = Line(*[lost] * times, 7)
         value = _tried(answer, line)
-        again = {1: "once", 3: "three times", 7: "seven times"}[times]
+        again = {1: "once", 3: "three times", 18: "18 times"}[times]
         require(value == 7, f"A call was lost {again} before it ran, and would have gone well then. It was given up.")
         require(line.made == times + 1, f"A call was lost {again}, then it went well; it was made {line.made} times.")
     line = Line(perhaps, 7)
@@ -64,6 +64,11 @@ def insist(answer: Callable[[Callable[[], Any]], Any]) -> None:
     )
     out = _tried(answer, Line(lost, perhaps, 7))
     require(out is perhaps, "A call was lost before it ran; the next one may have run. It was not let out.")
+    for late in (RpcTimeoutError("no answer in 5 s"), WorkerLostError("worker1 was lost")):
+        line = Line(late, 7)
+        out, name = _tried(answer, line), type(late).__name__
+        require(line.made == 1, f"After {name} the call was made again. It may have run, and may run twice.")
+        require(out is late, f"A call ended with {name}, and the caller is not told.")
     wrong = ValueError("of the function")
     out = _tried(answer, Line(wrong, 7))
     require(out is wrong, "The function itself raised ValueError. That is no lost message: let it out.")
@@ -76,7 +81,7 @@ def _tried(answer: Callable[[Callable[[], Any]], Any], line: Line) -> Any:
         with trying("The function"):
             try:
                 return answer(line)
-            except (ConnectionLostError, ValueError) as error:
+            except (RpcError, ValueError) as error:
                 return error
     except Enough:
         raise NotYet(f"The same call was made {MOST} times, and it would go on.") from None

@@ -120,6 +120,7 @@ def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None
     require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
     _comes_through(answer, fail, RuntimeError("out of paper"))
     _comes_through(answer, fail_late, TimeoutError("the printer does not answer"))
+    _comes_through(answer, fail_to_connect, ConnectionResetError("the printer hung up"))
     right("It waits as long as it should, and hides nothing.")
 
 
@@ -276,6 +277,10 @@ def fail() -> None:
 
 def fail_late() -> None:
     raise TimeoutError("the printer does not answer")
+
+
+def fail_to_connect() -> None:
+    raise ConnectionResetError("the printer hung up")
 
 
 class Lock:

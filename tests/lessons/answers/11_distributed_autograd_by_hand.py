@@ -283,3 +283,14 @@ def carry_back(received, returned, gradients):
     used = [place for place, gradient in enumerate(gradients) if gradient is not None]
     torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
     return [each.grad for each in received]
+
+
+# %% carry_back: wrong, stops at the first tensor that was not needed | The gradient of the first tensor should be
+def carry_back(received, returned, gradients):
+    used = []
+    for tensor, gradient in zip(returned, gradients):
+        if gradient is None:
+            break
+        used.append((tensor, gradient))
+    torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+    return [tensor.grad for tensor in received]

@@ -1,3 +1,38 @@
+# %% insist: wrong, makes a call again after a timeout | After RpcTimeoutError the call was made again
+def insist(call):
+    while True:
+        try:
+            return call()
+        except rpcbench.RpcTimeoutError:
+            pass
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% insist: wrong, makes a call again after a death | After WorkerLostError the call was made again
+def insist(call):
+    while True:
+        try:
+            return call()
+        except rpcbench.WorkerLostError:
+            continue
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% insist: wrong, gives up after ten | was lost 18 times
+def insist(call):
+    for _ in range(10):
+        try:
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+    return None
+
+
 # %% insist: wrong, tries once | It was given up
 def insist(call):
     return call()
@@ -62,7 +97,7 @@ def insist(call):
                 raise
 
 
-# %% insist: wrong, five tries | was lost seven times
+# %% insist: wrong, five tries | was lost 18 times
 def insist(call):
     for _ in range(5):
         try:
