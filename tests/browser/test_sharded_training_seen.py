@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import nbformat
@@ -15,7 +16,8 @@ MODULES = ("tiny_transformer.py", "recipes.py", "ring_attention.py")
 CUT = ["%cluster start", "numbers to learn", "cluster.mesh(", "ColwiseParallel", "fully_shard(model"]
 PANELS = ["%panel shards", "%panel messages"]
 TRAIN, TRACE, TIMELINE = "train_step(number) for", "rpcbench.trace()", "# over time"
-STEPS, PARAMETERS = 30, 29
+PARAMETERS = 29
+STEPS = int(re.search(r"train_step\(number\) for number in range\((\d+)\)", LESSON.read_text())[1])
 
 # Keeps, from now on: parameters that were seen whole, those that flashed as they had been whole between two pictures,
 # and collectives that were seen in the other panel, while this cell ran.
