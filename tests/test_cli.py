@@ -135,6 +135,13 @@ def test_lessons_copies_the_course_and_all_it_links_to(
     assert answer.read_text() == "my answer"
 
 
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr("rpcbench.cli.lessons.source", lambda: tmp_path)  # it has no docs
+    assert main(["lessons", str(tmp_path / "mine")]) == 1
+    assert not (tmp_path / "mine").exists()
+
+
 def test_lab_without_jupyterlab_names_the_install_command(
     executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def copy(target: Path) -> None:
         for part, left_out in PARTS.items():
             shutil.copytree(source() / part, target / part, ignore=left_out)
     except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)  # a part of the course would stand in the way of the next try
         raise RpcError(f"cannot copy the lessons to {target}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""`rpcbench demo | lessons | lab | run | launch | secret`: parses the arguments, then imports what does the work.
+"""`rpcbench demo | lessons | lab | run | launch | secret`: parses arguments, then imports the parts that do the work.
 
 No heavy module is imported before it is needed, so `rpcbench --help` is fast. An `RpcError` explains itself, so it is
 printed without a traceback; any other error is a bug and has one. `run` and `lab` replace this process by the program,
@@ -68,9 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     launch.set_defaults(run=_launch)
 
     lessons = commands.add_parser("lessons", help="copy the lessons, with what they need, to a new folder")
-    lessons.add_argument(
-        "folder", type=Path, nargs="?", default=Path("rpcbench-course"), help="the new folder (rpcbench-course)"
-    )
+    lessons.add_argument("folder", type=Path, nargs="?", help="the new folder (rpcbench-course)")
     lessons.set_defaults(run=_lessons)
 
     lab = commands.add_parser(
@@ -132,8 +130,9 @@ def _lab(options: argparse.Namespace) -> None:
 def _lessons(options: argparse.Namespace) -> None:
     from rpcbench.cli import lessons
 
-    lessons.copy(options.folder)
-    print(f"The lessons are in {options.folder}/notebooks. To open them: cd {options.folder}; rpcbench lab")
+    folder = options.folder or lessons.DEFAULT
+    lessons.copy(folder)
+    print(f"The lessons are in {folder}/notebooks. To open them: cd {folder}; rpcbench lab")
 
 
 def _secret(options: argparse.Namespace) -> None:

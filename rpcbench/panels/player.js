@@ -40,8 +40,8 @@ function timeText({ frames, seconds }, at) {
   return `${time.toFixed(2)} s of ${seconds.toFixed(2)} s${name ? `, ${name}` : ""}`;
 }
 
-// Adds the panel, with a toolbar above it, to the element `parent`. It shows the last frame: who does not play the
-// record sees the whole of it.
+// Adds the panel, with a toolbar above it, to the element `parent`. It opens at the last frame, so a page that is not
+// played shows the whole record.
 function play(record, widget, parent) {
   const { frames } = record;
   const views = allViews(frames);
