@@ -1,8 +1,8 @@
 """Ranks as threads, for checks: an answer is tried on all ranks at once.
 
 `Ranks(size).run(part)` runs `part(rank)` on each rank. Ranks send messages, or meet in collectives; what they send is
-counted. The first error of any rank ends all others at once, and so does a wait that no rank can end any more; nothing
-waits for a clock.
+counted. A rank that fails stops; the others go on until each has returned or waits for what no rank can send any more.
+Nothing waits for a clock, and the error that is raised, that of the lowest rank, does not depend on the threads' order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Ranks:
         self._met = [0] * size  # meetings that each rank has entered
         self._waits: dict[int, tuple[Callable[[], bool], str]] = {}  # rank → what it waits for, in a test and in words
         self._returned: set[int] = set()
-        self._over: NotYet | None = None
+        self._failed: dict[int, NotYet] = {}
+        self._over = False  # no rank can go on
         self._changed = threading.Condition()
 
     def run(self, part: Callable[[int], T], what: str = "The function") -> list[T]:
-        """What `part(rank)` returns, by rank. Raises the first NotYet of any of them."""
+        """What `part(rank)` returns, by rank. Raises the NotYet of the lowest rank that fails."""
         results: dict[int, T] = {}
 
         def one(rank: int) -> None:
@@ -45,7 +46,8 @@ class Ranks:
                 with trying(f"{what} on rank {rank} of {self.size}"):
                     results[rank] = part(rank)
             except NotYet as hint:
-                self._end(hint)
+                if not self._over:
+                    self._failed[rank] = hint
             finally:
                 with self._changed:
                     self._returned.add(rank)
@@ -56,8 +58,8 @@ class Ranks:
             thread.start()
         for thread in threads:
             thread.join()
-        if self._over is not None:
-            raise self._over
+        if self._failed:
+            raise self._failed[min(self._failed)]
         return [results[rank] for rank in range(self.size)]
 
     # -- counts
@@ -171,23 +173,20 @@ class Ranks:
     def _wait(self, rank: int, there: Callable[[], bool], words: str) -> None:
         self._waits[rank] = (there, words)
         self._look()
-        while not there() and self._over is None:
+        while not there() and not self._over:
             self._changed.wait()
         del self._waits[rank]
         if not there():
-            raise NotYet("another rank has ended the run")  # `run` raises the first hint, not this one
+            raise NotYet("the run is over")  # `run` raises another rank's hint, not this one
 
     def _look(self) -> None:
         """Wake those whose wait is over; end the run if nobody's ever will be."""
         stuck = [rank for rank, (there, _) in self._waits.items() if not there()]
-        if stuck and len(stuck) + len(self._returned) == self.size and self._over is None:
-            rank = min(stuck)
-            others = "others have returned already" if self._returned else "the others wait, too"
-            self._over = NotYet(f"{self.size} ranks: rank {rank} waits {self._waits[rank][1]} for ever; {others}.")
+        if stuck and len(stuck) + len(self._returned) == self.size and not self._over:
+            self._over = True
+            if not self._failed:
+                rank = min(stuck)
+                others = "others have returned already" if self._returned else "the others wait, too"
+                words = f"waits {self._waits[rank][1]} for ever; {others}."
+                self._failed[rank] = NotYet(f"{self.size} ranks: rank {rank} {words}")
         self._changed.notify_all()
-
-    def _end(self, hint: NotYet) -> None:
-        with self._changed:
-            if self._over is None:
-                self._over = hint
-            self._changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import pytest
 from exercises import LESSONS
@@ -88,3 +89,21 @@ def test_a_solved_exercise_is_kept_for_the_start_page(checks, total, tmp_path):
     for _ in range(2):
         total(sum)
     assert json.loads(kept.read_text()) == {"sums": ["total"]}
+
+
+def test_the_error_of_the_lowest_rank_is_raised_though_another_comes_first(checks):
+    from checks.ranks import Ranks
+
+    ranks, first = Ranks(3), threading.Event()
+
+    def part(rank):
+        if rank == 0:
+            assert first.wait(30)
+            checks.require(False, "rank 0 fails")
+        elif rank == 1:
+            first.set()
+            checks.require(False, "rank 1 fails")
+        ranks.receive(rank, 1)  # which never comes: the run ends all the same
+
+    with pytest.raises(checks.NotYet, match="^rank 0 fails$"):
+        ranks.run(part)

@@ -182,11 +182,22 @@ def test_the_prompt_comes_back_from_a_cell_that_waits_for_another(kernel, tmp_pa
     kernel.run(f"%%remote worker1 --async\nprint('first')\n{_until(tmp_path / 'go')}")
     kernel.run("handle, desk = _, __import__('rpcbench.cells.client').cells.client")
     kernel.run("patience, desk.PATIENCE = desk.PATIENCE, 3600.0")
-    second = "print('waiting')\nget_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"
-    reply = kernel.run(second, stop_at=[["waiting"]])
-    assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "the cell was interrupted")
-    (tmp_path / "go").touch()
-    assert kernel.run("desk.PATIENCE = patience\nhandle.wait()").status == "ok"
+    kernel.run("handling, desk._HANDLING_SECONDS = desk._HANDLING_SECONDS, 2.0")  # the worker may be slow to answer
+    second = """
+import threading
+def told(client=cluster.agent.part(desk.CellClient)):
+    while not client._answering:  # a Ctrl-C before the cell is sent has another text
+        threading.Event().wait(0.01)
+    print('waiting')
+threading.Thread(target=told).start()
+get_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"""
+    try:
+        reply = kernel.run(second, stop_at=[["waiting"]])
+        assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "the cell was interrupted")
+    finally:
+        (tmp_path / "go").touch()
+        kernel.run("desk.PATIENCE, desk._HANDLING_SECONDS = patience, handling")
+    assert kernel.run("handle.wait()").status == "ok"
     assert kernel.run("%%remote worker1\nprint(2)").text == "2\n"
 
 
