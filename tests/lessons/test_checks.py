@@ -105,5 +105,5 @@ def test_the_error_of_the_lowest_rank_is_raised_though_another_comes_first(check
             checks.require(False, "rank 1 fails")
         ranks.receive(rank, 1)  # which never comes: the run ends all the same
 
-    with pytest.raises(checks.NotYet, match="^rank 0 fails$"):
+    with pytest.raises(checks.NotYet, match=r"^rank 0 fails$"):
         ranks.run(part)
