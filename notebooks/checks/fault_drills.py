@@ -10,6 +10,7 @@ from typing import Any
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.interleaving import Call, interleaved
 from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError, WorkerLostError
 
 MOST = 20
@@ -196,6 +197,7 @@ def once(answer: Any) -> None:
     """`answer(function).call(ticket, *args)` runs the function once for each ticket."""
     _one_by_one(answer)
     _at_the_same_time(answer)
+    _in_turns(answer)
     right("So a retry can do no harm: payment systems call the ticket an idempotency key.")
 
 
@@ -250,3 +252,19 @@ def _at_the_same_time(answer: Any) -> None:
     require(first.over() and second.over(), "The function has ended, and a call with its ticket still waits.")
     require(work.runs.count(("long",)) == 1, "A second call came while the first one ran, and the function ran twice.")
     require(first.end == second.end, f"Two calls with one ticket got {shown(first.end)} and {shown(second.end)}.")
+
+
+def _in_turns(answer: Any) -> None:
+    """Both calls run between each other's lines."""
+    work, ends = Work(), []
+
+    def calls() -> tuple[Call, Call]:
+        nonlocal work
+        work = Work()
+        ends.clear()
+        once = answer(work)
+        return (lambda: ends.append(once.call("t1", 5)),) * 2
+
+    for told in interleaved(answer, calls):
+        require(len(work.runs) == 1, f"{told}, with one ticket, and the function ran twice. A lock is missing.")
+        require(ends == [[5, 1]] * 2, f"{told}, with one ticket, and got {shown(ends)}. A lock is missing.")

@@ -101,7 +101,9 @@ def _plain(values: Any, where: str) -> None:
 )
 def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None:
     """`answer(worker, function, seconds, default)` gives up after a while, and for no other reason."""
-    quick = returned(_prompt(answer, "worker1", name_here, LONG, "default"))
+    with _deadlines() as deadlines:
+        quick = returned(_prompt(answer, "worker1", name_here, LONG, "default"))
+    _meant(deadlines, LONG)
     require(quick == "worker1", f"A quick function returns 'worker1' on worker1; yours gave {shown(quick)}.")
     zero = _prompt(answer, "worker2", nothing, LONG, "default")
     require(zero == 0, f"A function that returns 0 has a result too; yours gave {shown(zero)}.")
@@ -111,12 +113,14 @@ def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None
     require(calls == 1, f"The function was called {calls} times. It should run once.")
     _held.append(threading.Event())
     try:
-        slow = _prompt(answer, "worker1", partial(hold, len(_held) - 1), 0.2, "default")
+        with _deadlines() as deadlines:
+            slow = _prompt(answer, "worker1", partial(hold, len(_held) - 1), 0.2, "default")
     finally:
         ended = len(_held) - 1 in _let_go
         _held[-1].set()
     waited = slow == "late" or ended
     require(not waited, "With 0.2 seconds it should give up, but it waited for the slow function to end.")
+    _meant(deadlines, 0.2)
     require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
     _comes_through(answer, fail, RuntimeError("out of paper"))
     _comes_through(answer, fail_late, TimeoutError("the printer does not answer"))
@@ -153,6 +157,31 @@ def _prompt(answer: Callable[..., Any], *args: Any) -> Any:
     if error is not None:
         raise error
     return value
+
+
+@contextlib.contextmanager
+def _deadlines() -> Iterator[list[float]]:
+    """The timeouts that calls are given meanwhile."""
+    given: list[float] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return call(to, func, args, kwargs)
+            given.append(timeout)
+            return call(to, func, args, kwargs, timeout)
+
+        return noted
+
+    with contextlib.ExitStack() as patches:
+        for name in ("rpc_sync", "rpc_async", "remote"):
+            patches.enter_context(mock.patch.object(rpc, name, noting(getattr(rpc, name))))
+        yield given
+
+
+def _meant(deadlines: list[float], seconds: float) -> None:
+    other = [given for given in deadlines if abs(given - seconds) > 0.05 * seconds]
+    require(not other, f"With {seconds:g} seconds your call had a deadline of {other[0] if other else 0:.10g} seconds.")
 
 
 @contextlib.contextmanager

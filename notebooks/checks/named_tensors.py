@@ -31,8 +31,19 @@ def standardise(answer: Answer) -> None:
             _names(found, x.names)
         place = x.names.index(over)
         plain = x.rename(None)
-        expected = (plain - plain.mean(place, keepdim=True)) / plain.std(place, keepdim=True)
-        _same(found, expected, f"Over {over!r} the mean should be 0 and the standard deviation 1.")
+        centred = plain - plain.mean(place, keepdim=True)
+        expected = centred / plain.std(place, keepdim=True)
+        told = f"Over {over!r} the mean of the result should be 0 and its standard deviation 1"
+        mean, std = _plain(found).mean(place).abs().max().item(), _plain(found).std(place).mean().item()
+        if mean > 0.01:
+            told += f"; the mean is up to {mean:.2g}"
+        elif _close(found, centred / plain.var(place, keepdim=True)):
+            told += "; you divide by the variance"
+        elif _close(found, centred / plain.std(place, keepdim=True, correction=0)):
+            told += "; `x.std(over)` divides the sum of the squares by n - 1, and yours by n"
+        else:
+            told += f"; the deviation is {std:.2g} in the mean"
+        _same(found, expected, f"{told}.")
     right("By name, wherever the dimension stands.")
 
 
@@ -104,8 +115,44 @@ def with_heads(answer: Answer) -> None:
             with trying(f"For {told} and {heads} heads it"):
                 found = returned(_asked(answer, *given, heads))
             _names(found, ("N", "T", "E"))
-            _same(found, expected, f"With {told}, of size {size} in E, and {heads} heads the numbers are not right.")
+            why = _wrong_heads(found, (query, key, value), heads)
+            _same(found, expected, f"With {told}, of size {size} in E, and {heads} heads {why}.")
     right("Heads are one dimension more, and nothing else changes.")
+
+
+def _wrong_heads(found: Tensor, given: tuple[Tensor, Tensor, Tensor], heads: int) -> str:
+    """What is wrong with the result of several heads, if it is a mistake that is often made."""
+    query, key, value = (each.rename(None) for each in given)
+    size = query.shape[-1]
+
+    def attended(cut: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor], scale: float) -> Tensor:
+        return join(scaled_dot_product_attention(cut(query), cut(key), cut(value), scale=scale))
+
+    def in_rows(each: Tensor) -> Tensor:  # head 0 has the first numbers
+        return each.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def in_columns(each: Tensor) -> Tensor:  # head 0 has each `heads`-th number
+        return each.unflatten(-1, (-1, heads)).movedim(-1, 1)
+
+    def rows(each: Tensor) -> Tensor:
+        return each.transpose(1, 2).flatten(2)
+
+    def columns(each: Tensor) -> Tensor:
+        return each.movedim(1, -1).flatten(2)
+
+    own = (size // heads) ** -0.5
+    one_head = scaled_dot_product_attention(query, key, value, scale=own)
+    mistakes = {
+        "the products are divided by the square root of the size of E, not of that of one head": attended(
+            in_rows, rows, size**-0.5
+        ),
+        "the products are divided by no square root": attended(in_rows, rows, 1.0),
+        "head 0 does not have the first numbers of each vector": attended(in_columns, columns, own),
+        "head 0 does not have the first numbers of each vector, but of the result": attended(in_columns, rows, own),
+        "the heads are right, and put together in another order": attended(in_rows, columns, own),
+        "all heads have the same weights, as one head would": one_head,
+    }
+    return next((why for why, wrong in mistakes.items() if _close(found, wrong)), "the numbers are not right")
 
 
 def _asked(answer: Answer, *given: Any) -> Any:

@@ -16,6 +16,7 @@ import rpcbench.rpc as rpc
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.interleaving import Call, interleaved
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.runtime.server import ASYNC_MARK
 
@@ -69,8 +70,8 @@ def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], coun
             self.pulls += 1
             return super().pull()
 
-        def state(self) -> tuple[int, list[Tensor]]:
-            return self.pulls, [values.detach() for values in self.values]
+        def state(self) -> tuple[int, list[int], list[Tensor]]:
+            return self.pulls, self.log(), [values.detach() for values in self.values]
 
     generator = torch.Generator().manual_seed(count)
     batches = [(torch.rand(8, 64, generator=generator).double(), torch.arange(8) + k) for k in range(count)]
@@ -78,10 +79,11 @@ def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], coun
     optimizer = DistributedOptimizer(torch.optim.SGD, weights.rpc_sync().references(), lr=1.0)
     with rpcbench.trace() as seen, trying():
         loss = returned(answer(weights, optimizer, list(batches)))
-    pulls, values = weights.rpc_sync().state()
+    pulls, log, values = weights.rpc_sync().state()
     wanted, gradients = _mean(begin, batches)
     moved = torch.cat([(before - after).flatten() for before, after in zip(begin, values, strict=True)])
-    require(moved.any(), "The weights on the server have not moved. Which call makes the step?")
+    require(moved.any(), "The weights on the server have not moved. The pull, the `backward` and the "
+            "step belong to one context, in this order.")  # fmt: skip
     times = (moved @ gradients / (gradients @ gradients)).item()
     straight = torch.allclose(moved, times * gradients, atol=1e-9)
     require(straight, "The step does not go along the gradient of the mean loss, taken at one point.")
@@ -91,6 +93,8 @@ def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], coun
     messages = seen.view["messages"].values()
     pushes = sum(row["kind"] == "Gradients" and row["from"] == here for row in messages)
     require(pushes <= 1, f"The step is right, but there were {pushes} pushes: each `backward` is one.")
+    require(log in ([], [0]), f"The server was told of {len(log)} steps, with the staleness {log}. You may leave "
+            "`pushed` out; if you call it, then once, with the number of steps at your pull.")  # fmt: skip
     require(isinstance(loss, float), f"The mean loss should be a number, not {shown(loss)}.")
     require(abs(loss - wanted) < 1e-9, f"The mean loss is {wanted:.4f}, and yours is {loss:.4f}.")
 
@@ -126,6 +130,7 @@ def bounded(answer: Any) -> None:
         with trying():
             server = answer(list(trainers), bound)
         _play(server, trainers, bound, made, calls)
+    _in_turns(answer)
     right("With the bound 0 that is synchronous SGD, and with a very large one asynchronous SGD.")
 
 
@@ -152,6 +157,28 @@ def _play(server: Any, trainers: list[str], bound: int, made: random.Random, cal
                 with trying("The future"):
                     value = waiting.pop(name).wait()
                 require(value == clocks[name], f"{told}, the answer to {name} is {shown(value)}, not {clocks[name]}.")
+
+
+def _in_turns(answer: Any) -> None:
+    """The calls of two trainers run between each other's lines; each of them frees a third trainer."""
+    futures: dict[str, Any] = {}
+
+    def calls() -> tuple[Call, Call]:
+        futures.clear()
+        server = answer(["trainer a", "trainer b", "trainer c"], 1)
+        for name in ("trainer a", "trainer a", "trainer b"):
+            futures[name] = server.finished(name)
+        return (
+            lambda: futures.update({"trainer c": server.finished("trainer c")}),
+            lambda: futures.update({"trainer b": server.finished("trainer b")}),
+        )
+
+    for told in interleaved(answer, calls):
+        late = [name for name, future in futures.items() if not future.done()]
+        require(not late, f"{told}, and {' and '.join(late)} may go on, but has no answer. A lock is missing.")
+        with trying("The future"):
+            found = [futures[f"trainer {name}"].wait() for name in "abc"]
+        require(found == [2, 2, 1], f"{told}, and the answers were {found} in place of [2, 2, 1]. A lock is missing.")
 
 
 def _called(server: Any, who: str) -> Any:

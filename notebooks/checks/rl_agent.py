@@ -50,7 +50,7 @@ def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None
 
 @exercise(
     "All observers but the last one get their move in the last one's call. What must be kept of each until then?",
-    "Keep `self.waiting[observer] = state, future` for a new `rpcbench.Future()`, with the lock. When there are "
+    "Keep `self.waiting[observer] = state, future` for a new `rpc.Future()`, with the lock. When there are "
     "`self.size` of them, take all of them out, choose, and set the result of each future.",
 )
 def batched(kind: type[Any], play_round: Callable[[Any, int], dict[str, Any]]) -> None:

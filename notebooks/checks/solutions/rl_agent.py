@@ -17,7 +17,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         with self.lock:
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:

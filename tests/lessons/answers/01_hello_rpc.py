@@ -114,7 +114,7 @@ def patient(worker, function, seconds, default):
         return default
 
 
-# %% patient: wrong, takes milliseconds for seconds | waited for the slow function
+# %% patient: wrong, takes milliseconds for seconds | had a deadline of 3600000 seconds
 def patient(worker, function, seconds, default):
     try:
         return rpc.rpc_sync(worker, function, timeout=seconds * 1000)
@@ -320,4 +320,20 @@ def patient(worker, function, seconds, default):
     try:
         return rpc.rpc_sync(worker, function, timeout=seconds)
     except (rpcbench.RpcTimeoutError, ConnectionError):
+        return default
+
+
+# %% patient: wrong, a deadline of its own | had a deadline of 1 seconds
+def patient(worker, function, seconds, default):
+    try:
+        return rpc.rpc_sync(worker, function, timeout=1)
+    except rpcbench.RpcTimeoutError:
+        return default
+
+
+# %% patient: wrong, rounds the seconds up | seconds your call had a deadline of 1 seconds
+def patient(worker, function, seconds, default):
+    try:
+        return rpc.rpc_async(worker, function, timeout=int(seconds) + 1).wait()
+    except rpcbench.RpcTimeoutError:
         return default

@@ -295,3 +295,60 @@ class Bounded:
             if self.clocks[each] - least <= self.bound:
                 self.waiting.pop(each).set_result(least)
         return answer
+
+
+# %% big_step: wrong, tells of a step twice | was told of 2 steps
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+        loss = torch.stack(losses).mean()
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    weights.rpc_sync().pushed(0)
+    weights.rpc_sync().pushed(0)
+    return loss.item()
+
+
+# %% big_step: right, tells the server
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        steps_at_pull, pulled = weights.rpc_sync().pull()
+        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+        loss = torch.stack(losses).mean()
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+        weights.rpc_sync().pushed(steps_at_pull)
+    return loss.item()
+
+
+# %% bounded: wrong, no lock | Two calls came at the same time
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        self.clocks[name] += 1
+        self.waiting[name] = answer = rpc.Future()
+        for each in list(self.waiting):
+            if self.clocks[each] - min(self.clocks.values()) <= self.bound:
+                self.waiting.pop(each).set_result(self.clocks[each])
+        return answer
+
+
+# %% bounded: wrong, the lock for the count alone | Two calls came at the same time
+class Bounded:
+    def __init__(self, trainers, bound):
+        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+        self.lock = threading.Lock()
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        with self.lock:
+            self.clocks[name] += 1
+            self.waiting[name] = answer = rpc.Future()
+        free = [each for each in self.waiting if self.clocks[each] - min(self.clocks.values()) <= self.bound]
+        for each in free:
+            self.waiting.pop(each).set_result(self.clocks[each])
+        return answer

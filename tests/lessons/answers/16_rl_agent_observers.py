@@ -60,7 +60,7 @@ def returns(rewards, gamma):
 class BatchedAgent(Agent):
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
 
@@ -76,13 +76,13 @@ class BatchedAgent(Agent):
     @rpc.functions.async_execution
     def act(self, observer, state):
         with self.lock:
-            self.waiting[observer] = state, rpcbench.Future()
+            self.waiting[observer] = state, rpc.Future()
             if len(self.waiting) == self.size:
                 moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
                 for (_, future), move in zip(self.waiting.values(), moves):
                     future.set_result(move)
                 self.waiting = {}
-            return rpcbench.Future()
+            return rpc.Future()
 
 
 # %% batched: wrong, gives everybody the first move | meant for another one
@@ -95,7 +95,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         with self.lock:
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:
@@ -117,7 +117,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         with self.lock:
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:
@@ -139,7 +139,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         with self.lock:
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:
@@ -160,7 +160,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         self.waiting[observer] = state, future
         if len(self.waiting) == self.size:
             ready, self.waiting = self.waiting, {}
@@ -186,7 +186,7 @@ class BatchedAgent(Agent):
             if len(self.waiting) == self.size:
                 self.all_there.set()
         self.all_there.wait()
-        future = rpcbench.Future()
+        future = rpc.Future()
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
 
@@ -201,7 +201,7 @@ class BatchedAgent(Agent):
 
     @rpc.functions.async_execution
     def act(self, observer, state):
-        future = rpcbench.Future()
+        future = rpc.Future()
         with self.lock:
             self.waiting[observer] = state, future
             if len(self.waiting) < self.size:

@@ -353,3 +353,56 @@ class Once:
             except Exception as error:
                 answer.set_exception(error)
         return answer.wait()
+
+
+# %% once: wrong, no lock | A lock is missing
+class Once:
+    def __init__(self, function):
+        self.function, self.answers = function, {}
+
+    def call(self, ticket, *args):
+        if ticket in self.answers:
+            return self.answers[ticket].wait()
+        answer = self.answers[ticket] = rpc.Future()
+        try:
+            answer.set_result(self.function(*args))
+        except Exception as error:
+            answer.set_exception(error)
+        return answer.wait()
+
+
+# %% once: wrong, looks before it takes the lock | A lock is missing
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.lock = function, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        first = ticket not in self.answers
+        if first:
+            with self.lock:
+                self.answers[ticket] = rpc.Future()
+            try:
+                self.answers[ticket].set_result(self.function(*args))
+            except Exception as error:
+                self.answers[ticket].set_exception(error)
+        return self.answers[ticket].wait()
+
+
+# %% once: right, a lock for each ticket
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.locks, self.lock = function, {}, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        with self.lock:
+            own = self.locks.setdefault(ticket, threading.Lock())
+        with own:
+            if ticket not in self.answers:
+                try:
+                    self.answers[ticket] = True, self.function(*args)
+                except Exception as error:
+                    self.answers[ticket] = False, error
+        well, answer = self.answers[ticket]
+        if not well:
+            raise answer
+        return answer

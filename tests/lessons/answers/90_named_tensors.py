@@ -18,7 +18,7 @@ def standardise(x, over):
     return x - x.mean(over, keepdim=True)
 
 
-# %% standardise: wrong, divides by the variance | Over 'C' the mean
+# %% standardise: wrong, divides by the variance | you divide by the variance
 def standardise(x, over):
     return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True) ** 2
 
@@ -140,7 +140,7 @@ def with_heads(query, key, value, heads):
     return contract(scores.softmax("S"), value, to=("N", "T", "E"))
 
 
-# %% with_heads: wrong, the root of the whole size | the numbers are not right
+# %% with_heads: wrong, the root of the whole size | not of that of one head
 def with_heads(query, key, value, heads):
     whole = query.size("E")
     query, key, value = (each.unflatten("E", [("head", heads), ("D", whole // heads)]) for each in (query, key, value))
@@ -148,7 +148,7 @@ def with_heads(query, key, value, heads):
     return contract(scores.softmax("S"), value, to=("N", "T", "head", "D")).flatten(["head", "D"], "E")
 
 
-# %% with_heads: wrong, heads take every second number | the numbers are not right
+# %% with_heads: wrong, heads take every second number | does not have the first numbers
 def with_heads(query, key, value, heads):
     size = query.size("E") // heads
     query, key, value = (each.unflatten("E", [("D", size), ("head", heads)]) for each in (query, key, value))
@@ -156,7 +156,7 @@ def with_heads(query, key, value, heads):
     return contract(scores.softmax("S"), value, to=("N", "T", "head", "D")).flatten(["head", "D"], "E")
 
 
-# %% with_heads: wrong, heads are mixed when they are put together | the numbers are not right
+# %% with_heads: wrong, heads are mixed when they are put together | put together in another order
 def with_heads(query, key, value, heads):
     size = query.size("E") // heads
     query, key, value = (each.unflatten("E", [("head", heads), ("D", size)]) for each in (query, key, value))
@@ -180,7 +180,7 @@ def with_heads(query, key, value, heads):
     return contract(scores.softmax("S"), value, to=("N", "T", "head", "D"))
 
 
-# %% with_heads: wrong, adds up the scores of all heads | the numbers are not right
+# %% with_heads: wrong, adds up the scores of all heads | have the same weights
 def with_heads(query, key, value, heads):
     size = query.size("E") // heads
     query, key, value = (each.unflatten("E", [("head", heads), ("D", size)]) for each in (query, key, value))
@@ -208,3 +208,9 @@ def with_heads(query, key, value, heads):
 def attention(query, key, value):
     scores = contract(query, key, to=("N", "T", "S")) / value.size("V") ** 0.5
     return contract(scores.softmax("S"), value, to=("N", "T", "V"))
+
+
+# %% standardise: wrong, divides by n | and yours by n
+def standardise(x, over):
+    centred = x - x.mean(over, keepdim=True)
+    return centred / (centred * centred).mean(over, keepdim=True) ** 0.5
