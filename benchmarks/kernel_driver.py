@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
@@ -101,6 +102,7 @@ class Kernel:
         self._client.load_connection_info(manager.get_connection_info())
         self._client.start_channels()
         self.messages: list[Message] = []
+        self.answers: list[str] = []  # to the questions that cells ask, in order; a question more waits for ever
         self._replies: dict[str, dict[str, Any]] = {}
         self._changes = Condition()
         self._over = False
@@ -189,14 +191,20 @@ class Kernel:
         self._client.stop_channels()
 
     def _read(self) -> None:
+        channels = {channel.socket: channel for channel in (self._client.iopub_channel, self._client.stdin_channel)}
+        poller = zmq.Poller()
+        for socket in channels:
+            poller.register(socket, zmq.POLLIN)
         while not self._over:
-            try:
-                message = self._client.iopub_channel.get_msg(timeout=_GLANCE_SECONDS)
-            except queue.Empty:
-                continue
-            at, cell = time.monotonic(), message["parent_header"].get("msg_id", "")
-            self.messages.append(Message(at, cell, message["msg_type"], message["content"]))
-            self._changes.notify_all()
+            for socket, _ in poller.poll(int(_GLANCE_SECONDS * 1000)):
+                self._take(channels[socket].get_msg())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        at, cell = time.monotonic(), message["parent_header"].get("msg_id", "")
+        if message["msg_type"] == "input_request" and self.answers:
+            self._client.input(self.answers.pop(0))
+        self.messages.append(Message(at, cell, message["msg_type"], message["content"]))
+        self._changes.notify_all()
 
 
 @contextmanager

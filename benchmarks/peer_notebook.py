@@ -93,6 +93,9 @@ OURS = Peer(
         "print('aten::mm' in str(seen.table()))",
         "stack": "call = cluster.rpc_async('worker2', waits_here)\ntime.sleep(0.5)\n"
         "print('waits_here' in str(cluster.stack('worker2')))\ncall.wait()",
+        "saved": "import os, pathlib, rpcbench, tempfile\nos.environ['XDG_CONFIG_HOME'] = place = tempfile.mkdtemp()\n"
+        "pathlib.Path(place, 'rpcbench.toml').write_text('[clusters.lab]\\nworkers = 1')\n"
+        "with rpcbench.Cluster.saved('lab') as lab:\n    print(lab.workers == ['worker1'])",
     },
 )  # fmt: skip
 
@@ -110,6 +113,10 @@ _IPYPARALLEL = Peer(
         "parts": "view = cluster.connect_client_sync()[:]\nview.scatter('x', PARTS, block=True)\n"
         "view.execute('y = 2 * x', block=True)\n"
         "print(torch.equal(torch.cat(view.gather('y', block=True)), 2 * PARTS))",
+        "saved": "import os, pathlib\nplace = pathlib.Path(os.environ['IPYTHONDIR'], 'profile_lab')\nplace.mkdir()\n"
+        "(place / 'ipcluster_config.py').write_text('c.Cluster.n = 1')\n"
+        "lab = ipyparallel.Cluster(profile='lab')\nprint(lab.start_and_connect_sync().ids == [0])\n"
+        "lab.stop_cluster_sync()",
     },
 )  # fmt: skip
 

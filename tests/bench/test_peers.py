@@ -39,7 +39,7 @@ class Acted:
 
     def __init__(self, ends: dict[str, str | None], shown: tuple[str, ...] = ()) -> None:
         self.messages: list[Message] = []
-        self.ends, self.shown, self.cells = ends, shown, []
+        self.ends, self.shown, self.cells, self.answers = ends, shown, [], []
 
     def send(self, code: str) -> str:
         self.cells.append(code)
@@ -90,7 +90,7 @@ def test_lost_lines_stray_lines_and_lost_error_types_are_reported(acted) -> None
 def test_tasks_are_timed_only_where_their_answer_is_right(acted) -> None:
     titles = tuple(peers.TASKS.values())
     assert acted(titles, peers._tasks, Acted({"map_sync": "TypeError"}), "ipyparallel") == [
-        "TypeError", "not so", peers.NO_WAY, peers.NO_WAY, peers.NO_WAY
+        "TypeError", "not so", peers.NO_WAY, peers.NO_WAY, peers.NO_WAY, "not so", "not so"
     ]  # fmt: skip
     assert acted(titles, peers._tasks, Acted({}))[0] == peers.NO_WAY
 
