@@ -404,11 +404,11 @@ def _wait_text(said: str, wait: Wait) -> str:
 
 def _abort() -> None:
     """End the running operations of torch."""
-    # gloo cannot abort; but a wait that times out ends all others of its group, so this starts one with 1 ms.
+    # gloo cannot abort; but a wait that times out ends all others of its group, so this starts one with 1 ms. It tries
+    # each peer: where the connection has ended before, nothing is waited for, and no other wait ends.
     for group in list(c10d.distributed_c10d._world.pg_map):
         if isinstance(group, c10d.ProcessGroup) and group.size() > 1:
-            peer = 1 if group.rank() == 0 else 0
-            # suppressed: the timeout itself, or a connection that has ended before
-            with OWN_CALLS, contextlib.suppress(RuntimeError):
-                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+            for peer in set(range(group.size())) - {group.rank()}:
+                with OWN_CALLS, contextlib.suppress(RuntimeError):  # the timeout, or the connection that has ended
+                    group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
             group.abort()  # for NCCL; gloo ignores it

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from distributed_outcome import outcome, survivors_name_the_dead
@@ -20,7 +21,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError, RpcError, RpcTimeoutError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
-from rpcbench.distributed import groups
+from rpcbench.distributed import groups, world
 from rpcbench.distributed.groups import NamedGroup
 
 pytestmark = pytest.mark.process
@@ -114,6 +115,30 @@ def test_an_interrupt_of_one_rank_ends_the_waits_of_the_others(cluster: rpcbench
     assert time.monotonic() - since < HANG_SECONDS
     cell.join()
     begin(cluster)
+
+
+def connections() -> int:
+    """On a worker: how many TCP connections it has; only those of its process groups, as the cluster uses none."""
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process().net_connections("tcp"))
+
+
+def end_here() -> None:
+    groups.member(None, at_work=False).world.ends(CollectiveError("over"))
+
+
+def test_an_end_reaches_a_wait_in_torch_after_the_connection_to_another_rank_has_broken(
+    cluster: rpcbench.Cluster,
+) -> None:
+    begin(cluster)
+    before = cluster.rpc_sync("worker3", connections)
+    waits = cluster.rpc_async("worker3", torch.distributed.all_reduce, (torch.ones(2),), timeout=HANG_SECONDS)
+    until(lambda: "all_reduce" in str(cluster.stack("worker3")))  # it waits for worker2, which does not call
+    cluster.rpc_sync("worker1", world._abort)
+    until(lambda: cluster.rpc_sync("worker3", connections) == before - 1)
+    assert not waits.done()
+    cluster.rpc_sync("worker3", end_here)
+    with pytest.raises(RuntimeError, match="pair closure"):
+        waits.wait()
 
 
 def test_destroy_process_group_ends_the_waits_of_all_ranks(cluster: rpcbench.Cluster) -> None:
