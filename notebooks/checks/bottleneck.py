@@ -89,6 +89,9 @@ ARRIVALS: list[tuple[int, list[list[float]]]] = [
     (1, [[0, 2], [50, 40], [60, 62], [70, 72], [99, 80]]),
     # the mean over the ranks is not the time of the first
     (1, [[0, 2, 0], [10, 11, 17], [20, 20, 20], [38, 32, 30], [42, 40, 40]]),
+    # an even number: the lower one of the two in the middle is larger for rank 1, their mean for rank 0
+    (0, [[1, 3, 0], [19, 14, 10]]),
+    (6, [[3, 1, 0, 2, 3, 1, 8, 2]]),
 ]
 
 

@@ -22,7 +22,18 @@ def _layouts(workers: int, layers: int, heads: int, microbatches: int) -> list[L
     ]
 
 
-JOBS = [(4, 4, 4, 8), (1, 2, 2, 1), (8, 4, 4, 8), (6, 6, 4, 12), (12, 12, 6, 8), (8, 8, 8, 2), (16, 32, 2, 64)]
+JOBS = [
+    (4, 4, 4, 8),
+    (1, 2, 2, 1),
+    (8, 4, 4, 8),
+    (6, 6, 4, 12),
+    (12, 12, 6, 8),
+    (8, 8, 8, 2),
+    (16, 32, 2, 64),
+    (8, 6, 8, 8),  # four stages are fewer than the layers, and do not divide them
+    (8, 8, 6, 8),  # the same with the heads
+    (8, 8, 8, 6),  # and with the micro-batches
+]
 
 
 @exercise(

@@ -35,12 +35,19 @@ def everywhere(answer: Callable[[str, str], dict[str, Any]]) -> None:
     """`answer(code, name)` is the value of a variable on each worker after a cell has run there."""
     cluster = rpcbench.cluster()
     names = cluster.workers
-    with trying("The function"):
-        found = returned(answer("x = 6 * 7", "x"))
-    require(isinstance(found, dict), f"The answer should be a dict {{worker: value}}, not {shown(found)}.")
-    require(list(found) == names, f"The keys should be the workers, {names}; yours are {list(found)}.")
-    require(set(found.values()) != {None}, "The values are all None: that is what a cell ends with that only assigns.")
-    require(found == dict.fromkeys(names, 42), f"x is 42 on each worker, and yours gave {shown(found)}.")
+    for code, name, value in (
+        ("x = 6 * 7", "x", 42),
+        ("x = []  # nothing so far", "x", []),
+        ("total = 0\nfor k in range(4):\n    total += k", "total", 6),
+    ):
+        with trying(f"Your function, with the cell {code!r},"):
+            found = returned(answer(code, name))
+        told = f"After the cell {code!r} {name} is {value} on each worker, and yours gave {shown(found)}."
+        require(isinstance(found, dict), f"The answer should be a dict {{worker: value}}, not {shown(found)}.")
+        require(set(found) == set(names), f"{told} The keys should be the workers, {names}.")
+        nothing = all(each is None for each in found.values())
+        require(not nothing, f"{told} None is what a cell ends with that only assigns.")
+        require(found == dict.fromkeys(names, value), told)
     with trying("The function"):
         pids = answer("import os\nmine = os.getpid()", "mine")
     require(os.getpid() not in pids.values(), "The cell has run in this notebook, not on the workers.")
@@ -50,14 +57,15 @@ def everywhere(answer: Callable[[str, str], dict[str, Any]]) -> None:
     right("One cell, as many values as there are workers.")
 
 
-def _runs_once(run: Callable[[], object]) -> None:
+def _runs_once(run: Callable[[], object], what: str = "The cell", names: Sequence[str] = ()) -> None:
+    """With the cell TALLY, on these workers; by default on all."""
     cluster = rpcbench.cluster()
     cluster.run("all", "tally = []")
     with trying("The function"):
         run()
-    tallies = cluster.run("all", "len(tally)")
-    for name, times in tallies.items():
-        require(times == 1, f"The cell ran {times} times on {name}. It should run once.")
+    for name in names or cluster.workers:
+        times = cluster.run(name, "len(tally)")
+        require(times == 1, f"{what} ran {times} times on {name}. It should run once.")
 
 
 @exercise(
@@ -73,6 +81,9 @@ def outcomes(answer: Callable[[str], dict[str, str]]) -> None:
     _compare(answer, ONLY_ON.format(name="worker2", deed="{}['lost']"), {**fine, "worker2": "KeyError"})
     _compare(answer, ONLY_ON.format(name="worker1", deed="int('two')"), {**fine, "worker1": "ValueError"})
     _runs_once(lambda: answer(TALLY))
+    torn = ONLY_ON.format(name="worker1", deed="[][1]") + "\n{}['lost']"
+    wanted = {name: "IndexError" if name == "worker1" else "KeyError" for name in names}
+    _runs_once(lambda: _compare(answer, f"{TALLY}\n{torn}", wanted), "A cell that fails")
     right("Each worker has an outcome of its own, and each error its own type.")
 
 
@@ -80,7 +91,7 @@ def _compare(answer: Callable[[str], dict[str, str]], code: str, wanted: dict[st
     with trying(f"Your function, with the cell {code!r},"):
         found = returned(answer(code))
     require(isinstance(found, dict), f"The answer should be a dict {{worker: text}}, not {shown(found)}.")
-    require(list(found) == list(wanted), f"The keys should be the workers, {list(wanted)}; yours are {list(found)}.")
+    require(set(found) == set(wanted), f"The keys should be the workers, {list(wanted)}; yours are {list(found)}.")
     texts = all(isinstance(value, str) for value in found.values())
     require(texts, f"The values should be texts, such as 'KeyError', not {shown(list(found.values())[-1])}.")
     alike = len(set(found.values())) < len(set(wanted.values()))
@@ -102,9 +113,11 @@ def stubborn(answer: Callable[[str, str], Any]) -> None:
     with trying("The function"):
         found = returned(answer("worker1", "6 * 7"))
     require(found == 42, f"The cell ends with the value 42, and yours gave {shown(found)}.")
+    _runs_once(lambda: answer("worker1", TALLY), names=["worker1"])
     try:
         before = cluster.pid("worker1")
-        _comes_through(answer, "1 / 0", ZeroDivisionError)
+        fails = f"{TALLY}\n1 / 0"
+        _runs_once(lambda: _comes_through(answer, fails, ZeroDivisionError), "A cell that fails", ["worker1"])
         _comes_through(answer, 'rpc.rpc_sync("worker9", min, (1, 2))', rpcbench.UnknownWorkerError)
         same = cluster.pid("worker1") == before
         require(same, "worker1 was started again, though it had not died: the cell has an error of its own.")
@@ -141,12 +154,15 @@ def _dies(answer: Callable[[str, str], Any], deaths: int) -> None:
         except (rpcbench.WorkerLostError, rpcbench.UnknownWorkerError):
             if deaths == 1:
                 raise NotYet("worker2 was lost in the cell, and it was not started again.") from None
+            ran = len(tries.read_text())
+            require(ran == 2, f"worker2 died each time, and the cell ran {ran} times, not twice.")
             return
         except NameError as error:
             raise NotYet(f"{error}: the new process has nothing of what the old one held.") from None
         ran = len(tries.read_text())
     require(deaths == 1, f"worker2 died twice, and the error was hidden: the cell ran {ran} times, not twice.")
     require(found is not None, "worker2 is back, but the cell should be run again, and its value returned.")
+    require(ran == 2, f"worker2 died once, and the cell ran {ran} times, not twice.")
     require(found == 42, f"The cell ends with 42, and yours gave {shown(found)}.")
     require("worker2" in cluster.workers, "worker2 was not started again: the cell ran elsewhere.")
 
@@ -158,19 +174,25 @@ def _dies(answer: Callable[[str, str], Any], deaths: int) -> None:
 )
 def spread(answer: Callable[[Callable[[str, Any], Any], Sequence[Any], Sequence[str]], list[Any]]) -> None:
     """`answer(call, items, workers)` gives each free worker the next item."""
-    workers = ["worker1", "worker2", "worker3"]
-    for items in ([0, 1, 2, 3, 4, 5, 6, 7], [3, 3, 3, 3], [8], []):
-        tasks = Tasks(items)
-        with trying("The function"):
-            found = returned(answer(tasks.call, list(items), list(workers)))
-        where = f"With the items {items} and three workers"
-        began = sorted(tasks.began)
-        require(began == sorted(items), f"{where} there were calls for {began}: each item needs one.")
+    three = ["worker1", "worker2", "worker3"]
+    others = ["east", "west", "north", "south"]
+    for items, workers in (
+        ([0, 1, 2, 3, 4, 5, 6, 7], three), ([3, 3, 3, 3], three), ([8], three), ([], three),
+        ([[1], [1], None, [], [1], 0, 7], others), ([5, 2], ["worker1"]),
+    ):  # fmt: skip
+        tasks = Tasks(items, workers)
+        given = list(items), list(workers)
+        with trying(f"With the items {items} and the workers {workers} it"):
+            found = returned(answer(tasks.call, *given))
+        where = f"With the items {items} and {_counted(workers)}"
+        began = [items[place] for place in sorted(tasks.began)]
+        require(sorted(tasks.began) == tasks.places, f"{where} there were calls for {began}: each item needs one.")
         require(not tasks.wrong, f"{where}: {tasks.wrong}")
         require(isinstance(found, list), f"{where}: the answer should be a list, not {shown(found)}.")
-        wanted = [item * item for item in items]
+        wanted = [tasks.result(place) for place in range(len(items))]
         require(found == wanted, f"{where} the results are {wanted}, in the order of the items; yours are {found}.")
-    _error_comes_out(answer, workers)
+        require(given == (items, workers), f"{where}: the lists that the function was given have changed.")
+    _error_comes_out(answer, three)
     right("So a slow item keeps one worker busy, and the others do the rest.")
 
 
@@ -193,36 +215,81 @@ def _error_comes_out(answer: Callable[..., Any], workers: Sequence[str]) -> None
                      f"{shown(found)}.")  # fmt: skip
 
 
-class Tasks:
-    """Calls that square an item. The first one takes until all others have ended."""
+def _counted(workers: Sequence[str]) -> str:
+    return f"{('one', 'two', 'three', 'four')[len(workers) - 1]} worker{'s' * (len(workers) > 1)}"
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.count = len(items)
-        self.began: list[Any] = []
+
+class Tasks:
+    """Calls that square numbers; of other items they name the place. The first takes until all others have ended.
+
+    No call ends before all workers have an item, or all items have begun.
+    """
+
+    def __init__(self, items: Sequence[Any], workers: Sequence[str]) -> None:
+        self.items = items
+        self.workers = workers
+        self.began: list[int] = []  # the places of the items, in the order of their calls
         self.ended = 0
         self.busy: set[str] = set()
         self.wrong = ""
+        self.quiet = False  # nothing happened any more: nobody waits again
         self.changed = threading.Condition()
+        self.places = sorted(self._first(item) for item in items)
 
     def call(self, worker: str, item: Any) -> Any:
         with self.changed:
-            if worker in self.busy:
-                self.wrong = f"{worker} got the item {item} while it was busy with another one."
+            place = self._place(item)
+            self._look(worker, item, place)
             self.busy.add(worker)
-            self.began.append(item)
+            self.began.append(place)
+            first = len(self.began) == 1
             self.changed.notify_all()
-            if len(self.began) == 1:
+            self._meet()
+            if first:
                 self._outlast()
             self.ended += 1
             self.busy.discard(worker)
             self.changed.notify_all()
-        return item * item
+        return self.result(place)
+
+    def result(self, place: int) -> Any:
+        item = self.items[place]
+        return item * item if isinstance(item, int) else f"that of item {place}"
+
+    def _first(self, item: Any) -> int:
+        """The place of this very object; the first one, where it stands in several."""
+        return next(place for place, each in enumerate(self.items) if each is item)
+
+    def _place(self, item: Any) -> int:
+        known = any(each is item for each in self.items)
+        require(known, f"There was a call with the item {shown(item)}, which is not in the list.")
+        return self._first(item)
+
+    def _look(self, worker: str, item: Any, place: int) -> None:
+        """Is it this worker's turn, and this item's?"""
+        early = [other for other in self.places if other < place and other not in self.began]
+        if worker not in self.workers:
+            self.wrong = f"there was a call for {shown(worker)}, and the workers are {list(self.workers)}."
+        elif worker in self.busy:
+            self.wrong = f"{worker} got the item {item} while it was busy with another one."
+        elif len(early) >= len(self.workers):
+            self.wrong = self.wrong or (
+                f"the item {item} began, and {len(early)} items that stand before it had not. It was not the next one."
+            )
+
+    def _meet(self) -> None:
+        """Until all workers have an item, or all items have begun."""
+        self._wait(lambda: len(self.began) >= min(len(self.workers), len(self.items)))
 
     def _outlast(self) -> None:
-        """Until all other calls have ended, or nothing happens any more."""
-        while self.ended < self.count - 1:
+        """Until all other calls have ended. A single worker has no time for that."""
+        self._wait(lambda: self.ended >= len(self.items) - 1 or len(self.workers) == 1)
+
+    def _wait(self, there: Callable[[], bool]) -> None:
+        """Until it is there, or nothing happens any more."""
+        while not there() and not self.quiet:
             if not self.changed.wait(QUIET):
-                left = self.count - len(self.began)
-                idle = "the other workers were free, but the first item was still running, and "
-                self.wrong = self.wrong or f"{idle}{left} of the items had not begun."
-                return
+                self.quiet = True
+                idle = " and ".join(sorted({*self.workers} - self.busy))
+                left = f"{len(self.items) - len(self.began)} of the items had not begun"
+                self.wrong = self.wrong or f"{idle} had nothing to do while an item was running, and {left}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ Piece = tuple[int, int, int]
 )
 def snapshot(answer: Callable[[Training], Any]) -> None:
     """`answer(training)` is a dict with which `load` makes a new training go on as this one does."""
-    for before in (3, 8, 17):
+    for before in (3, 8, 17, 0):
         training, unbroken = Training(), Training()
         for _ in range(before):
             training.step()
@@ -50,6 +51,10 @@ def snapshot(answer: Callable[[Training], Any]) -> None:
             require(_same(saved[name], at_once[name]), f"`{name}` in what you returned has changed while the "
                                                        f"training went "
                     "on: it holds the training's own tensors.")  # fmt: skip
+        with trying("A second snapshot of the same training"):
+            answer(training)
+        changed = [name for name in at_once if name not in saved or not _same(saved[name], at_once[name])]
+        require(not changed, f"A second snapshot has changed the first one: {', '.join(map(repr, changed))}.")
         found = [there.step() for _ in range(6)]
         if found != wanted:
             raise NotYet(_what_differs(at_once, before))
@@ -102,6 +107,9 @@ def pieces(answer: Callable[[int, int, int, int], Any]) -> None:
         (1, 3, 7),
         (4, 4, 8),
         (6, 4, 4),
+        (3, 1, 7),
+        (2, 4, 5),  # the last old rank has no rows
+        (8, 3, 20),
     ):
         for rank in range(ranks):
             with trying():
@@ -109,6 +117,8 @@ def pieces(answer: Callable[[int, int, int, int], Any]) -> None:
             case = f"{length} rows from {old} to {ranks} ranks, new rank {rank}"
             listed = isinstance(found, list) and all(isinstance(each, tuple) and len(each) == 3 for each in found)
             require(listed, f"A list of triples (old rank, begin, end) is wanted, not {shown(found)}.")
+            plain = all(isinstance(number, Integral) for each in found for number in each)
+            require(plain, f"{case}: triples of whole numbers are wanted, not {shown(found)}.")
             wanted = right_pieces(rank, ranks, old, length)
             if found != wanted:
                 raise NotYet(_wrong_pieces(found, wanted, rank, ranks, old, length, case))
@@ -145,7 +155,8 @@ def _wrong_pieces(
 )
 def how_often(answer: Callable[[float, float, int], Any]) -> None:
     """`answer(cost, node_mtbf, nodes)` is Young's interval, and the share of the time that is lost with it."""
-    for cost, node_mtbf, nodes in ((2.0, 400.0, 4), (0.5, 10_000.0, 100), (3.0, 600.0, 1), (1.0, 50_000.0, 16)):
+    times = ((2.0, 400.0, 4), (0.5, 10_000.0, 100), (3.0, 600.0, 1), (1.0, 50_000.0, 16), (2.5, 1000.0, 3))
+    for cost, node_mtbf, nodes in times:
         with trying():
             found = returned(answer(cost, node_mtbf, nodes))
         pair = (

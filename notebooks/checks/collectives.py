@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,8 +26,12 @@ NAMES = ("broadcast", "scatter", "gather", "reduce", "all_gather", "all_reduce",
 )
 def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]], list[Tensor]]) -> None:
     """`answer(mine, rank, size, broadcast)` is the tensors of all ranks, as a list."""
-    for size, kind in ((2, torch.float), (3, torch.int64), (4, torch.double)):
-        given = [torch.tensor([10 * rank + 1, 10 * rank + 2], dtype=kind) for rank in range(size)]
+    for size, kind, shape in (
+        (2, torch.float, (2,)), (3, torch.int64, (2,)), (4, torch.double, (2,)), (3, torch.float, (2, 3)),
+        (2, torch.float, ()), (1, torch.double, (1,)), (8, torch.float, (1,)),
+    ):  # fmt: skip
+        numbers = torch.arange(1, math.prod(shape) + 1, dtype=kind).reshape(shape)
+        given = [10 * rank + numbers for rank in range(size)]
         before = [each.clone() for each in given]
         ranks = Ranks(size)
         found = ranks.run(
@@ -38,6 +43,8 @@ def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]],
             require(isinstance(places, list | tuple), f"{told}; a list of tensors is wanted.")
             require(len(places) == size, f"{told}, of length {len(places)}; each rank has one place in the list.")
             require(all(isinstance(each, Tensor) for each in places), f"{told}; a list of tensors is wanted.")
+            alike = {tuple(each.shape) for each in places}
+            require(alike == {shape}, f"{told}, of shape {' and '.join(map(str, alike))}; `mine` has shape {shape}.")
             require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.")
             made = {each.dtype for each in places}
             require(made == {kind}, f"{told}, of {' and '.join(sorted(map(str, made)))}; `mine` is of {kind}.")
@@ -65,8 +72,8 @@ def _broadcast(ranks: Ranks, rank: int) -> Callable[[Tensor, int], None]:
 )
 def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[Tensor]]], Tensor]) -> None:
     """`answer(x, rank, size, all_to_all)` is the sum over the ranks of chunk `rank`."""
-    for size, each in ((2, 1), (3, 2), (4, 3)):
-        given = [torch.arange(1.0, size * each + 1) + 64 * 5.0**rank for rank in range(size)]
+    for size, each, kind in ((2, 1, torch.float), (3, 2, torch.int64), (4, 3, torch.double), (1, 2, torch.float)):
+        given = [torch.arange(1, size * each + 1, dtype=kind) + 64 * 5**rank for rank in range(size)]
         before = [tensor.clone() for tensor in given]
         ranks = Ranks(size)
         found = ranks.run(
@@ -78,6 +85,7 @@ def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[
             wanted = total[rank * each : (rank + 1) * each]
             require(isinstance(part, Tensor), f"{told}; a tensor is wanted.")
             require(part.shape != total.shape or size == 1, f"{told}; one chunk is wanted, not {size}.")
+            require(part.dtype == kind, f"{told}, of {part.dtype}; `x` is of {kind}.")
             require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {_values(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` of rank {rank} has changed.")
         most, enough = max(ranks.sent), (size - 1) * each
@@ -105,14 +113,16 @@ def _all_to_all(ranks: Ranks, rank: int) -> Callable[[list[Tensor]], list[Tensor
 )
 def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], None]) -> None:
     """`answer(model, size, all_reduce)` gives each gradient its mean over the ranks."""
-    for size, total in ((2, 5.0), (3, 12.0), (4, 3.0)):  # the gradients are 1 here, and so much over all ranks
+    for size, total in ((2, 5.0), (3, 12.0), (4, 3.0)):  # the sum over all ranks is so many times the gradient here
         torch.manual_seed(0)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.rand(1, 2))
         model.extra = torch.nn.Parameter(torch.ones(1), requires_grad=False)
         model.unused = torch.nn.Parameter(torch.ones(1))
-        model.bias = torch.nn.Parameter(torch.rand(1))  # behind those without a gradient
-        torch.nn.functional.linear(torch.ones(1, 2), model.weight, model.bias).sum().backward()
+        model.layer = torch.nn.Module()
+        model.layer.bias = torch.nn.Parameter(torch.rand(1))  # behind those without a gradient
+        torch.nn.functional.linear(torch.tensor([[1.0, 3.0]]), model.weight, model.layer.bias).sum().backward()
+        before = {"weight": torch.tensor([[1.0, 3.0]]), "bias": torch.ones(1)}
         weights = [each.detach().clone() for each in model.parameters()]
         reduced: list[Tensor] = []
 
@@ -124,10 +134,10 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
 
         with trying("The function"):
             answer(model, size, all_reduce)
-        asked = f"{size} ranks; each gradient here is 1, and the sum over the ranks is {total:g}"
+        asked = f"{size} ranks; each gradient begins with 1 here, and with {total:g} in the sum over the ranks"
         require(all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)),
                 "The parameters have changed. It is the gradients that are to be averaged.")  # fmt: skip
-        grads = {name: getattr(model, name).grad for name in ("weight", "bias")}
+        grads = {"weight": model.weight.grad, "bias": model.layer.bias.grad}
         lost = [name for name, grad in grads.items() if grad is None]
         require(not lost, f"The gradient of {' and '.join(lost)} is gone.")
         factors = {name: grad.flatten()[0].item() for name, grad in grads.items()}
@@ -139,6 +149,11 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
         for name, factor in factors.items():
             require(factor == total / size, f"{asked}: the gradient of {name} is {factor:g}; the mean is "
                     f"{total / size:g}.")  # fmt: skip
+        for name, grad in grads.items():
+            wanted = before[name] * total / size
+            require(torch.allclose(grad, wanted), f"{size} ranks; the gradient of {name} is {_values(before[name])} "
+                    f"here, and {total:g} times that in the sum over the ranks: you leave {_values(grad)}; the mean is "
+                    f"{_values(wanted)}.")  # fmt: skip
         made = [name for name in ("extra", "unused") if getattr(model, name).grad is not None]
         require(not made, f"There was no gradient of {' and '.join(made)}, and there is one now. Leave these out.")
     right("That is what DistributedDataParallel does, while the backward pass still runs.")
@@ -164,22 +179,27 @@ def which(answer: Callable[[Numbers, Numbers], str]) -> None:
 
 
 def _cases() -> Iterator[tuple[str, Numbers, Numbers]]:
-    for size, each in ((2, 1), (3, 1), (2, 2), (4, 1), (3, 2)):
+    for size, length, sign in (
+        (2, 2, 1), (3, 3, 1), (2, 4, 1), (4, 4, 1), (3, 6, 1), (3, 6, -1), (3, 2, 1), (2, 1, 1), (8, 8, 1),
+    ):  # fmt: skip
         fresh = itertools.count(1)
-        before = [[(1 + rank) ** 3 * 100 + next(fresh) for _ in range(size * each)] for rank in range(size)]
+        before = [[sign**rank * (1 + rank) ** 3 * 100 + next(fresh) for _ in range(length)] for rank in range(size)]
         everything = [number for row in before for number in row]
         sums = [sum(numbers) for numbers in zip(*before, strict=True)]
         ranks = range(size)
         for root in (size - 1, 0, 1):
             only = [before[root] if rank == root else [] for rank in ranks]
             yield "broadcast", before, [before[root] for _ in ranks]
-            yield "scatter", only, [_chunk(before[root], rank, size) for rank in ranks]
+            if length % size == 0:
+                yield "scatter", only, [_chunk(before[root], rank, size) for rank in ranks]
             yield "gather", before, [everything if rank == root else [] for rank in ranks]
             yield "reduce", before, [sums if rank == root else [] for rank in ranks]
         yield "all_gather", before, [everything for _ in ranks]
         yield "all_reduce", before, [sums for _ in ranks]
-        yield "reduce_scatter", before, [_chunk(sums, rank, size) for rank in ranks]
-        yield "all_to_all", before, [[number for row in before for number in _chunk(row, rank, size)] for rank in ranks]
+        if length % size == 0:
+            yield "reduce_scatter", before, [_chunk(sums, rank, size) for rank in ranks]
+            crossed = [[number for row in before for number in _chunk(row, rank, size)] for rank in ranks]
+            yield "all_to_all", before, crossed
 
 
 def _chunk(numbers: Sequence[int], rank: int, size: int) -> list[int]:

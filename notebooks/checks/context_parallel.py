@@ -48,7 +48,20 @@ def merge(answer: Callable[[Part, Part], Any]) -> None:
     _merged(answer, [part, nothing], part, "4 keys, and a part with none")
     _merged(answer, [nothing, part], part, "a part with no keys, and 4 keys")
     _merged(answer, [nothing, nothing], nothing, "two parts with no keys")
+    _merged(answer, *_some_see_none(made), "a query that sees keys of both, others of one or of none")
     right("So parts of a row may lie anywhere, and come in any order.")
+
+
+def _some_see_none(made: torch.Generator) -> tuple[list[Part], Part]:
+    """Query 0 sees keys of the second part alone, query 1 of the first, query 2 of both, and query 3 of none."""
+    scores = torch.randn(4, 6, generator=made, dtype=torch.double)
+    values = torch.randn(6, 2, generator=made, dtype=torch.double)
+    parts = [part_of(scores[:, keys], values[keys]) for keys in (slice(4), slice(4, None))]
+    merged = part_of(scores, values)
+    for tensor, first, second, empty in zip(merged, *parts, (0.0, -math.inf, 0.0), strict=True):
+        tensor[0], tensor[1], tensor[3] = second[0], first[1], empty
+        first[0] = first[3] = second[1] = second[3] = empty
+    return parts, merged
 
 
 def _merged(answer: Callable[[Part, Part], Any], parts: list[Part], wanted: Part, case: str) -> None:
@@ -60,6 +73,8 @@ def _merged(answer: Callable[[Part, Part], Any], parts: list[Part], wanted: Part
     kept = all(torch.equal(a, b) for one, two in zip(given, parts, strict=True) for a, b in zip(one, two, strict=True))
     require(kept, "The parts that were given have changed. Make new tensors.")
     for name, tensor, right_one in zip(("out", "largest", "total"), found, wanted, strict=True):
+        require(tensor.dtype == right_one.dtype, f"{case}: {name} should be of {right_one.dtype}, as in the parts, "
+                f"and is of {tensor.dtype}.")  # fmt: skip
         require(tensor.shape == right_one.shape, f"{case}: {name} should have the shape {tuple(right_one.shape)}, and "
                 f"has {tuple(tensor.shape)}.")  # fmt: skip
     out, largest, total = found
@@ -143,6 +158,8 @@ PLACES = [
     [[2, 5], [3, 4], [0, 1]],  # now one rank is the slowest, now another
     [[2, 5, 7], [0, 1, 3], [4, 6, 8]],
     [[0, 1, 2, 3, 4]],
+    [[0, 1, 2, 3], [4], [5, 6]],  # some have more than others
+    [[6], [0, 5, 1], [4, 2, 3, 7]],
 ]
 
 
@@ -157,7 +174,8 @@ def ring_time(answer: Callable[[Sequence[Sequence[int]]], Any]) -> None:
     """`answer(places)` is the time of the ring in pairs: the slowest rank of each step, added up."""
     for places in PLACES:
         with trying():
-            found = returned(answer([list(each) for each in places]))
+            found = returned(answer(given := [list(each) for each in places]))
+        require(given == places, f"With the places {shown(places)}: the lists have changed; leave them as they were.")
         require(isinstance(found, int | float), f"A number is wanted, not {shown(found)}.")
         work = pairs_by_step(places)
         wanted = sum(max(step) for step in work)
@@ -204,7 +222,7 @@ def _wrong_time(found: float, wanted: int, work: list[list[int]], places: Sequen
 )
 def zigzag(answer: Callable[[int, int, int], Any]) -> None:
     """`answer(rank, size, length)` is the list of the places of a rank."""
-    for size, length in ((2, 8), (4, 16), (3, 12), (1, 4), (4, 8)):
+    for size, length in ((2, 8), (4, 16), (3, 12), (1, 4), (4, 8), (3, 30)):
         wide = length // (2 * size)
         dealt: list[int] = []
         for rank in range(size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from rpcbench.pipeline.simulate import simulate
 )
 def share(answer: Callable[[int, int, int], list[int]]) -> None:
     """`answer(microbatches, replicas, replica)` is what the replica gets: dealt like cards."""
-    for microbatches, replicas in ((8, 2), (6, 3), (5, 2), (2, 4), (3, 1)):
+    for microbatches, replicas in ((8, 2), (6, 3), (5, 2), (2, 4), (3, 1), (8, 3)):
         for replica in range(replicas):
             with trying():
                 found = returned(answer(microbatches, replicas, replica))
             names = f"Of {microbatches} micro-batches and {replicas} replicas, replica {replica}"
             require(type(found) is list, f"{names} should get a list, not {shown(found)}.")
+            plain = all(isinstance(number, Integral) for number in found)
+            require(plain, f"{names} should get a list of whole numbers, not {shown(found)}.")
             there = range(microbatches)
             require(all(number in there for number in found), f"{names} gets {shown(found)}: some are not there.")
             wanted = [number for number in there if number % replicas == replica]
@@ -40,17 +43,30 @@ def share(answer: Callable[[int, int, int], list[int]]) -> None:
 def combined(answer: Callable[[Sequence[torch.Tensor], Sequence[int]], torch.Tensor]) -> None:
     """`answer(gradients, samples)` is the gradient of the mean over all samples."""
     made = torch.Generator().manual_seed(11)
-    for samples in ([4, 4], [7, 6], [5, 1, 1], [9], [2, 3, 4, 5]):
-        of_each = torch.rand(sum(samples), 3, generator=made, dtype=torch.double)
+    cases: list[tuple[list[int], tuple[int, ...], torch.dtype]] = [
+        ([4, 4], (3,), torch.double),
+        ([7, 6], (3,), torch.double),
+        ([5, 1, 1], (3,), torch.double),
+        ([9], (3,), torch.double),
+        ([2, 3, 4, 5], (3,), torch.double),
+        ([7, 6], (2, 3), torch.double),  # the gradient of a matrix
+        ([1, 4, 2], (), torch.double),  # that of one number
+        ([3, 5], (2, 2), torch.float),
+    ]
+    for samples, shape, kind in cases:
+        of_each = torch.rand(sum(samples), *shape, generator=made, dtype=torch.double).to(kind)
         gradients = [part.mean(0) for part in of_each.split(samples)]
         given = [gradient.clone() for gradient in gradients]
-        with trying():
+        asked = f"With {samples} samples on the replicas"
+        with trying(f"{asked}, and gradients of {str(kind).removeprefix('torch.')} in the shape {shape}, it"):
             found: Any = returned(answer(given, list(samples)))
         require(isinstance(found, torch.Tensor), f"A tensor is wanted, not {shown(found)}.")
-        require(found.shape == (3,), f"It should have the shape of a gradient, (3,), not {tuple(found.shape)}.")
+        require(found.shape == shape, f"It should have the shape of a gradient, {shape}, not {tuple(found.shape)}.")
         far = float((found - of_each.mean(0)).abs().max())
-        require(far < 1e-9, f"With {samples} samples on the replicas it is {far:.2g} away from the gradient of all.")
-        same = all(torch.equal(a, b) for a, b in zip(given, gradients, strict=True))
+        near = 1e-9 if kind == torch.double else 1e-5
+        told = "" if shape == (3,) else f" Here a gradient has the shape {shape}."
+        require(far < near, f"{asked} it is {far:.2g} away from the gradient of all.{told}")
+        same = len(given) == len(gradients) and all(map(torch.equal, given, gradients))
         require(same, "The right gradient; but the gradients that were given have changed. Make a new tensor.")
     right("A replica counts as much as it has samples.")
 
@@ -109,6 +125,9 @@ CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [
     (4, 4, {1: 10, 2: 12, 4: 14}, {1: 1, 2: 2, 4: 3}, 3),
     (4, 4, {1: 14, 2: 12, 4: 10}, {1: 1, 2: 2, 4: 3}, 3),
     (4, 8, {1: 14, 2: 12, 4: 10}, {1: 5, 2: 6, 4: 7}, 4),
+    # the smallest number of replicas does not fit, and larger ones do; their times rise, and then fall
+    (8, 8, {1: 10, 2: 30, 4: 40, 8: 20}, {1: 9, 2: 3, 4: 8, 8: 7}, 8),
+    (2, 2, {1: 7e12, 2: 6e12}, {1: 3e12, 2: 6e12}, 4e12),
 ]
 
 

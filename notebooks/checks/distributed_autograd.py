@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import rpcbench
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
@@ -38,10 +39,15 @@ def carry_back(answer: CarryBack) -> None:
     found = _carried(answer, received, computed, gradients)
     require(len(runs) == 1, f"The part that two of the tensors share ran {len(runs)} times. One pass does it.")
     require(found[2] is None, "One received tensor is used only for what was not needed: its gradient is None.")
-    close = all(g is not None and torch.allclose(g, w) for g, w in zip(found[:2], wanted[:2], strict=True))
-    require(close, f"The gradient of the first tensor should be {shown(wanted[0])}, and it is {shown(found[0])}.")
+    for name, got, right_one in zip(("first", "second"), found, wanted, strict=False):
+        require(got is not None and torch.allclose(got, right_one),
+                f"The gradient of the {name} tensor should be {shown(right_one)}, and it is {shown(got)}.")  # fmt: skip
     require(unused.grad_fn is not None, "The returned tensors should stay as they are.")
     _own_weight(answer)
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    nothing = _carried(answer, [x], [3 * x], [None])
+    told = "One tensor came and one was returned, which was not used. So there is no gradient, and the list is [None]"
+    require(nothing == [None], f"{told}; yours gave {shown(nothing)}.")
     right("So a worker in the middle does its part.")
 
 
@@ -96,6 +102,12 @@ class _Asked(Graph):
     def get(self, message: str, default: Any = None) -> Any:
         return self[message] if message in self else default  # noqa: SIM401
 
+    def items(self) -> Any:
+        return [(message, self[message]) for message in self]
+
+    def values(self) -> Any:
+        return [self[message] for message in self]
+
 
 CHAIN: Graph = {"a": ["b"], "b": ["c"], "c": [], "unused": ["c"]}
 DIAMOND: Graph = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": ["e"], "e": [], "unused": []}
@@ -113,6 +125,7 @@ def discover(answer: Callable[[list[str], Graph], set[str]]) -> None:
     _discovered(answer, ["a"], DIAMOND, {"a", "b", "c", "d", "e"})
     _discovered(answer, ["a", "b"], TWO_ROOTS, {"a", "b", "c", "d"})
     _discovered(answer, ["a", "c"], SKIP, {"a", "b", "c"})
+    _discovered(answer, ["c", "a"], {"a": ["b", "c"], "b": ["c"], "c": []}, {"a", "b", "c"})
     _discovered(answer, [], {"unused": []}, set())
     right("A call that was not used is never found, and nothing waits for it.")
 
@@ -147,7 +160,8 @@ def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequen
         x = torch.rand(rows, 4, dtype=torch.double)
         near = [weight.to_here().detach().requires_grad_() for weight in weights]
         wanted = torch.autograd.grad((torch.tanh(x @ near[0]) @ near[1]).square().mean(), near)
-        with watching([weight.owner_name() for weight in weights]) as watch, trying("The function"):
+        owners = [weight.owner_name() for weight in weights]
+        with watching(owners) as watch, rpcbench.trace() as seen, trying("The function"):
             try:
                 found = returned(answer(x, *weights))
             except RuntimeError as error:
@@ -163,6 +177,8 @@ def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequen
             same = gradient.shape == right_one.shape and torch.allclose(gradient, right_one)
             require(same, f"The gradient of {name} is not that of the whole loss.")
         require(watch.ended, "There was no context: the gradients are those of another pass.")
+        crossed = any(row["kind"] == "Gradients" for row in seen.view["messages"].values())
+        require(crossed, "The gradients are right, but none has travelled: the workers had no part in the step.")
         require(watch.at_once, "One owner had answered before the other was asked for its gradient.")
     right("No cut is left.")
 

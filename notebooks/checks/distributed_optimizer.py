@@ -47,6 +47,8 @@ def descend(answer: Callable[[Any, int, float], Any]) -> None:
         require(left == [2.0, 4.0, 6.0], f"The gradient in the context was [2, 4, 6], and is now {left}. Leave it as "
                 "it is: others may read it.")  # fmt: skip
         require(unused.to_here().tolist() == [5.0, 6.0, 7.0], "A weight that took no part should stay as it is.")
+        require(other.tolist() == [5.0, 6.0, 7.0], f"For a weight that took no part, {shown(other.tolist())} was "
+                "returned. Return its parameter, (5, 6, 7).")  # fmt: skip
     right("This is what an optimizer does on each owner.")
 
 
@@ -65,27 +67,30 @@ def _unused(answer: Callable[[Any, int, float], Any], weight: Any, context_id: i
 def global_norm(answer: Callable[[int, Weights], Any]) -> None:
     """`answer(context_id, weights)` is the norm over all workers."""
     for owners, unused, beside in (
-        (["worker1", "worker2", "worker2"], 0, 0), (["worker2"], 0, 0), (["worker1", "worker2"], 1, 0),
-        (["worker1", "worker2"], 0, 1),
+        (["worker1", "worker2", "worker2"], [], 0), (["worker2"], [], 0), (["worker1", "worker2"], ["worker1"], 0),
+        (["worker1", "worker2"], [], 1), (["worker1"], ["worker2"], 0),
     ):  # fmt: skip
         weights = [rpc.remote(owner, _weight, (2.0 + place, LARGE)) for place, owner in enumerate(owners)]
-        extra = [rpc.remote("worker1", _weight, (3.0,)) for _ in range(unused)]
+        extra = [rpc.remote(owner, _weight, (3.0,)) for owner in unused]
         with dist_autograd.context() as context_id:
             others = [rpc.remote("worker1", _weight, (1.0,)) for _ in range(beside)]
             parts = [rpc.rpc_sync(weight.owner(), _square_sum, (weight,)) for weight in [*weights, *others]]
             dist_autograd.backward(context_id, [torch.stack(parts).sum()])
-            with watching(owners) as watch, rpcbench.trace() as seen, trying("The function"):
+            where = f"For weights on {owners}" + (f", and one on {unused[0]} without a gradient," if unused else "")
+            with watching(owners) as watch, rpcbench.trace() as seen, trying(f"{where} the function"):
                 found = returned(answer(context_id, [*weights, *extra]))
-        gradients = [2 * (2.0 + place + step) for place in range(len(owners)) for step in range(LARGE)]
+            left = [rpc.rpc_sync(weight.owner(), _gradient_left, (context_id, weight)) for weight in weights]
+        before = [[2 * (2.0 + place + step) for step in range(LARGE)] for place in range(len(owners))]
+        gradients = [value for each in before for value in each]
         wanted = math.sqrt(sum(value * value for value in gradients))
         require(isinstance(found, float), f"The norm should be a float, not {shown(found)}.")
-        where = f"For weights on {owners}" + (", and one without a gradient," if unused else "")
         where += ", with another one in the context that is not asked for," if beside else ""
         require(math.isclose(found, wanted, rel_tol=1e-9), f"{where} it is {wanted:.4f}, and yours gave {found:.4f}.")
         largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
         require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "
                 "where a single number is enough.")  # fmt: skip
         require(watch.at_once, "One owner had answered before the other one was asked.")
+        require(left == before, "Afterwards a gradient in the context is another one. Leave it as it is.")
     right("One number from each, one number in the end.")
 
 
@@ -99,7 +104,13 @@ Save = Callable[[str, DistributedOptimizer, Weights], None]
 )
 def restore(answer: Save, checkpoint: Save) -> None:
     """`answer(directory, optimizer, weights)` undoes what has happened since `checkpoint`."""
-    weights, optimizer = _training()
+    _restored(answer, checkpoint, ("worker1", "worker2"), ("worker2", "worker1"))
+    _restored(answer, checkpoint, ("worker1", "worker2", "worker2"), ("worker2", "worker1", "worker2"))
+    right("It goes on as if nothing had happened.")
+
+
+def _restored(answer: Save, checkpoint: Save, before: Sequence[str], after: Sequence[str]) -> None:
+    weights, optimizer = _training(before)
     _train(weights, optimizer)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint(directory, optimizer, weights)
@@ -107,17 +118,17 @@ def restore(answer: Save, checkpoint: Save) -> None:
         _train(weights, optimizer)
         wanted = _values(weights)
 
-        weights, optimizer = _training(("worker2", "worker1"))
+        weights, optimizer = _training(after)
         fresh = _everything(weights, optimizer)
-        with trying("With weights that now live on worker2 and worker1, in this order, the function"):
+        places = f"{', '.join(after[:-1])} and {after[-1]}"
+        with trying(f"With weights that now live on {places}, in this order, the function"):
             answer(directory, optimizer, list(weights))
     values, momentum = _everything(weights, optimizer)
     require((values, momentum) != fresh, "Nothing has been restored. Replace the three dots.")
-    require(values == saved[0], "The weights on the workers are not those that were saved.")
+    require(values == saved[0], f"The weights on the workers are not those that were saved: {len(before)} of them.")
     require(momentum == saved[1], "The weights are back, but the optimizer has lost its momentum.")
     _train(weights, optimizer)
     require(_values(weights) == wanted, "The training does not go on as it would have without the break.")
-    right("It goes on as if nothing had happened.")
 
 
 @exercise(
@@ -127,16 +138,18 @@ def restore(answer: Save, checkpoint: Save) -> None:
 )
 def momentum_step(answer: Callable[..., object]) -> None:
     """`answer(weights, gradients, velocities, lr, momentum)` is a step of torch's SGD with momentum."""
-    ours = [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([[4.0]]))]
+    ours = [nn.Parameter(torch.tensor(values)) for values in ([1.0, -2.0], [[4.0]], [3.0])]
     theirs = [nn.Parameter(each.detach().clone()) for each in ours]
     optimizer = torch.optim.SGD(theirs, lr=0.5, momentum=0.5)
-    velocities: list[Tensor | None] = [None, None]
+    velocities: list[Tensor | None] = [None, None, None]
     handed: list[tuple[Tensor, Tensor]] = []  # all gradients so far, and what they were
-    steps = [(0.5, [8.0, 16.0]), (0.25, [-8.0, None]), (0.125, [None, 8.0]), (0.5, [16.0, 4.0])]
-    for number, (lr, (one, two)) in enumerate(steps, 1):
+    steps = [  # the third weight has its first gradient in the second step
+        (0.5, [8.0, 16.0, None]), (0.25, [-8.0, None, 4.0]), (0.125, [None, 8.0, 8.0]), (0.5, [16.0, 4.0, None])
+    ]  # fmt: skip
+    for number, (lr, values) in enumerate(steps, 1):
         gradients = [
             None if value is None else torch.full_like(weight, value)
-            for value, weight in zip((one, two), theirs, strict=True)
+            for value, weight in zip(values, theirs, strict=True)
         ]
         given = [None if gradient is None else gradient.clone() for gradient in gradients]
         optimizer.param_groups[0]["lr"] = lr
@@ -166,6 +179,10 @@ def momentum_step(answer: Callable[..., object]) -> None:
         require(
             not any(each is not None and each.requires_grad for each in velocities), "A velocity is part of a graph."
         )
+    right_ones = [optimizer.state[weight]["momentum_buffer"] for weight in theirs]
+    same = all(a is not None and torch.equal(a, b) for a, b in zip(velocities, right_ones, strict=True))
+    require(same, f"After four steps the list of velocities should be {_plain(right_ones)}, and it is "
+            f"{_plain(velocities)}. The owner keeps this list.")  # fmt: skip
     right("Four steps, equal to those of torch's SGD.")
 
 
@@ -187,8 +204,8 @@ def _square_sum(weight: RRef[Tensor]) -> Tensor:
     return weight.local_value().square().sum()
 
 
-def _training(owners: Sequence[str] = ("worker1", "worker2")) -> tuple[list[Any], DistributedOptimizer]:
-    weights = [rpc.remote(owner, _weight, (first,)) for first, owner in zip((1.0, 4.0), owners, strict=True)]
+def _training(owners: Sequence[str]) -> tuple[list[Any], DistributedOptimizer]:
+    weights = [rpc.remote(owner, _weight, (1.0 + 3 * place,)) for place, owner in enumerate(owners)]
     return weights, DistributedOptimizer(torch.optim.SGD, weights, lr=0.125, momentum=0.5)
 
 

@@ -102,7 +102,7 @@ def in_window(answer: Callable[[Callable[[int], Call], list[int], int], list[int
         ([5, 3, 9, 9, 7, 1], 3),
         ([2, 6, 4], 1),
         ([3, 1, 2], 5),
-        ([7, 8, 1, 1], 4),
+        ([7, 0, 1, 1], 4),
         ([], 2),
     ):
         calls, given = Calls(list(parts), limit), list(parts)
@@ -123,7 +123,8 @@ def gather_uneven(answer: Callable[[Tensor, int, Callable[[Tensor], list[Tensor]
         size = len(lengths)
         given = [torch.arange(1.0, length + 1) + 100 * rank for rank, length in enumerate(lengths)]
         for vector in given:
-            vector[1::2] = 0.0  # zeros that are no padding
+            vector[1::2] = 0.0  # zeros that are no padding, and other numbers that might be taken for it
+            vector[4::8], vector[6::8] = -1.0, torch.nan
         asked = f"Vectors of lengths {list(lengths)}"
         ranks = Ranks(size)
         before = [vector.clone() for vector in given]
@@ -147,11 +148,13 @@ def gather_uneven(answer: Callable[[Tensor, int, Callable[[Tensor], list[Tensor]
                     f"has length {lengths[source]}.",
                 )
                 require(
-                    torch.equal(part, before[source]),
+                    same(part, before[source]),
                     f"{told} in place {source} {numbers(part)}; rank {source} has {numbers(before[source])}.",
                 )
             require(same(given[rank], before[rank]), f"{asked}: `mine` of rank {rank} has changed; work on a copy.")
         require(max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} calls; two are enough.")
+        fewest = min(ranks.messages)
+        require(fewest == 2, f"{asked}: right, but with {counted(fewest, 'call')} on a rank; two are wanted.")
         require(
             max(ranks.sent) <= max(lengths) + 1,
             f"{asked}: right, but a rank gives {max(ranks.sent)} numbers to all_gather, where "
@@ -179,21 +182,25 @@ class Once(torch.autograd.Function):
 def fan_out(answer: Callable[[Callable[[Tensor], Tensor], list[Callable[[Tensor], Tensor]], Tensor], Tensor]) -> None:
     """`answer(first, branches, x)` is the gradient of `x`, by messages without graphs."""
     powers = (1, 2, 3, 2)
-    for count, shape in ((1, (2,)), (2, (3,)), (3, (2, 2)), (4, (2,))):
+    for count, shape in ((1, (2,)), (2, (3,)), (3, (2, 2)), (4, (2,)), (2, (1,))):
         x = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(shape)
+        before = x.clone()
+        wide = count == 3  # `hidden` has another shape than `x`
+        sent = torch.stack([2 * x * x, x]) if wide else 2 * x * x
         asked = f"{counted(count, 'branch')}"
         passed: list[int] = []
         runs: list[int] = []
         copies: list[Tensor] = []
         ran: list[int] = []
 
-        def first(x: Tensor, passed: list[int] = passed, runs: list[int] = runs) -> Tensor:
+        def first(x: Tensor, passed: list[int] = passed, runs: list[int] = runs, wide: bool = wide) -> Tensor:
             require(isinstance(x, Tensor), f"`first` is given {shown(x)}, not a tensor.")
             runs.append(1)
-            return Once.apply(2 * x * x, passed)  # type: ignore[no-any-return]
+            hidden = torch.stack([2 * x * x, x]) if wide else 2 * x * x
+            return Once.apply(hidden, passed)  # type: ignore[no-any-return]
 
         def branch(
-            number: int, asked: str = asked, copies: list[Tensor] = copies, x: Tensor = x, ran: list[int] = ran
+            number: int, asked: str = asked, copies: list[Tensor] = copies, sent: Tensor = sent, ran: list[int] = ran
         ) -> Callable[[Tensor], Tensor]:
             def branch(hidden: Tensor) -> Tensor:
                 told = f"{asked}: branch {number} is given"
@@ -206,17 +213,19 @@ def fan_out(answer: Callable[[Callable[[Tensor], Tensor], list[Callable[[Tensor]
                     not any(hidden is copy for copy in copies),
                     f"{told} the same tensor as a branch before; each is to have a copy of its own.",
                 )
-                require(
-                    torch.equal(hidden, 2 * x * x), f"{told} {numbers(hidden)}; `first` returns {numbers(2 * x * x)}."
-                )
+                require(same(hidden.detach(), sent), f"{told} {numbers(hidden)}; `first` returns {numbers(sent)}.")
                 copies.append(hidden)
                 ran.append(number)
                 return ((number + 1) * hidden ** powers[number]).sum()
 
             return branch
 
+        branches = [branch(number) for number in range(count)]
+        given = list(branches)
         with trying():
-            found: Any = returned(answer(first, [branch(number) for number in range(count)], x))
+            found: Any = returned(answer(first, given, x))
+        require(given == branches, f"{asked}: the list `branches` itself has changed; it has {len(given)} now.")
+        require(same(x.detach(), before), f"{asked}: `x` itself is {numbers(x)} now; it was {numbers(before)}.")
         require(
             not x.requires_grad and x.grad is None and x.is_leaf,
             f"{asked}: `x` itself has changed; it needed no gradient, and has none.",
@@ -224,8 +233,8 @@ def fan_out(answer: Callable[[Callable[[Tensor], Tensor], list[Callable[[Tensor]
         require(sorted(ran) == list(range(count)), f"{asked}: the branches that ran are {ran}; each is to run once.")
         require(len(runs) == 1, f"{asked}: `first` runs {len(runs)} times; once is enough.")
         require(len(passed) == 1, f"{asked}: backward goes {len(passed)} times through the graph of `first`, not once.")
-        leaf = x.clone().requires_grad_()
-        whole = 2 * leaf * leaf
+        leaf = before.clone().requires_grad_()
+        whole = torch.stack([2 * leaf * leaf, leaf]) if wide else 2 * leaf * leaf
         sum(((number + 1) * whole ** powers[number]).sum() for number in range(count)).backward()  # type: ignore[union-attr]
         wanted = leaf.grad
         require(
@@ -394,11 +403,13 @@ def zero1_step(answer: Callable[..., None]) -> None:
 @question
 def embed(answer: Callable[[Tensor, Tensor, int, Callable[[Tensor], None]], Tensor]) -> None:
     """`answer(ids, piece, first, all_reduce)` is the rows of the whole table."""
-    tables = ((4, 4), (2, 4, 1), (3, 1, 5, 3), (4,), (1, 1, 1))
-    shapes: tuple[tuple[int, ...], ...] = ((6,), (2, 5), (12,), (4,), (3, 1, 2))
+    tables = ((4, 4), (2, 4, 1), (3, 1, 5, 3), (4,), (1, 1, 1), (3, 2))
+    shapes: tuple[tuple[int, ...], ...] = ((6,), (2, 5), (12,), (4,), (3, 1, 2), (1,))  # in the last one rank has all
     for lengths, shape in zip(tables, shapes, strict=True):
         size, words = len(lengths), sum(lengths)
         table = torch.stack([torch.tensor([word + 1.0, 100.0 * (word + 1)]) for word in range(words)])
+        if len(shape) == 3:
+            table = torch.cat([table, -table[:, :1]], 1).double()  # three numbers in a row, of another type
         pieces = [piece.clone() for piece in table.split(lengths)]
         firsts = [sum(map(len, pieces[:rank])) for rank in range(size)]
         count = torch.Size(shape).numel()
@@ -422,8 +433,10 @@ def embed(answer: Callable[[Tensor, Tensor, int, Callable[[Tensor], None]], Tens
                 rows.shape == wanted.shape,
                 f"{told} a tensor of shape {tuple(rows.shape)}; {tuple(wanted.shape)} is wanted.",
             )
+            require(rows.dtype == table.dtype, f"{told} a tensor of {rows.dtype}; the table is of {table.dtype}.")
             require(close(rows, wanted), f"{told} {numbers(rows)}; the rows are {numbers(wanted)}.")
         require(max(ranks.messages) <= 1, f"{asked}: right, but with {max(ranks.messages)} all-reduces; one is enough.")
+        require(min(ranks.messages) == 1, f"{asked}: right, but a rank makes no all-reduce; one is wanted.")
     right("Where a rank has no row it adds zeros, and the sum over the ranks is the row.")
 
 
@@ -441,6 +454,7 @@ def idle(answer: Callable[[list[list[float]]], list[float]]) -> None:
         [[2], [3], [4]],
         [[6, 1, 1, 1, 1], [1, 1, 1, 1, 4]],
         [[1, 1, 5], [5, 1, 1]],
+        [[0.5, 1.25], [2, 0.25]],
     ):
         ends = [0.0] * len(times)
         for number in range(len(times[0])):
@@ -462,7 +476,7 @@ def idle(answer: Callable[[list[list[float]]], list[float]]) -> None:
         require(
             all(abs(one - other) < 1e-9 for one, other in zip(found, wanted, strict=True)),
             f"{asked}: the last forward ends at {ends[-1]:g}, and the stages are idle for "
-            f"{[round(each) for each in wanted]}; you say {shown(found)}.",
+            f"{[round(each) if each == round(each) else each for each in wanted]}; you say {shown(found)}.",
         )
     right("A stage waits for the stage before it, and for itself.")
 
@@ -523,8 +537,11 @@ def recompute(answer: Callable[[list[Callable[[Tensor], Tensor]], Tensor, Tensor
             y = plain.layer(number)(y)
         y.backward(gradient)
         del y
+        layers = [chain.layer(number) for number in range(count)]
+        same_layers = list(layers)
         with trying():
-            found: Any = returned(answer([chain.layer(number) for number in range(count)], x, gradient, every))
+            found: Any = returned(answer(layers, x, gradient, every))
+        require(layers == same_layers, f"{asked}: the list `layers` itself has changed; it has {len(layers)} now.")
         require(
             torch.equal(x, before) and not x.requires_grad and x.grad is None,
             f"{asked}: `x` itself has changed; it needed no gradient, and has none.",
@@ -575,20 +592,25 @@ def experts(answer: Callable[..., Tensor]) -> None:
         ([3, 1, 3, 2], [0, 3], [], [2, 2, 0]),
     ):
         size = len(all_chosen)
+        width, kind = (3, torch.float64) if size == 4 else (2, torch.float32)
         asked = f"Tokens that choose {[list(row) for row in all_chosen]}"
         ranks = Ranks(size)
         calls = [0] * size
         given = [
-            torch.tensor([[1000.0 * rank + 10 * place + 1, other] for place, other in enumerate(row)]).reshape(-1, 2)
+            torch.tensor(
+                [[1000.0 * rank + 10 * place + 1, other, 7.0][:width] for place, other in enumerate(row)], dtype=kind
+            ).reshape(-1, width)
             for rank, row in enumerate(all_chosen)
         ]
         before = [tokens.clone() for tokens in given]
         chosen = [torch.tensor(row, dtype=torch.long) for row in all_chosen]
 
-        def expert_of(rank: int, calls: list[int] = calls, asked: str = asked) -> Callable[[Tensor], Tensor]:
+        def expert_of(
+            rank: int, calls: list[int] = calls, asked: str = asked, width: int = width
+        ) -> Callable[[Tensor], Tensor]:
             def expert(rows: Tensor) -> Tensor:
                 require(
-                    isinstance(rows, Tensor) and rows.dim() == 2 and rows.shape[1] == 2,
+                    isinstance(rows, Tensor) and rows.dim() == 2 and rows.shape[1] == width,
                     f"{asked}: the expert of rank {rank} is given {shown(rows)}; rows of tokens are wanted.",
                 )
                 strange = [row for row in rows.tolist() if row[1] != rank]
@@ -609,23 +631,28 @@ def experts(answer: Callable[..., Tensor]) -> None:
         )
         for rank, answers in enumerate(found):
             told = f"{asked}: rank {rank} returns"
-            wanted = before[rank] * (chosen[rank] + 2).unsqueeze(1) + 0.5
+            wanted = before[rank] * (torch.tensor(all_chosen[rank], dtype=torch.long) + 2).unsqueeze(1) + 0.5
             require(isinstance(answers, Tensor), f"{told} {shown(answers)}; a tensor is wanted.")
             require(
                 answers.shape == wanted.shape,
-                f"{told} a tensor of shape {tuple(answers.shape)}; it has {len(wanted)} tokens of two numbers.",
+                f"{told} a tensor of shape {tuple(answers.shape)}; it has {len(wanted)} tokens of {width} numbers.",
             )
+            require(answers.dtype == kind, f"{told} a tensor of {answers.dtype}; its tokens are of {kind}.")
             require(
                 close(answers, wanted), f"{told} {numbers(answers)}; the answers to its tokens are {numbers(wanted)}."
             )
             require(torch.equal(given[rank], before[rank]), f"{asked}: `tokens` of rank {rank} have changed.")
+            require(chosen[rank].tolist() == all_chosen[rank], f"{asked}: `chosen` of rank {rank} has changed.")
             require(
                 calls[rank] <= 1,
                 f"{asked}: right, but the expert of rank {rank} is called {calls[rank]} times; once is enough.",
             )
+            require(calls[rank], f"{asked}: right, but the expert of rank {rank} is not called; once is wanted.")
         require(
             max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} all-to-alls; two are enough."
         )
+        fewest = min(ranks.messages)
+        require(fewest == 2, f"{asked}: right, but with {counted(fewest, 'all-to-all')} on a rank; two are wanted.")
     right("There and back: two all-to-alls, and every answer is in the place of its token.")
 
 
@@ -658,7 +685,7 @@ def numbers(value: Any) -> str:
     if not isinstance(value, Tensor):
         return shown(value)
     flat = [round(each, 3) for each in value.flatten().tolist()]
-    return shown([int(each) if each == int(each) else each for each in flat])
+    return shown([int(each) if float(each).is_integer() else each for each in flat])
 
 
 def close(one: Tensor, other: Tensor) -> bool:
@@ -666,4 +693,5 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
+    """Whether two tensors have the same numbers; nan is the same as nan."""
+    return one.shape == other.shape and torch.equal(one.nan_to_num(nan=0.125), other.nan_to_num(nan=0.125))

@@ -11,9 +11,9 @@ from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.interleaving import Call, interleaved
-from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError, WorkerLostError
+from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
 
-MOST = 20
+MOST = 50
 PATIENCE = 3.0
 Event = tuple[str, str, str | None]
 
@@ -51,10 +51,10 @@ def insist(answer: Callable[[Callable[[], Any]], Any]) -> None:
             value = returned(value)
         require(value == result, f"A call that went well returned {result}, and the function {shown(value)}.")
     lost, perhaps = ConnectionLostError("lost", False), ConnectionLostError("lost", True)
-    for times in (1, 3, 18):
+    for times in (1, 3, 18, 40):
         line = Line(*[lost] * times, 7)
         value = _tried(answer, line)
-        again = {1: "once", 3: "three times", 18: "18 times"}[times]
+        again = {1: "once", 3: "three times"}.get(times, f"{times} times")
         require(value == 7, f"A call was lost {again} before it ran, and would have gone well then. It was given up.")
         require(line.made == times + 1, f"A call was lost {again}, then it went well; it was made {line.made} times.")
     line = Line(perhaps, 7)
@@ -73,6 +73,11 @@ def insist(answer: Callable[[Callable[[], Any]], Any]) -> None:
     wrong = ValueError("of the function")
     out = _tried(answer, Line(wrong, 7))
     require(out is wrong, "The function itself raised ValueError. That is no lost message: let it out.")
+    unknown = UnknownWorkerError("could not find destination name worker9")
+    line = Line(unknown, 7)
+    out = _tried(answer, line)
+    require(out is unknown and line.made == 1, f"A call ended with UnknownWorkerError, and it was made {line.made} "
+            f"times; then {shown(out)} came. No message was lost: let the error out.")  # fmt: skip
     right("What has not run is made again; what may have run is reported.")
 
 
@@ -150,6 +155,9 @@ def _random_story(seed: int) -> list[Event]:
     return events
 
 
+ERROR = ValueError("only a value")
+
+
 class Work:
     """A function that counts its runs. It waits in a run with the argument "long" until it is told to go on."""
 
@@ -164,6 +172,8 @@ class Work:
             self.go_on.wait(2 * PATIENCE)
         if args == ("bad",):
             raise ValueError("bad order")
+        if args == ("error",):
+            return ERROR
         return None if args == ("nothing",) else [*args, len(self.runs)]
 
 
@@ -223,6 +233,10 @@ def _one_by_one(answer: Any) -> None:
     require(same == first, f"A later call with the same ticket, but another argument, got {shown(same)}, not "
             f"{shown(first)}. The ticket alone says which order it is.")  # fmt: skip
     require(two == [1, 2, 4], f"With two arguments the function returned [1, 2, 4], and the call {shown(two)}.")
+    told = "The function returned an error as its value, and did not raise it. A call with its ticket"
+    with trying(told):
+        values = [once.call("t6", "error"), once.call("t6", "error")]
+    require(values == [ERROR, ERROR], f"{told} gave {shown(values)}.")
     for _ in range(2):
         caller = Caller(once, "t5", "bad")
         require(caller.over(), "The function raised an error, and a call with its ticket waits for ever.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
-MESHES = [(8, 2, 2), (24, 2, 3), (24, 3, 2), (128, 2, 2), (12, 1, 4), (12, 4, 1)]  # rows, dp, tp
+MESHES = [(8, 2, 2), (24, 2, 3), (24, 3, 2), (128, 2, 2), (12, 1, 4), (12, 4, 1), (6, 1, 1), (16, 4, 2)]  # rows, dp, tp
 
 
 @exercise(
@@ -24,6 +25,8 @@ def rows_held(answer: Callable[[int, int, int, int], list[int]]) -> None:
             with trying(case):
                 found = returned(answer(rows, dp, tp, rank))
             require(type(found) is list, f"{case} should get a list, not {shown(found)}.")
+            plain = all(isinstance(row, Integral) for row in found)
+            require(plain, f"{case} should get a list of whole numbers, not {shown(found)}.")
             each = rows // (dp * tp)
             begin = rank % tp * (rows // tp) + rank // tp * each
             wanted = [*range(begin, begin + each)]

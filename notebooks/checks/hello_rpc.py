@@ -38,12 +38,12 @@ def process_ids(answer: Callable[[Sequence[str]], dict[str, int]]) -> None:
         without = " A call needs the function itself, without parentheses." if "TypeError" in str(hint) else ""
         raise NotYet(f"{hint}{without}") from None
     require(isinstance(found, dict), f"The answer should be a dict {{name: number}}, not {shown(found)}.")
-    require(list(found) == names, f"The keys should be the names {names}, not {list(found)}.")
+    require(set(found) == set(names), f"The keys should be the names {names}, not {list(found)}.")
     _plain(found.values(), "dict")
     require(os.getpid() not in found.values(), "One of the numbers is that of this notebook: it was asked here.")
     wrong = [name for name, number in found.items() if number != cluster.pid(name)]
     require(not wrong, f"This is not the process of {' and '.join(wrong)}. Was each worker asked for its own?")
-    require(list(answer(names[1:])) == names[1:], f"For the names {names[1:]} it should ask only these workers.")
+    require(set(answer(names[1:])) == set(names[1:]), f"For the names {names[1:]} it should ask only these workers.")
     back = names[::-1]
     with trying("The function"):
         found = returned(answer(back))
@@ -83,6 +83,10 @@ def at_once(answer: Callable[[Callable[[int], Any], Sequence[int], Sequence[str]
     except NotYet as hint:
         raise NotYet(f"One part was the tuple (4, 5, 6). It is one argument. {hint}") from None
     require(found == [3, 2], f"With parts [(4, 5, 6), 'ab'] and `len` it is [3, 2]; yours gave {shown(found)}.")
+    with trying("With the parts [[5], [5]] it"):
+        found = answer(taken_by, [[5], [5]], [second, first])
+    require(found == [second, first], "With the parts [[5], [5]] and a function that returns the name of its worker it "
+            f"is {[second, first]}; yours gave {shown(found)}.")  # fmt: skip
     right("All of them worked at the same time.")
 
 
@@ -101,26 +105,30 @@ def _plain(values: Any, where: str) -> None:
 )
 def patient(answer: Callable[[str, Callable[[], Any], float, Any], Any]) -> None:
     """`answer(worker, function, seconds, default)` gives up after a while, and for no other reason."""
-    with _deadlines() as deadlines:
+    with _noted() as calls:
         quick = returned(_prompt(answer, "worker1", name_here, LONG, "default"))
-    _meant(deadlines, LONG)
+    _meant(calls, LONG)
     require(quick == "worker1", f"A quick function returns 'worker1' on worker1; yours gave {shown(quick)}.")
-    zero = _prompt(answer, "worker2", nothing, LONG, "default")
-    require(zero == 0, f"A function that returns 0 has a result too; yours gave {shown(zero)}.")
+    for value in (0, None, []):
+        found = _prompt(answer, "worker2", partial(give, value), LONG, "default")
+        require(found == value, f"A function that returns {value} has a result too; yours gave {shown(found)}.")
     before = rpc.rpc_sync("worker2", count)
     _prompt(answer, "worker2", count, LONG, "default")
-    calls = rpc.rpc_sync("worker2", count) - before - 1
-    require(calls == 1, f"The function was called {calls} times. It should run once.")
+    times = rpc.rpc_sync("worker2", count) - before - 1
+    require(times == 1, f"The function was called {times} times. It should run once.")
     _held.append(threading.Event())
+    late = partial(hold, len(_held) - 1)
     try:
-        with _deadlines() as deadlines:
-            slow = _prompt(answer, "worker1", partial(hold, len(_held) - 1), 0.2, "default")
+        with _noted() as calls:
+            slow = _prompt(answer, "worker1", late, 0.2, "default")
     finally:
         ended = len(_held) - 1 in _let_go
         _held[-1].set()
     waited = slow == "late" or ended
     require(not waited, "With 0.2 seconds it should give up, but it waited for the slow function to end.")
-    _meant(deadlines, 0.2)
+    _meant(calls, 0.2)
+    times = sum(function is late for function, _ in calls)
+    require(times <= 1, f"A function that takes too long was called {times} times. It should run once.")
     require(slow == "default", f"For a function that takes too long it should return the default, not {shown(slow)}.")
     _comes_through(answer, fail, RuntimeError("out of paper"))
     _comes_through(answer, fail_late, TimeoutError("the printer does not answer"))
@@ -160,15 +168,15 @@ def _prompt(answer: Callable[..., Any], *args: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _deadlines() -> Iterator[list[float]]:
-    """The timeouts that calls are given meanwhile."""
-    given: list[float] = []
+def _noted() -> Iterator[list[tuple[Any, float | None]]]:
+    """The functions that are called meanwhile, and the timeouts of these calls."""
+    given: list[tuple[Any, float | None]] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float | None = None) -> Any:
+            given.append((func, timeout))
             if timeout is None:
                 return call(to, func, args, kwargs)
-            given.append(timeout)
             return call(to, func, args, kwargs, timeout)
 
         return noted
@@ -179,8 +187,8 @@ def _deadlines() -> Iterator[list[float]]:
         yield given
 
 
-def _meant(deadlines: list[float], seconds: float) -> None:
-    other = [given for given in deadlines if abs(given - seconds) > 0.05 * seconds]
+def _meant(calls: list[tuple[Any, float | None]], seconds: float) -> None:
+    other = [given for _, given in calls if given is not None and abs(given - seconds) > 0.05 * seconds]
     require(not other, f"With {seconds:g} seconds your call had a deadline of {other[0] if other else 0:.10g} seconds.")
 
 
@@ -212,6 +220,7 @@ def deposit(answer: Callable[[Any, int, float], Any]) -> None:
         (3, -200, 0, "a request that leaves nothing"),
         (3, -200, 0, "request 3 again, which was answered 0"),
         (2, 50, 200, "request 2 again, which was answered 200"),
+        (2, 70, 200, "request 2 once more, which was answered 200"),
         (0, 30, 30, "the request with the number 0"),
         (0, 30, 30, "request 0 again, which was answered 30"),
     ):
@@ -279,8 +288,12 @@ def name_here() -> str:
     return rpc.get_worker_info().name
 
 
-def nothing() -> int:
-    return 0
+def taken_by(_part: Any) -> str:
+    return rpc.get_worker_info().name
+
+
+def give(value: Any) -> Any:
+    return value
 
 
 def count() -> int:
@@ -363,6 +376,11 @@ class Account:
     def answers(self) -> dict[int, float]:
         self._inside("answers")
         return self._answers
+
+    @answers.setter
+    def answers(self, value: dict[int, float]) -> None:
+        self._inside("answers")
+        self._answers = value
 
     def _inside(self, name: str) -> None:
         require(self.lock.held, f"`account.{name}` is used outside of the lock, where other threads may change it.")

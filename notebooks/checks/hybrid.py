@@ -23,7 +23,7 @@ Lookup = Callable[[list[Any], Tensor], Tensor]
 def factors(answer: Callable[[list[int]], Sequence[float]]) -> None:
     """`answer(samples)`: losses times these, and then the mean over trainers, is the mean loss of all samples."""
     made = torch.Generator().manual_seed(15)
-    for samples in ([4, 4], [3, 1], [5, 2, 1], [7], [1, 1, 1, 13]):
+    for samples in ([4, 4], [3, 1], [5, 2, 1], [7], [1, 1, 1, 13], [1, 2]):
         of_each = torch.rand(sum(samples), 5, generator=made, dtype=torch.double)
         given = list(samples)
         with trying():
@@ -104,6 +104,7 @@ def lookup(answer: Lookup) -> None:
         (4, [3, 2, 1, 0, 8]),
     ):
         _try(answer, count, ids, len(ids))
+    _try(answer, 2, [1, 4, 1, 6], 4, torch.double, 2)
     right("The order is that of `ids`, and all owners worked at once.")
 
 
@@ -121,21 +122,27 @@ def lookup_once(answer: Lookup) -> None:
         (3, [0, 1, 2]),
     ):
         _try(answer, count, ids, len(set(ids)))
+    _try(answer, 2, [1, 4, 1, 6], 3, torch.double, 2)
     right("The more a row is read, the more that saves; and its gradients are added up before they travel.")
 
 
-def _try(answer: Lookup, count: int, numbers: list[int], most: int) -> None:
-    whole = torch.arange(9.0 * WIDTH).reshape(9, WIDTH).requires_grad_()
+def _try(
+    answer: Lookup, count: int, numbers: list[int], most: int, dtype: torch.dtype = torch.float32, width: int = WIDTH
+) -> None:
+    whole = torch.arange(9 * width, dtype=dtype).reshape(9, width).requires_grad_()
     log: list[tuple[str, int, int]] = []
     tables = [Table(k, whole[k::count], log) for k in range(count)]
     ids, given = torch.tensor(numbers), torch.tensor(numbers)
     wanted = whole[ids]
-    case = f"With {count} table{'s' if count > 1 else ''} and ids {numbers}"
-    with trying():
+    kind = str(dtype).removeprefix("torch.")
+    other = f" of {kind} with {width} numbers in a row" if dtype != torch.float32 else ""
+    case = f"With {count} table{'s' if count > 1 else ''}{other} and ids {numbers}"
+    with trying(f"{case} it" if other else "It"):
         found = returned(answer(list(tables), given))
     require(isinstance(found, Tensor), f"A tensor is wanted, not {shown(found)}.")
     require(torch.equal(ids, given), f"{case} the ids have changed.")
     require(found.shape == wanted.shape, f"{case} the shape should be {tuple(wanted.shape)}, not {tuple(found.shape)}.")
+    require(found.dtype == dtype, f"{case} the rows are of {str(found.dtype).removeprefix('torch.')}, not {kind}.")
     same_rows = torch.equal(found.sort(0).values, wanted.sort(0).values)
     require(torch.equal(found, wanted), f"{case} " + ("they are the right rows, in another order than `ids`."
             if same_rows else "some rows are not those that were asked for."))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
     for n, hops, alpha, beta in (
         (4e6, 2, 1e-3, 1e9), (1.45**2 * 1e6, 2, 1e-3, 1e9), (9.3e6, 3, 1e-3, 1e9), (1e6, 1, 1e-3, 1e9),
         (1e3, 2, 1e-3, 1e9), (2.5**2 * 1e6, 4, 1e-3, 1e9), (1e9, 2, 1e-4, 1e8), (2.46**2 * 1e6, 2, 1e-3, 1e9),
-        (1e9, 2, 1e-6, 1e8),
+        (1e9, 2, 1e-6, 1e8), (1e11, 2, 1e-8, 1e8),
     ):  # fmt: skip
         with trying("The function"):
             found: Any = returned(answer(n, hops, alpha, beta))
@@ -101,7 +102,8 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
         require(isinstance(found, int), f"{asked}: a whole number is wanted, not {shown(found)}.")
         require(found >= 1, f"{asked}: you say {found} pieces; there is at least one.")
         mine = costs.relay_time(n, found, hops, alpha, beta)
-        best = min(range(1, 4000), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
+        ideal = math.floor(math.sqrt((hops - 1) * n / (alpha * beta)))
+        best = min((max(1, ideal), ideal + 1), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
         least = costs.relay_time(n, best, hops, alpha, beta)
         require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {mine * 1e3:.4g} ms; with {best} "
                 f"it takes {least * 1e3:.4g} ms.")  # fmt: skip
@@ -124,10 +126,13 @@ def schedule(answer: Callable[[Sequence[costs.Round], float, float], float]) -> 
         ("a message, a round without any, and a message", [[(0, 1, 8e6)], [], [(1, 2, 2e6)]]),
         ("small messages from rank 1, a large one from rank 0", [[(1, 2, 0), (1, 3, 0), (1, 0, 0), (0, 4, 5e5)]]),
         ("no round at all", []),
+        ("two messages of ranks 9 and 11", [[(9, 11, 8e6), (11, 9, 4e6)]]),
         ("a ring of 4 ranks, 6 rounds", [[(rank, (rank + 1) % 4, 2e6) for rank in range(4)]] * 6),
     ):  # fmt: skip
         with trying("The function"):
-            found = returned(answer(rounds, 1e-3, 1e9))
+            given = [list(messages) for messages in rounds]
+            found = returned(answer(given, 1e-3, 1e9))
+        require(given == rounds, "The lists that the function was given have changed.")
         wanted = costs.schedule_time(rounds, 1e-3, 1e9)
         require(isinstance(found, float | int) and abs(found - wanted) < 1e-9,
                 f"{what[0].upper()}{what[1:]}, alpha = 1 ms and beta = 1 byte per ns: {_told(rounds)} takes "

@@ -15,7 +15,7 @@ from checks import hint as hint
 from checks import solution as solution
 from checks.ranks import AllReduce, Ranks
 
-FORMATS = {3: "3 bits", 7: "7 bits (bfloat16)", 10: "10 bits (float16)"}
+FORMATS = {3: "3 bits", 7: "7 bits (bfloat16)", 10: "10 bits (float16)", 23: "23 bits (float32)"}
 
 
 def _spacing(value: float, bits: int) -> float:
@@ -27,6 +27,7 @@ def _nearest(value: float, bits: int) -> float:
 
 
 VALUES = (1.0, 1.1, 3.14159, 0.1, -2.7, 1000.3, 0.0, 1e-5, 255.4, -0.3, 6.02e23, 1.999)
+TINY = 2.0**-40  # too small for a float32 beside 1
 
 
 @exercise(
@@ -40,7 +41,8 @@ def rounded(answer: Callable[[float, int], Any]) -> None:
     for bits, name in FORMATS.items():
         step = 2.0**-bits
         ties = [1 + step / 2, 1 + 3 * step / 2, -(1 + step / 2), 2 * (1 + 3 * step / 2), (1 + 5 * step / 2) / 8]
-        for value in (*VALUES, *ties, 2 - step / 4):
+        beside = [1 + step / 2 + TINY, 1 + 3 * step / 2 - TINY, -(1 + step / 2 + TINY)]  # nearly ties
+        for value in (*VALUES, *ties, 2 - step / 4, *beside, 1e300, -3e-200):
             wanted = _nearest(value, bits)
             with trying():
                 found = returned(answer(value, bits))
@@ -74,7 +76,7 @@ def _why(value: float, found: float, wanted: float, bits: int, name: str) -> str
 def least_update(answer: Callable[[float, int], Any]) -> None:
     """`answer(weight, bits)`: updates below it, away from zero, leave the weight as it is."""
     for bits, name in FORMATS.items():
-        for weight in (1.0, 3.0, 0.125, -6.0, 0.15625, 96.0, 1.75, -0.375, 2.0**-20):
+        for weight in (1.0, 3.0, 0.125, -6.0, 0.15625, 96.0, 1.75, -0.375, 2.0**-20, -4.0, -0.5):
             with trying():
                 found = returned(answer(weight, bits))
             require(isinstance(found, int | float), f"It should return a number, not {shown(found)}.")
@@ -105,6 +107,7 @@ STEPS = [  # what the gradients of each rank have; scale and clean steps before;
     ([CLEAN, CLEAN, CLEAN], 4.0, 1, 2),
     ([CLEAN, CLEAN], 2.0, 0, 1),
     ([CLEAN], 2.0**125, 0, 3),  # each is finite, and their sum would not be
+    ([NAN, INF, CLEAN], 64.0, 1, 3),
 ]
 
 
@@ -146,10 +149,12 @@ def scaled_step(answer: Callable[[list[Tensor], float, int, int, AllReduce], Any
 
 
 def _scaled(rank: int, fault: Any, scale: float) -> list[Tensor]:
-    """Two gradients of a rank or three, as a loss that was multiplied by the scale leaves them."""
+    """Two gradients of a rank or three, as a loss that was multiplied by the scale leaves them. INF is in the last one,
+    another fault in the first."""
     gradients = [torch.arange(1.0, 4.0 + place) * (rank + 1) * scale for place in range(2 + rank % 2)]
+    gradients[1] = gradients[1].view(2, 2)
     if fault != CLEAN:
-        gradients[-1][1] = fault
+        gradients[-1 if fault == INF else 0].view(-1)[1] = fault
     return gradients
 
 
@@ -206,7 +211,7 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
     for start, update, times in SUMS:
         total, lost = (torch.full((3,), value, dtype=torch.bfloat16) for value in (start, 0.0))
         step = torch.tensor([update, update * 2, 0.0]).bfloat16()
-        exact = start + times * step.double()
+        unchanged, exact = step.clone(), start + times * step.double()
         case = f"{times} times {update} added to {start}"
         after_one = None
         longer: set[str] = set()
@@ -216,6 +221,7 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
             fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
             require(fits, f"It should return (total, lost), two tensors, not {shown(pair)}.")
             total, lost = pair
+            require(torch.equal(step, unchanged), f"{case}: `update` has changed; leave it as it was given.")
             require(
                 total.dtype == lost.dtype == torch.bfloat16,
                 f"Both results are bfloat16: nothing longer may be kept. They are {total.dtype} and {lost.dtype}.",

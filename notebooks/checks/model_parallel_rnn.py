@@ -41,9 +41,12 @@ def move_decoder(answer: Callable[[Modules], DistributedOptimizer]) -> None:
         optimizer.step(context_id)
     for name, old, new in zip(NAMES, before, _values(modules), strict=True):
         require(old != new, f"After a step of this optimizer the {name} is what it was: it does not learn.")
-        moved = max((torch.tensor(a) - torch.tensor(b)).abs().max().item() for a, b in zip(old, new, strict=True))
-        require(abs(moved - 0.02) < 1e-4, f"The first step of Adam with a learning rate of 0.02 moves each weight by "
-                f"0.02; the {name} has moved by {moved:.3g}.")  # fmt: skip
+        for a, b in zip(old, new, strict=True):
+            require(a != b, f"After a step of this optimizer a parameter of the {name} is what it was: one of its "
+                    f"{len(old)} does not learn.")  # fmt: skip
+            moved = (torch.tensor(a) - torch.tensor(b)).abs().max().item()
+            require(abs(moved - 0.02) < 1e-4, f"The first step of Adam with a learning rate of 0.02 moves each weight "
+                    f"by 0.02; the {name} has moved by {moved:.3g}.")  # fmt: skip
     right("Two crossings less in each step.")
 
 
@@ -62,9 +65,17 @@ def short_way(answer: Forward) -> None:
         require(isinstance(scores, Tensor), f"The answer should be the scores, not {shown(scores)}.")
         require(scores.shape == (4, 3) and torch.allclose(scores, _forward(modules, numbers)),
                 "These are not the scores that `forward` gives.")  # fmt: skip
-        require(row["recvs"], "No graph leads back from the scores to the workers: the gradients could not go there.")
+        require(row["recvs"] and scores.requires_grad, "No graph leads back from the scores to the workers: the "
+                "gradients could not go there.")  # fmt: skip
         back = len(row["recvs"])
         require(back == 1, f"{back} messages with activations came to this notebook. Only the scores should.")
+        before = _values(modules)
+        every = [rref for module in modules for rref in module.remote_parameters()]
+        optimizer = DistributedOptimizer(torch.optim.SGD, every, lr=1.0)
+        dist_autograd.backward(context_id, [scores.sum()])
+        optimizer.step(context_id)
+        for name, old, new in zip(NAMES, before, _values(modules), strict=True):
+            require(old != new, f"No gradient comes back to the {name}: the graph is cut on the way.")
     right("The notebook gives the order, and the workers pass activations directly.")
 
 
@@ -128,6 +139,9 @@ class Watched:
 
     __call__ = forward
 
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self._module.parameters())
+
 
 @exercise(
     "When a part is ready, begin its next call at once; do not wait for the other parts first.",
@@ -136,7 +150,7 @@ class Watched:
 )
 def at_once(answer: Callable[[Modules, Tensor, int], Tensor]) -> None:
     """`answer(modules, numbers, parts)` has several parts of a batch under way."""
-    for rows, parts in ((16, 4), (8, 2), (12, 3), (5, 2), (6, 1)):
+    for rows, parts in ((16, 4), (8, 2), (12, 3), (5, 2), (6, 1), (5, 4)):
         torch.manual_seed(rows)
         clock = Clock()
         modules = tuple(
@@ -147,7 +161,7 @@ def at_once(answer: Callable[[Modules, Tensor, int], Tensor]) -> None:
         before = numbers.clone()
         with trying():
             scores = returned(answer(modules, numbers, parts))
-        took, calls = clock.now, [module.calls for module in modules]
+        took, calls, there = clock.now, [module.calls for module in modules], len(numbers.chunk(parts))
         case = f"For {rows} rows in {parts} part{'s' if parts > 1 else ''}"
         require(isinstance(scores, Tensor), f"The answer should be the scores, not {shown(scores)}.")
         require(torch.equal(numbers, before), f"{case} the numbers have changed.")
@@ -155,7 +169,11 @@ def at_once(answer: Callable[[Modules, Tensor, int], Tensor]) -> None:
         require(scores.shape == whole.shape and torch.allclose(scores, whole),
                 f"{case} these are not the scores that `forward` gives, in the same order.")  # fmt: skip
         require(scores.requires_grad, f"{case} the scores have no graph behind them.")
-        require(calls == [parts] * 3, f"{case} the modules were called {calls} times.")
+        for name, module in zip(NAMES, modules, strict=True):
+            gradients = torch.autograd.grad(scores.sum(), module.parameters(), retain_graph=True, allow_unused=True)
+            cut = f"{case} no gradient comes back to the {name}: the graph is cut on the way."
+            require(all(gradient is not None for gradient in gradients), cut)
+        require(calls == [there] * 3, f"{case} the modules were called {calls} times.")
         turns, best = 4.0 * parts, 2.0 * parts + 2
         if rows % parts == 0:
             require(took <= best + 0.1 * (turns - best), f"{case} it took {took:g} units of time. One part after the "
@@ -170,7 +188,7 @@ def at_once(answer: Callable[[Modules, Tensor, int], Tensor]) -> None:
 )
 def along_time(answer: Callable[[Any, Any, Tensor, int], Tensor]) -> None:
     """`answer(lower, upper, vectors, pieces)` reads a sequence by two layers at once, a piece apart."""
-    for steps, pieces in ((8, 4), (6, 3), (6, 6), (7, 2), (4, 1)):
+    for steps, pieces in ((8, 4), (6, 3), (6, 6), (7, 2), (4, 1), (5, 4)):
         torch.manual_seed(steps)
         clock = Clock()
         layers = [Layer(3, 4), Layer(4, 5)]
@@ -185,7 +203,8 @@ def along_time(answer: Callable[[Any, Any, Tensor, int], Tensor]) -> None:
         case = f"For {steps} vectors in {pieces} piece{'s' if pieces > 1 else ''}"
         require(isinstance(hidden, Tensor), f"The answer should be the hidden vectors, not {shown(hidden)}.")
         _same_sequence(case, layers, vectors, hidden, pieces)
-        require(calls == [pieces] * 2, f"{case} the layers were called {calls} times.")
+        there = len(vectors.chunk(pieces, 1))
+        require(calls == [there] * 2, f"{case} the layers were called {calls} times.")
         turns, best = 2.0 * pieces, pieces + 1.0
         if steps % pieces == 0:
             require(took <= best + 0.1 * (turns - best), f"{case} it took {took:g} units of time. Layer after layer "
@@ -205,6 +224,15 @@ def _same_sequence(case: str, layers: Sequence[nn.Module], vectors: Tensor, hidd
     )
     require(torch.allclose(hidden, wanted, atol=1e-6), f"{case} the first piece is right, and a later one is not. Does "
             "each layer begin it with its own state at the end of the piece before?")  # fmt: skip
+    require(hidden.requires_grad, f"{case} the hidden vectors have no graph behind them.")
+    for name, layer in zip(("lower", "upper"), layers, strict=True):
+        wholes, founds = (
+            torch.autograd.grad(each.sum(), list(layer.parameters()), retain_graph=True, allow_unused=True)
+            for each in (wanted, hidden)
+        )
+        same = all(b is not None and torch.allclose(a, b, atol=1e-4) for a, b in zip(wholes, founds, strict=True))
+        require(same, f"{case} the gradients of the {name} layer are not those of the whole sequence: the graph is cut "
+                "between layers or pieces.")  # fmt: skip
 
 
 class Layer(nn.Module):

@@ -24,9 +24,9 @@ Answer = Callable[..., Any]
 )
 def standardise(answer: Answer) -> None:
     """`answer(x, over)` has mean 0 and deviation 1 over that dimension, wherever it stands."""
-    x = named.rand(3, 4, 5, names=("N", "T", "C"))
-    for over in ("C", "N", "T"):
-        with trying(f"standardise(x, {over!r}) of a tensor (N, T, C)"):
+    three, two = named.rand(3, 4, 5, names=("N", "T", "C")), named.rand(4, 3, names=("row", "N"))
+    for x, over in ((three, "C"), (three, "N"), (three, "T"), (two, "row"), (two, "N")):
+        with trying(f"standardise(x, {over!r}) of a tensor ({', '.join(map(str, x.names))})"):
             found = returned(_asked(answer, x, over))
             _names(found, x.names)
         place = x.names.index(over)
@@ -71,27 +71,30 @@ def scale_channels(answer: Answer) -> None:
 )
 def attention(answer: Answer) -> None:
     """`answer(query, key, value)` is attention, whatever the order of the dimensions."""
-    query, key = named.rand(2, 3, 4, names=("N", "T", "E")), named.rand(2, 5, 4, names=("N", "S", "E")) * 3
-    value = named.rand(2, 5, 7, names=("N", "S", "V"))
-    expected = scaled_dot_product_attention(*(each.rename(None) for each in (query, key, value)))
-    for given in (key, key.align_to("E", "S", "N")):
-        with trying(f"For a key ({', '.join(map(str, given.names))}) it"):
-            found = returned(_asked(answer, query, given, value))
-        _names(found, ("N", "T", "V"))
-        _same(found, expected, _wrong(found, query, given, value))
+    for size, count in ((4, 2), (9, 2)):
+        query = named.rand(count, 3, size, names=("N", "T", "E"))
+        key = named.rand(count, 5, size, names=("N", "S", "E")) * 3
+        value = named.rand(count, 5, 7, names=("N", "S", "V"))
+        expected = scaled_dot_product_attention(*(each.rename(None) for each in (query, key, value)))
+        for given in (key, key.align_to("E", "S", "N"), key.align_to("S", "N", "E")):
+            order = f"a key ({', '.join(map(str, given.names))})"
+            with trying(f"For {order} it"):
+                found = returned(_asked(answer, query, given, value))
+            _names(found, ("N", "T", "V"))
+            _same(found, expected, f"With {order}, of size {size} in E: {_wrong(found, query, given, value)}")
     right("Not one transpose.")
 
 
 def _wrong(found: Tensor, query: NamedTensor, key: NamedTensor, value: NamedTensor) -> str:
-    scores = contract(query, key, to=("N", "T", "S"))
-    over_queries = contract((scores / 2).softmax("T"), value, to=("N", "T", "V"))
+    scores, size = contract(query, key, to=("N", "T", "S")), query.size("E")
+    over_queries = contract((scores / size**0.5).softmax("T"), value, to=("N", "T", "V"))
     if _close(found, over_queries):
-        return "The weights of each query should add up to 1: over which dimension is that?"
+        return "the weights of each query should add up to 1: over which dimension is that?"
     if _close(found, contract(scores.softmax("S"), value, to=("N", "T", "V"))):
-        return "The scores grow with the size of E: divide them by its root, before the softmax."
-    if _close(found, contract((scores / 4).softmax("S"), value, to=("N", "T", "V"))):
-        return "The scores should be divided by the square root of the size of E, not by the size."
-    return "The names are right, the numbers are not those of attention."
+        return "the scores grow with the size of E: divide them by its root, before the softmax."
+    if _close(found, contract((scores / size).softmax("S"), value, to=("N", "T", "V"))):
+        return "the scores should be divided by the square root of the size of E, not by the size."
+    return "the names are right, the numbers are not those of attention."
 
 
 @exercise(

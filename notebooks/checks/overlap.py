@@ -31,18 +31,23 @@ def weigh(answer: Callable[[Tensor, int, int, AllReduce], Tensor]) -> None:
         data = torch.rand(sum(rows), 3, generator=made, dtype=torch.double)
         at = torch.rand(3, generator=made, dtype=torch.double)
         parts = data.split(rows)
-        mean = torch.stack(_weighed(answer, parts, at)).mean(0)
+        losses, gradients = zip(*_weighed(answer, parts, at), strict=True)
+        mean = torch.stack(gradients).mean(0)
         wanted, plain = _gradient(data, at), torch.stack([_gradient(part, at) for part in parts]).mean(0)
         if not torch.allclose(mean, wanted, atol=CLOSE):
             _wrong_weight(rows, mean, wanted, plain)
+        for rank, (part, found) in enumerate(zip(parts, losses, strict=True)):
+            loss = float((part @ at).square().mean()) * rows[rank] * len(rows) / sum(rows)
+            require(abs(found - loss) <= 1e-4 * loss, f"Ranks with {rows} rows: the gradients are right, but rank "
+                    f"{rank} returns {found:.4g}. Its own loss times the factor is {loss:.4g}.")  # fmt: skip
     right("With DistributedDataParallel, which always takes the plain mean, this is how unequal shares stay exact.")
 
 
-def _weighed(answer: Callable[..., Any], parts: Sequence[Tensor], at: Tensor) -> list[Tensor]:
-    """The gradient of each rank, from the loss that the answer returns there."""
+def _weighed(answer: Callable[..., Any], parts: Sequence[Tensor], at: Tensor) -> list[tuple[float, Tensor]]:
+    """Of each rank the loss that the answer returns there, and its gradient."""
     ranks = Ranks(len(parts))
 
-    def part(rank: int) -> Tensor:
+    def part(rank: int) -> tuple[float, Tensor]:
         weights = at.clone().requires_grad_()
         loss = (parts[rank] @ weights).square().mean()
         found = returned(answer(loss, len(parts[rank]), len(parts), ranks.all_reduce(rank)))
@@ -50,7 +55,8 @@ def _weighed(answer: Callable[..., Any], parts: Sequence[Tensor], at: Tensor) ->
         require(found.numel() == 1, f"The loss is one number; yours has the shape {tuple(found.shape)}.")
         require(found.requires_grad, "What it returns has lost its graph, so `backward` cannot begin there.")
         found.backward()
-        return weights.grad if weights.grad is not None else torch.zeros(3)
+        gradient = weights.grad if weights.grad is not None else torch.zeros(3, dtype=torch.double)
+        return float(found.detach()), gradient
 
     return ranks.run(part)
 
@@ -81,6 +87,7 @@ MODELS: list[tuple[list[tuple[str, int]], int]] = [  # parameters in the order o
     ([("v", 5), ("w", 30)], 10),
     ([("only", 7)], 7),
     ([("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5)], 100),
+    ([("a", 2), ("b", 20), ("c", 30), ("d", 2), ("e", 8)], 10),
 ]
 
 
@@ -141,6 +148,8 @@ TIMES: list[tuple[list[float], list[float], str]] = [
     ([1, 6, 1], [1, 4, 2], "a slow bucket in the middle"),
     ([5, 5, 5], [1, 20, 1], "a long message in the middle"),
     ([5, 5, 5, 5], [1, 20, 1, 1], "a long message before two short ones"),
+    ([5, 5, 5, 5, 5, 5], [1, 1, 20, 1, 1, 1], "a long message in the middle of six"),
+    ([0.5, 0.25], [1.5, 0.25], "times with fractions"),
 ]
 
 
@@ -175,6 +184,16 @@ def exposed(answer: Callable[[list[float], list[float]], float]) -> None:
     right("What hides costs nothing; the last bucket can never hide.")
 
 
+ACCUMULATED: list[tuple[list[list[int]], Loss]] = [  # of each rank the rows of its micro-batches; the loss
+    ([[3, 3]] * 2, F.mse_loss),
+    ([[4, 1]] * 2, F.mse_loss),
+    ([[2, 3, 1]] * 3, F.mse_loss),
+    ([[2, 2]], F.mse_loss),
+    ([[1, 4], [5], [2, 2, 1]], F.mse_loss),
+    ([[2, 1]] * 2, F.l1_loss),
+]
+
+
 @exercise(
     "Each micro-batch's loss is a mean over its own rows. With which factor do they add up to the mean over all rows "
     "of this rank? `backward` adds to what `.grad` already has.",
@@ -183,37 +202,56 @@ def exposed(answer: Callable[[list[float], list[float]], float]) -> None:
 )
 def accumulate(answer: Callable[[nn.Module, Loss, list[tuple[Tensor, Tensor]], int, AllReduce], Any]) -> None:
     """`answer(model, loss_of, parts, size, all_reduce)` leaves the gradient of all rows, by one all-reduce."""
-    for size, lengths in ((2, [3, 3]), (2, [4, 1]), (3, [2, 3, 1]), (1, [2, 2])):
+    for lengths, loss_of in ACCUMULATED:
+        size = len(lengths)
         made = torch.Generator().manual_seed(size)
-        x, y = (torch.rand(size, sum(lengths), wide, generator=made, dtype=torch.double) for wide in (3, 2))
+        x, y = (torch.rand(size, sum(lengths[0]), wide, generator=made, dtype=torch.double) for wide in (3, 2))
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
         models = [copy.deepcopy(model) for _ in range(size)]
-        parts = [list(zip(x[rank].split(lengths), y[rank].split(lengths), strict=True)) for rank in range(size)]
-        seen = [_forwards(each) for each in models]
-        count = _accumulated(answer, models, parts)
-        F.mse_loss(model(x.flatten(0, 1)), y.flatten(0, 1)).backward()
-        case = f"{size} rank{'s' if size > 1 else ''} with micro-batches of {lengths} rows:"
+        parts = [list(zip(x[r].split(each), y[r].split(each), strict=True)) for r, each in enumerate(lengths)]
+        seen = [_Forwards(each) for each in models]
+        count = _accumulated(answer, models, loss_of, parts)
+        loss_of(model(x.flatten(0, 1)), y.flatten(0, 1)).backward()
+        told = lengths[0] if all(each == lengths[0] for each in lengths) else " and ".join(map(str, lengths))
+        case = f"{size} rank{'s' if size > 1 else ''} with micro-batches of {told} rows"
+        case += ":" if loss_of is F.mse_loss else f", and {loss_of.__name__} as `loss_of`:"
         for rank in range(size):
             _same_gradients(models[rank], model, rank, case)
-            require(seen[rank] == lengths, f"{case} the gradients are right, after forwards of {seen[rank]} rows. Each "
-                    "micro-batch goes through the model by itself: memory has room for one.")  # fmt: skip
+            rows = seen[rank].rows
+            require(sorted(rows) == sorted(lengths[rank]), f"{case} the gradients are right, after forwards of {rows} "
+                    "rows. Each micro-batch goes through the model by itself: memory has room for one.")  # fmt: skip
+            most = seen[rank].most
+            require(most == 1, f"{case} the gradients are right, but {most} micro-batches waited for their backward at "
+                    "the same time: memory has room for one.")  # fmt: skip
         require(count == 1, f"{case} the gradients are right, after {count} all-reduces where one is enough.")
     right("Many backwards, one message: what `no_sync` of DistributedDataParallel is for.")
 
 
-def _forwards(model: nn.Module) -> list[int]:
-    """The rows of each forward of the model, once it has run."""
-    rows: list[int] = []
-    model.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
-    return rows
+class _Forwards:
+    """The rows of each forward of a model, and how many forwards waited for their backward at the same time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.rows: list[int] = []
+        self.waiting = self.most = 0
+        model.register_forward_hook(self._forward)
+
+    def _forward(self, _model: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.rows.append(len(inputs[0]))
+        if output.requires_grad:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+            output.register_hook(self._backward)
+
+    def _backward(self, _gradient: Tensor) -> None:
+        self.waiting -= 1
 
 
-def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], parts: Sequence[Any]) -> int:
+def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], loss_of: Loss, parts: Sequence[Any]) -> int:
     """Run the answer on all ranks; return how many collectives it called."""
     ranks = Ranks(len(models))
 
     def part(rank: int) -> None:
-        answer(models[rank], F.mse_loss, parts[rank], len(models), ranks.all_reduce(rank))
+        answer(models[rank], loss_of, parts[rank], len(models), ranks.all_reduce(rank))
 
     ranks.run(part)
     return len(ranks.calls[0])

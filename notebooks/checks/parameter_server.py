@@ -29,6 +29,8 @@ LOGS = {
     "pull a, pull b, push b, pull b, push b, push a": [0, 0, 2],
     "pull c, pull a, pull b, push a, pull a, push a, push c, push b": [0, 0, 2, 3],
     "pull a": [],
+    "pull a, pull b, push b, pull a, push a": [0, 0],
+    "pull a, pull b, push a, push b, push a, push b": [0, 1, 2, 3],
 }
 PATIENCE = 3.0
 
@@ -57,9 +59,9 @@ def staleness(answer: Callable[[Log], list[int]]) -> None:
 )
 def big_step(answer: Callable[[Any, DistributedOptimizer, list[Batch]], float], kind: Any, begin: list[Tensor]) -> None:
     """`answer(weights, optimizer, batches)` is one step with the gradient of the mean loss: one pull, one push."""
-    for count in (3, 2):
+    for count in (3, 2, 5, 1):
         _one_step(answer, kind, begin, count)
-    right("Three batches, one pull, one push.")
+    right("Five batches, one pull, one push.")
 
 
 def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], count: int) -> None:
@@ -74,7 +76,7 @@ def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], coun
             return self.pulls, self.log(), [values.detach() for values in self.values]
 
     generator = torch.Generator().manual_seed(count)
-    batches = [(torch.rand(8, 64, generator=generator).double(), torch.arange(8) + k) for k in range(count)]
+    batches = [(torch.rand(8, 64, generator=generator).double(), (torch.arange(8) + k) % 10) for k in range(count)]
     weights = rpc.remote("worker1", Counted, (begin,))
     optimizer = DistributedOptimizer(torch.optim.SGD, weights.rpc_sync().references(), lr=1.0)
     with rpcbench.trace() as seen, trying():
@@ -130,6 +132,7 @@ def bounded(answer: Any) -> None:
         with trying():
             server = answer(list(trainers), bound)
         _play(server, trainers, bound, made, calls)
+    _two_servers(answer)
     _in_turns(answer)
     right("With the bound 0 that is synchronous SGD, and with a very large one asynchronous SGD.")
 
@@ -157,6 +160,17 @@ def _play(server: Any, trainers: list[str], bound: int, made: random.Random, cal
                 with trying("The future"):
                     value = waiting.pop(name).wait()
                 require(value == clocks[name], f"{told}, the answer to {name} is {shown(value)}, not {clocks[name]}.")
+
+
+def _two_servers(answer: Any) -> None:
+    """What one server knows is nothing to the other."""
+    trainers = ["trainer a", "trainer b"]
+    with trying():
+        servers = [answer(list(trainers), 0) for _ in range(2)]
+    futures = [_called(server, name) for server, name in zip(servers, trainers, strict=True)]
+    require(not any(future.done() for future in futures), "Of two servers with the bound 0, a has finished a step on "
+            "one and b on the other. Both wait, and one of them has its answer: the servers share what they "
+            "know.")  # fmt: skip
 
 
 def _in_turns(answer: Any) -> None:

@@ -14,12 +14,15 @@ from checks import solution as solution
 Rows = list[dict[str, Any]]
 
 
-def _rows(*ops: tuple[int, str, float, float]) -> Rows:
-    """Rows of a step, for (worker, name, begin, end)."""
+def _rows(*ops: tuple[int, str, float, float], stages: Sequence[int] = (0, 1, 2)) -> Rows:
+    """Rows of a step, for (worker, name, begin, end). `stages`: of worker 1, 2, ..."""
     return [
-        {"worker": worker, "stage": worker - 1, "op": name[0], "microbatch": int(name[1:]), "begin": begin, "end": end}
+        {
+            "worker": worker, "stage": stages[worker - 1], "op": name[0], "microbatch": int(name[1:]),
+            "begin": begin, "end": end,
+        }
         for worker, name, begin, end in ops
-    ]
+    ]  # fmt: skip
 
 
 # Each worker rests at another time; the rows of the second step stand in no order, and worker 3 ends it.
@@ -30,7 +33,11 @@ _MIXED = _rows(
 )  # fmt: skip
 _HELD = _rows(
     (1, "F0", 5.0, 6.0), (1, "F1", 6.0, 7.0), (2, "F0", 7.0, 9.0), (1, "B1", 10.0, 10.5), (1, "B0", 9.5, 9.75),
-    (2, "B1", 9.0, 9.25), (2, "F10", 12.0, 12.25), (2, "B0", 10.5, 11.0), (1, "F10", 11.0, 11.75),
+    (2, "B1", 9.0, 9.25), (2, "F10", 12.0, 12.25), (2, "B0", 10.5, 11.0), (1, "F10", 11.0, 11.75), stages=(1, 0),
+)  # fmt: skip
+# What begins last does not end last, and what ends first does not begin first.
+_LONG = _rows(
+    (1, "F0", 3.0, 7.0), (2, "F0", 4.0, 5.0), (1, "B0", 7.5, 11.0), (2, "B0", 8.0, 9.0), (2, "F1", 9.5, 10.0),
 )  # fmt: skip
 
 
@@ -61,7 +68,7 @@ def _asked(answer: Callable[[Rows, int], Any], rows: Rows, worker: int) -> Any:
 )
 def busy(answer: Callable[[Rows, int], float]) -> None:
     """`answer(rows, worker)` is the share of the step in which the worker runs an operation."""
-    for rows, workers in ((_EVEN, (1, 2)), (_MIXED, (1, 2, 3)), (_HELD, (1, 2))):
+    for rows, workers in ((_EVEN, (1, 2)), (_MIXED, (1, 2, 3)), (_HELD, (1, 2)), (_LONG, (1, 2))):
         lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
         for worker in workers:
             own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)

@@ -26,6 +26,8 @@ CHAINS = [  # what each layer keeps, its input among it; what its input alone is
     ([5, 5, 5, 50, 5, 5], [5, 1, 5, 3, 5, 2], [3, 1, 2]),
     ([8, 8, 8, 8, 8, 8, 8, 8, 8], [8] * 9, [3, 3, 3]),
     ([6, 6, 6, 20, 20, 20], [1, 1, 9, 7, 1, 1], [2, 1, 3]),
+    ([50, 10, 10], [5, 5, 5], [1, 2]),
+    ([7], [3], [1]),
 ]
 
 
@@ -86,7 +88,8 @@ def all_segmentations(layers: int) -> list[list[int]]:
 def best_segments(answer: Callable[[list[int], list[int]], Any]) -> None:
     """`answer(kept, inputs)` is a list of segments with the smallest peak."""
     chains = [(kept, inputs) for kept, inputs, _ in CHAINS]
-    chains += [([7], [3]), ([16] * 6, [1] * 6), ([9, 1, 1, 1, 9, 1, 1, 1], [1, 1, 1, 6, 1, 1, 1, 1]), ([1, 1], [1, 1])]
+    chains += [([30, 1, 1, 1, 1], [1, 12, 12, 12, 12]), ([16] * 6, [1] * 6)]
+    chains += [([9, 1, 1, 1, 9, 1, 1, 1], [1, 1, 1, 6, 1, 1, 1, 1]), ([1, 1], [1, 1])]
     for kept, inputs in chains:
         given = list(kept), list(inputs)
         with trying():
@@ -233,6 +236,8 @@ PLANS = [  # (what a layer keeps, its input, seconds to compute it again) of eac
     ([(9, 3, 1.0), (8, 1, 4.0), (7, 2, 2.0), (6, 1, 2.5), (20, 4, 3.0)], 40),
     ([(10, 2, 1.0), (30, 2, 10.0)], 32),
     ([(30, 1, 9.0), (16, 1, 4.0), (16, 1, 4.0), (10, 1, 0.0)], 44),
+    ([(30, 1, 9.0), (16, 1, 4.0), (16, 1, 4.0), (10, 1, 0.5)], 47),
+    ([(10, 1, seconds) for seconds in (4.0, 3.0, 7.0, 1.0, 2.0, 6.0, 5.0, 8.0)], 30),
 ]
 
 
@@ -250,7 +255,7 @@ def held_by(layers: Sequence[tuple[int, int, float]], again: set[int]) -> int:
 )
 def plan(answer: Callable[[list[tuple[int, int, float]], int], Any]) -> None:
     """`answer(layers, budget)` is the cheapest set of layers to recompute within a budget; None if there is none."""
-    for layers, budget in PLANS:
+    for number, (layers, budget) in enumerate(PLANS):
         given = list(layers)
         with trying():
             found = answer(given, budget)
@@ -264,14 +269,15 @@ def plan(answer: Callable[[list[tuple[int, int, float]], int], Any]) -> None:
         if not fitting:
             require(found is None, f"{case}: no choice fits, so the answer is None, not {shown(found)}.")
             continue
+        require(found is not None or number == 0, f"{case}: you say None, but there is a choice that fits.")
         found = returned(found)
         require(isinstance(found, set | frozenset), f"It should return a set of layer numbers, not {shown(found)}.")
         known = all(isinstance(each, int) and 0 <= each < len(layers) for each in found)
         require(known, f"{case}: {shown(found)} is no set of layers. Layers are counted from 0.")
         most = held_by(layers, set(found))
         require(most <= budget, f"{case}: with {shown(set(found))} computed again, {most} is held at one moment.")
-        seconds = sum(layers[number][2] for number in found)
-        least = min(sum(layers[number][2] for number in each) for each in fitting)
+        seconds = sum(layers[layer][2] for layer in found)
+        least = min(sum(layers[layer][2] for layer in each) for each in fitting)
         require(
             seconds <= least + 1e-9, f"{case}: {shown(set(found))} takes {seconds:g} seconds; {least:g} are enough."
         )

@@ -14,6 +14,10 @@ from checks.ranks import Ranks
 
 Tensor = torch.Tensor
 Shift = Callable[[Tensor], Tensor]
+FLOAT = torch.float32
+RINGS = (  # ranks, numbers in a chunk, and their dtype
+    (2, 1, FLOAT), (3, 2, FLOAT), (4, 1, FLOAT), (5, 3, FLOAT), (3, 2, torch.int64), (4, 1, torch.double)
+)  # fmt: skip
 
 
 @exercise(
@@ -24,8 +28,8 @@ Shift = Callable[[Tensor], Tensor]
 )
 def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
     """`answer(x, rank, size, shift)` is the sum over the ranks of chunk `rank`, and sends each other chunk once."""
-    for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
-        given = vectors(size, size * each)
+    for size, each, dtype in RINGS:
+        given = vectors(size, size * each, dtype)
         ranks = Ranks(size)
         parts = tried(answer, ranks, given)
         for rank, part in enumerate(parts):
@@ -35,6 +39,7 @@ def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
             require(part.shape != whole.shape or size == 1,
                     f"{told}; one chunk of {each} is wanted, not the whole vector of {size * each}.")  # fmt: skip
             require(part.shape == wanted.shape, f"{told}; its chunk is a vector of length {each}.")
+            require(part.dtype == dtype, f"{told} of {part.dtype}; `x` is of {dtype}.")
             require(not torch.equal(part, given[rank][rank * each : (rank + 1) * each]),
                     f"{told}, which is its own chunk {rank}: nothing was added to it.")  # fmt: skip
             other = next((k for k in range(size) if torch.equal(part, whole[k * each : (k + 1) * each])), rank)
@@ -52,14 +57,15 @@ def reduce_scatter(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
 )
 def all_gather(answer: Callable[[Tensor, int, int, Shift], Tensor]) -> None:
     """`answer(chunk, rank, size, shift)` is the chunks of all ranks, in their order, as one vector."""
-    for size, each in ((2, 1), (3, 2), (4, 1), (5, 3)):
-        given = vectors(size, each)
+    for size, each, dtype in RINGS:
+        given = vectors(size, each, dtype)
         ranks = Ranks(size)
         wanted = torch.cat(given)
         for rank, whole in enumerate(tried(answer, ranks, given)):
             told = f"{size} ranks: rank {rank} returns {numbers(whole)}"
             require(whole.shape == wanted.shape,
                     f"{told}; it should be one vector of {size} chunks of {each}.")  # fmt: skip
+            require(whole.dtype == dtype, f"{told} of {whole.dtype}; the chunks are of {dtype}.")
             same = torch.equal(whole.sort().values, wanted.sort().values)
             require(not same or torch.equal(whole, wanted),
                     f"{told}: all chunks, but not in the order of the ranks: {numbers(wanted)}.")  # fmt: skip
@@ -76,9 +82,8 @@ def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callab
     """`answer(x, size, reduce_scatter, all_gather)` is the sum over the ranks, in the shape of `x`."""
     for size, shape in ((2, (4,)), (3, (7,)), (4, (3, 2)), (3, (2, 2, 3)), (4, (1,)), (2, (5,)), (4, ())):
         count = torch.Size(shape).numel()
-        given = [each.reshape(shape) for each in vectors(size, count)]
-        if shape == (7,):
-            given = [each.long() for each in given]
+        dtype = torch.int64 if shape == (7,) else FLOAT
+        given = [each.reshape(shape) for each in vectors(size, count, dtype)]
         if shape == (3, 2):
             given = [each.reshape(2, 3).T for each in given]  # not contiguous
         ranks = Ranks(size)
@@ -123,8 +128,8 @@ def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callab
 )
 def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]], Tensor]) -> None:
     """`answer(x, rank, size, exchange)` is the sum over the ranks, after log2(size) exchanges."""
-    for size in (2, 4, 8, 1):
-        given = vectors(size, 3)
+    for size, dtype in ((2, FLOAT), (4, FLOAT), (8, FLOAT), (1, FLOAT), (16, torch.int64)):
+        given = vectors(size, 3, dtype)
         before = [each.clone() for each in given]
         ranks = Ranks(size)
         wanted = torch.stack(given).sum(0)
@@ -133,6 +138,7 @@ def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]
         for rank, total in enumerate(found):
             told = f"{size} ranks: rank {rank} returns {numbers(total)}"
             require(isinstance(total, Tensor) and total.shape == wanted.shape, f"{told}; a vector of 3 is wanted.")
+            require(total.dtype == dtype, f"{told} of {total.dtype}; `x` is of {dtype}.")
             require(torch.equal(total, wanted), f"{told}; the sum over the ranks is {numbers(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` was changed; return a new tensor.")
         rounds = size.bit_length() - 1
@@ -142,9 +148,11 @@ def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]
 
 
 # -- what the answers are tried with
-def vectors(size: int, length: int) -> list[Tensor]:
-    """A vector for each rank: no two sums of some of their numbers are equal, and all are exact."""
-    return [torch.arange(1.0, length + 1) + 32.0 * 5**rank for rank in range(size)]
+def vectors(size: int, length: int, dtype: torch.dtype = FLOAT) -> list[Tensor]:
+    """A vector for each rank: no two sums of some of their numbers are equal, and all are exact, though not in float32
+    if `dtype` is larger."""
+    far = 0 if dtype == FLOAT else 2**40
+    return [torch.arange(1, length + 1, dtype=dtype) + (far + 32 * 5**rank) for rank in range(size)]
 
 
 def tried(answer: Callable[..., Any], ranks: Ranks, given: list[Tensor]) -> list[Tensor]:

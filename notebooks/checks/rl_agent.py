@@ -15,6 +15,7 @@ import rpcbench.rpc as rpc
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.interleaving import Call, interleaved
 from rpcbench.runtime.server import ASYNC_MARK
 
 STATES = torch.eye(30)
@@ -34,6 +35,8 @@ def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None
         ([5.0], 0.9, [5.0]),
         ([1.0, 0.0, 0.0, 2.0], 0.0, [1.0, 0.0, 0.0, 2.0]),
         ([], 0.9, []),
+        ([0, 0, 1], 0.5, [0.25, 0.5, 1.0]),
+        ([-1.0, 2.0, 0.0, -4.0], 0.5, [-0.5, 1.0, -2.0, -4.0]),
     ]:
         asked = list(rewards)
         with trying():
@@ -41,6 +44,8 @@ def returns(answer: Callable[[Sequence[float], float], Sequence[float]]) -> None
         require(asked == rewards, "It changes the list of rewards that it was given.")
         require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
         require(len(found) == len(rewards), f"{len(rewards)} rewards should give as many returns, not {len(found)}.")
+        require(not any(isinstance(each, Tensor) for each in found), f"The list should be of numbers, not of tensors: "
+                f"{shown(found)}.")  # fmt: skip
         require(
             all(math.isclose(a, b) for a, b in zip(found, wanted, strict=True)),
             f"For rewards {rewards} and gamma={gamma} the returns are {wanted}; yours gave {shown(found)}.",
@@ -58,6 +63,7 @@ def batched(kind: type[Any], play_round: Callable[[Any, int], dict[str, Any]]) -
     marked = getattr(kind.act, ASYNC_MARK, None) is not None
     require(marked, "`act` should be marked with `async_execution`, so that no thread waits.")
     _alone(kind)
+    _again(kind)
     names = rpcbench.cluster().workers
     agent = _counting(kind)(names)
     with trying("A round"):
@@ -81,6 +87,33 @@ def _alone(kind: type[Any]) -> None:
             if place < 2:
                 require(not any(f.done() for f in futures.values()), "It answers before all observers have asked.")
         _look(step, agent, [futures[name] for name in "abc"])
+
+
+def _again(kind: type[Any]) -> None:
+    """One observer asks for its next move as soon as it has the first, while the last call of the step still runs."""
+    agent: Any = None
+    futures: dict[str, Any] = {}
+
+    def calls() -> tuple[Call, Call]:
+        nonlocal agent
+        agent = _counting(kind)(["a", "b", "c"])
+        agent.choose = agent.given
+        futures.clear()
+        futures.update({name: _called(agent, name, STATES["abc".index(name)]) for name in "ab"})
+        return lambda: futures.update(c=agent.act("c", STATES[2])), second
+
+    def second() -> None:
+        futures["a"].wait()
+        futures["a again"] = agent.act("a", STATES[3])
+
+    for told in interleaved(kind, calls):
+        first = [futures[name] for name in "abc"]
+        later = [futures["a again"], *(_called(agent, name, STATES[4 + place]) for place, name in enumerate("bc"))]
+        case = f"{told}: a asked for its next move while the call of c, the last one of the step before, still ran"
+        require(all(future.done() for future in [*first, *later]), f"{case}. One of them has no answer now.")
+        moves = [future.wait() for future in [*first, *later]]
+        require(moves == [*range(6)] and agent.sizes == [3, 3], f"{case}. There should be two batches of 3, with the "
+                f"moves {[*range(6)]}; there were batches of {agent.sizes}, with the moves {moves}.")  # fmt: skip
 
 
 def _called(agent: Any, name: str, state: Tensor) -> Any:
@@ -109,6 +142,9 @@ def _look(step: int, agent: Any, futures: Sequence[Any]) -> None:
     require(agent.sizes == [3] * (step + 1), f"choose got batches of {agent.sizes} states; each should have 3.")
     moves = [future.wait() for future in futures]
     require(moves == [3 * step, 3 * step + 1, 3 * step + 2], "An observer got the move that was meant for another one.")
+    for name, state in agent.pairs:
+        require("abc"[state % 3] == name, f"In a call of choose the name {name} stands with the state of "
+                f"{'abc'[state % 3]}: names and states are in different orders.")  # fmt: skip
 
 
 def _counting(kind: type[Any]) -> type[Any]:
@@ -121,6 +157,7 @@ def _counting(kind: type[Any]) -> type[Any]:
             self._ready = False
             super().__init__(observers)
             self.sizes: list[int] = []
+            self.pairs: list[tuple[str, int]] = []  # of `given`: a name, and the number of its state
             self._ready = True
 
         @property
@@ -142,7 +179,9 @@ def _counting(kind: type[Any]) -> type[Any]:
 
         def given(self, observers: Sequence[str], states: Tensor) -> list[int]:
             self.sizes.append(len(observers))
-            return states.argmax(1).tolist()
+            moves: list[int] = states.argmax(1).tolist()
+            self.pairs += zip(observers, moves, strict=True)
+            return moves
 
     return Counting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,13 +25,14 @@ Message = tuple[str, str]
 )
 def entry(answer: Callable[[Any], Any]) -> None:
     """`answer(loss)` is what worker2 should keep of the RRef of a loss."""
-    for number in (0.25, 0.0, -3.5):
-        _entry(answer, number)
+    for given in (0.25, 0.0, -3.5, [0.1328125], [[-7.0]]):
+        _entry(answer, given)
     right("The number stays, and the tensor can be freed.")
 
 
-def _entry(answer: Callable[[Any], Any], number: float) -> None:
-    loss = rpc.remote("worker1", torch.tensor, (number,))
+def _entry(answer: Callable[[Any], Any], given: Any) -> None:
+    number = torch.tensor(given).item()
+    loss = rpc.remote("worker1", torch.tensor, (given,))
     local_id = str(loss).partition("local_id=")[2].partition(")")[0]
     try:
         with trying("On worker2 it"):
@@ -39,12 +41,13 @@ def _entry(answer: Callable[[Any], Any], number: float) -> None:
         kept = [leak for leak in settled() if str(leak.rref) == f"0.{local_id}"]
         require(not kept, "The list on worker2 still holds the reference, so worker1 has to keep the tensor.")
         require(kind != "Tensor", "That is a tensor. It leaks nothing, but a plain number is enough.")
-        value = rpc.rpc_sync("worker2", last)
+        with trying("To fetch what stands in the list"):
+            value = rpc.rpc_sync("worker2", last)
     finally:  # the check itself leaves no reference behind
         loss.release()
         rpc.rpc_sync("worker2", forget)
-    require(value == number and isinstance(value, float),
-            f"The loss was {number}; in the list stands {shown(value)}, of type {kind}.")  # fmt: skip
+    require(isinstance(value, float) and value == number,
+            f"The loss was {given}; in the list stands {shown(value)}, of type {kind}.")  # fmt: skip
 
 
 @exercise(
@@ -77,12 +80,19 @@ def bad_order(answer: Callable[[], Sequence[str]]) -> None:
 def may_delete(answer: Callable[[bool, bool, int], object]) -> None:
     """`answer(released, confirmed, children)` says when a user may send its `UserDelete`."""
     with trying("The function"):
-        returned(answer(False, False, 0))
+        returned(answer(True, True, 0))
         trial = every_order(ruled(answer))
     require(not trial.wrong, f"In {trial.states} states one was found where {trial.wrong}.")
     for children in (1, 2, 5):
-        many = answer(True, True, children)
+        with trying("The function"):
+            many = answer(True, True, children)
         require(not many, f"With {children} children that the owner may not know yet it says {shown(many)}.")
+    for released, confirmed, children in itertools.product((False, True), (False, True), (0, 1, 2, 5)):
+        with trying("The function"):
+            said = answer(released, confirmed, children)
+        wanted = released and confirmed and not children
+        require(bool(said) == wanted, f"For released = {released}, confirmed = {confirmed}, children = {children} it "
+                f"says {shown(said)}; a user {'may' if wanted else 'must not'} send its UserDelete then.")  # fmt: skip
     right(f"All {trial.states} states that can be reached are fine: never too early, and nothing stays for ever.")
 
 
@@ -102,6 +112,7 @@ def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
         ("+a +b -a -a", None),  # a delete arrives twice
         ("+a +b -b +b -a", 5),  # a request arrives again after its delete
         ("+a +b +c -b -c +c -b -a", 8),
+        ("+a +b +c -b -c +b -a", 7),  # not the latest of those that are gone
         ("+a -a +a -a", 2),  # second arrivals after the end
         ("+a +a -a +a", 3),
         ("+a +b -a +c -b +a", None),

@@ -134,25 +134,28 @@ def _wrong_sum(answer: Callable[..., Any], qkv: Tensor, out: Tensor, size: int, 
 )
 def copy_and_add(answer: Callable[[AllReduce], Any]) -> None:
     """`answer(all_reduce)` returns the functions f and g of Megatron-LM."""
-    for size in (2, 3, 1):
+    vector, table = torch.arange(1.0, 5.0), torch.arange(1.0, 7.0, dtype=torch.double).view(2, 3)
+    for size, numbers in ((2, vector), (3, vector), (1, vector), (2, table)):
         ranks = Ranks(size)
-        ranks.run(lambda rank, ranks=ranks: _one_rank(answer, ranks, rank))
+        ranks.run(lambda rank, ranks=ranks, numbers=numbers: _one_rank(answer, ranks, rank, numbers.clone()))
     right("f adds up in backward, g in forward. A layer cut by columns and then by rows needs one of each.")
 
 
-def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int) -> None:
-    size, numbers = ranks.size, torch.arange(1.0, 5.0)
+def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, numbers: Tensor) -> None:
+    size = ranks.size
     found = returned(answer(ranks.all_reduce(rank)))
     pair = isinstance(found, tuple | list) and len(found) == 2 and all(callable(each) for each in found)
     require(pair, f"It should return two functions, not {shown(found)}.")
     f, g = found
     where = f"{size} rank{'s' if size > 1 else ''}"
+    where += "" if numbers.ndim == 1 else f" and a tensor of {numbers.dtype} with the shape {tuple(numbers.shape)}"
     total = sum(range(1, size + 1))
 
     x = numbers.clone().requires_grad_()
     y = returned(f(x))
     require(isinstance(y, Tensor), f"{where}: the first function should return a tensor, not {shown(y)}.")
     require(torch.equal(x, numbers), f"{where}: the first function has changed its argument.")
+    _alike(y, numbers, f"{where}: the result of the first function")
     require(not ranks.calls[rank], f"{where}: the first function sends something in forward. There is nothing to send.")
     require(
         torch.equal(y, numbers),
@@ -162,15 +165,20 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int) -> No
     require(y.requires_grad, "The result of the first function has no gradient: autograd has not seen it.")
     y.backward(numbers * (rank + 1))
     require(x.grad is not None, "The first function hands back no gradient.")
-    _same(x.grad, numbers * total, size, rank, f"{where}: the gradient that the first function hands back")
+    _same(x.grad, numbers, total, size, rank, f"{where}: the gradient that the first function hands back")
+    _sends(ranks, rank, 1, f"{where}: the first function, in forward and backward together,")
 
     part = (numbers * (rank + 1)).requires_grad_()
     whole = returned(g(part * 1.0))
-    kept = part * 1.0
-    g(kept)
-    require(torch.equal(kept, part), f"{where}: the second function has changed its argument.")
     require(isinstance(whole, Tensor), f"The second function should return a tensor, not {shown(whole)}.")
-    _same(whole, numbers * total, size, rank, f"{where}: the result of the second function")
+    first = whole.detach().clone()
+    kept = part * 2.0
+    g(kept)
+    require(torch.equal(kept, part * 2.0), f"{where}: the second function has changed its argument.")
+    _alike(whole, numbers, f"{where}: the result of the second function")
+    _same(first, numbers, total, size, rank, f"{where}: the result of the second function")
+    require(torch.equal(whole, first), f"{where}: the result of the second function has changed when it was called "
+            "once more, with another tensor.")  # fmt: skip
     require(whole.requires_grad, "The result of the second function has no gradient: autograd has not seen it.")
     whole.backward(numbers)
     require(part.grad is not None, "The second function hands back no gradient.")
@@ -179,6 +187,7 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int) -> No
         f"{where}: the second function gets the gradient {numbers.tolist()} on each "
         f"rank and hands back {part.grad.tolist()}. Each part counts once in the sum.",
     )
+    _sends(ranks, rank, 3, f"{where}: the second function, in two forwards and a backward together,", 2)
 
     x = numbers.clone().requires_grad_()
     given = numbers.clone()
@@ -190,14 +199,37 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int) -> No
     )
 
 
-def _same(found: Tensor, wanted: Tensor, size: int, rank: int, what: str) -> None:
+def _alike(found: Tensor, numbers: Tensor, what: str) -> None:
+    """The same shape and dtype."""
+    for name, one, other in (("shape", tuple(found.shape), tuple(numbers.shape)), ("type", found.dtype, numbers.dtype)):
+        require(one == other, f"{what} has the {name} {one}, and its argument {other}.")
+
+
+def _sends(ranks: Ranks, rank: int, so_far: int, what: str, times: int = 1) -> None:
+    sent = len(ranks.calls[rank]) - so_far + times
+    require(sent == times, f"{what} has called `all_reduce` {sent} times, where {times} would do.")
+
+
+def _same(found: Tensor, numbers: Tensor, total: int, size: int, rank: int, what: str) -> None:
+    wanted = numbers * total
     if torch.equal(found, wanted):
         return
     if torch.allclose(found * size, wanted):
         raise NotYet(f"{what} is the mean over the ranks, not the sum.")
-    if torch.equal(found, torch.arange(1.0, 5.0) * (rank + 1)):
+    if torch.equal(found, numbers * (rank + 1)):
         raise NotYet(f"{what} is that of one rank alone, not the sum over all.")
     raise NotYet(f"{what} is {shown(found.tolist())}, not {wanted.tolist()}.")
+
+
+VOCABULARIES = [  # the words of each rank; how far scores differ, and where they lie; tokens
+    ((4, 4), 1.0, 0.0, 5),
+    ((3, 5, 2), 1.0, 0.0, 5),
+    ((6,), 1.0, 0.0, 5),
+    ((4, 4), 400.0, 0.0, 5),
+    ((1, 1, 6, 4), 3.0, 0.0, 5),
+    ((3, 2), 1.0, -1000.0, 5),
+    ((2, 3), 1.0, 0.0, 1),
+]
 
 
 @exercise(
@@ -209,10 +241,10 @@ def _same(found: Tensor, wanted: Tensor, size: int, rank: int, what: str) -> Non
 def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> None:
     """`answer(scores, targets, first, all_reduce)`: the cross entropy of scores cut along the vocabulary."""
     made = torch.Generator().manual_seed(23)
-    for sizes, scale in (((4, 4), 1.0), ((3, 5, 2), 1.0), ((6,), 1.0), ((4, 4), 400.0), ((1, 1, 6, 4), 3.0)):
-        words, tokens = sum(sizes), 5
-        scores = torch.randn(tokens, words, generator=made, dtype=torch.double) * scale
-        targets = torch.tensor([0, words - 1, sizes[0] % words, sizes[0] - 1, words // 2])
+    for sizes, scale, shift, tokens in VOCABULARIES:
+        words = sum(sizes)
+        scores = torch.randn(tokens, words, generator=made, dtype=torch.double) * scale + shift
+        targets = torch.tensor([0, words - 1, sizes[0] % words, sizes[0] - 1, words // 2])[-tokens:]
         whole = scores.clone().requires_grad_()
         loss = F.cross_entropy(whole, targets)
         loss.backward()
@@ -225,13 +257,14 @@ def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> 
             )
         )
         case = f"A vocabulary of {words} words, {' + '.join(map(str, sizes))}"
+        case += ", one token" if tokens == 1 else f", all scores near {shift:g}" if shift else ""
         same = all(torch.equal(a, b) for a, b in zip([*given, targets], [*before, aims], strict=True))
         require(same, f"{case}: `scores` or `targets` have changed.")
         for rank, pair in enumerate(found):
             _loss_of(pair, rank, loss.detach(), whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]], case, tokens)
         most = max(ranks.sent)
         require(
-            most <= 3 * tokens + 3,
+            most <= 3 * tokens,
             f"{case}: right numbers; but a rank has sent {most} numbers for {tokens} tokens. "
             "Three for each token are enough, however many words there are.",
         )

@@ -117,7 +117,7 @@ def _wrong_shard(sizes: list[tuple[str, int]], ranks: int, rank: int, found: lis
     require(False, f"{case} it holds {wanted}, not {shown(found)}.")
 
 
-MOST = 1.0  # the norm of the gradient above which the check clips
+STEPS = ((2, 1.0), (3, 0.5), (4, 3.0), (1, 1.0))  # ranks, and the norm of the gradient above which the check clips
 
 
 @exercise(
@@ -128,7 +128,7 @@ MOST = 1.0  # the norm of the gradient above which the check clips
 )
 def step(answer: Callable[..., Any]) -> None:
     """`answer(whole, gradient, shard, optimizer, ...)` is a step of stage 1, clipped."""
-    for size in (2, 3, 4, 1):
+    for size, most in STEPS:
         made = torch.Generator().manual_seed(size)
         count = 4 * size
         alone = nn.Parameter(torch.rand(count, generator=made, dtype=torch.double))
@@ -136,16 +136,16 @@ def step(answer: Callable[..., Any]) -> None:
         shards = [nn.Parameter(wholes[rank].chunk(size)[rank]) for rank in range(size)]
         optimizers = [torch.optim.SGD([shard], lr=0.1, momentum=0.9) for shard in shards]
         reference = torch.optim.SGD([alone], lr=0.1, momentum=0.9)
-        for number, times in enumerate((0.05, 5.0, 1.0)):  # the first one is not clipped
+        for number, times in enumerate((0.05, 5.0, 1.0, 0.0)):  # the first one and the last are not clipped
             gradients = times * torch.randn(size, count, generator=made, dtype=torch.double)
             before = alone.detach().clone()
-            calls = _stepped(answer, wholes, gradients, shards, optimizers)
+            calls = _stepped(answer, wholes, gradients, shards, optimizers, most)
             mean = gradients.mean(0)
-            alone.grad = mean * min(1.0, MOST / float(mean.norm()))
+            alone.grad = mean * (most / max(float(mean.norm()), most))
             reference.step()
             case = f"{size} rank{'s' if size > 1 else ''}, step {number + 1}, norm {float(mean.norm()):.2g}:"
             for rank in range(size):
-                _same_step(wholes[rank], alone.detach(), before, rank, size, case)
+                _same_step(wholes[rank], alone.detach(), before, rank, size, most, case)
             _little_traffic(calls, case)
     right("Sharded, clipped, and the same parameters on every rank.")
 
@@ -156,19 +156,20 @@ def _stepped(
     gradients: Tensor,
     shards: Sequence[nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
+    most: float,
 ) -> list[tuple[str, int]]:
     """Run the answer on all ranks; return what rank 0 called."""
     ranks = Ranks(len(wholes))
 
     def part(rank: int) -> None:
-        answer(wholes[rank], gradients[rank].clone(), shards[rank], optimizers[rank], MOST, len(wholes),
+        answer(wholes[rank], gradients[rank].clone(), shards[rank], optimizers[rank], most, len(wholes),
                ranks.reduce_scatter(rank), ranks.all_gather(rank), ranks.all_reduce(rank))  # fmt: skip
 
     ranks.run(part)
     return ranks.calls[0]
 
 
-def _same_step(found: Tensor, wanted: Tensor, before: Tensor, rank: int, size: int, case: str) -> None:
+def _same_step(found: Tensor, wanted: Tensor, before: Tensor, rank: int, size: int, most: float, case: str) -> None:
     if torch.allclose(found, wanted, atol=1e-6):
         return
     require(not torch.equal(found, before), f"{case} `whole` is as it was on rank {rank}. Replace the three dots; "
@@ -182,7 +183,7 @@ def _same_step(found: Tensor, wanted: Tensor, before: Tensor, rank: int, size: i
     even = float(times.max() - times.min()) < 1e-5
     how = f"{float(times[0]):.4g} times as far as" if even else "otherwise than"
     require(False, f"{case} the shard of rank {rank} has moved {how} one process moves it with the mean gradient, "
-            f"clipped to a norm of {MOST:g}.")  # fmt: skip
+            f"clipped to a norm of {most:g}.")  # fmt: skip
 
 
 def _little_traffic(calls: list[tuple[str, int]], case: str) -> None:
@@ -285,8 +286,9 @@ def zero3(answer: Callable[[list[Layer], Tensor, Callable[[Tensor], Tensor]], An
         x = torch.randn(6, widths[0], generator=made, dtype=torch.double)
         seen = Seen()
         layers = [Layer(place, weight.detach(), seen) for place, weight in enumerate(weights)]
+        given = list(layers)
         with trying("The function"):
-            answer(list(layers), x.clone(), lambda y: 2 * y / y.numel())
+            answer(given, x.clone(), lambda y: 2 * y / y.numel())
         y = x
         for weight in weights:
             y = torch.tanh(y @ weight)
@@ -296,6 +298,7 @@ def zero3(answer: Callable[[list[Layer], Tensor, Callable[[Tensor], Tensor]], An
         )
         _right_gradients(layers, [weight.grad for weight in weights], case)
         _little_memory(layers, seen, max(weight.numel() for weight in weights), case)
+        require(given == layers, f"{case} the list `layers` has changed; leave it as it was given.")
     right("No more than one layer is whole at any time, however many there are: that is FSDP.")
 
 

@@ -9,7 +9,7 @@ from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from rpcbench.pipeline import PipelineError, schedule, schedules
-from rpcbench.pipeline.ops import parse, validate
+from rpcbench.pipeline.ops import Kind, parse, validate
 
 MOST_IDLE, MOST_KEPT = 0.08, 3
 
@@ -31,6 +31,8 @@ def _words(found: Any, asked: str) -> list[str]:
 def in_halves(answer: Callable[[Sequence[str]], Sequence[str]]) -> None:
     """`answer(words)` has I and W in place of each B."""
     short = [["0F0", "0B0"], ["0F0", "0F1", "0B0", "0B1"], ["3F10", "3B10"], ["11F0", "11B0"]]
+    several = ["0F0", "2F0", "2F1", "2B0", "0B0", "2B1"]  # stages
+    short += [several, ["0F0", "0F1", "0I0", "0W0", "0B1"]]  # in the last one a backward is in halves already
     lists = [*short, *(list(map(str, own)) for own in schedules.one_f_one_b(3, 12))]
     for own in lists:
         given = list(own)
@@ -61,6 +63,8 @@ def mine(answer: str) -> None:
         require(False, f"It was refused: {error}.")
     idle = schedule(ops).simulate().idle
     require(idle < MOST_IDLE, f"It runs, and leaves {idle:.1%} idle. Look at the drawing: which gap could a W fill?")
+    other = [str(op) for own in ops for op in own if op.kind not in (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)]
+    require(not other, f"It runs, and has {', '.join(other)}. All operations should be F, I or W.")
     right(f"{idle:.1%} idle. A schedule of your own!")
 
 
@@ -70,7 +74,7 @@ def mine(answer: str) -> None:
 )
 def zero_bubble(answer: Callable[[int, int, int], Sequence[str]]) -> None:
     """The lists of all workers are a schedule as short as ZB-H1, which keeps no more than `workers` micro-batches."""
-    for workers, microbatches in ((2, 4), (3, 6), (4, 9), (3, 3), (1, 2)):
+    for workers, microbatches in ((2, 4), (3, 6), (4, 9), (3, 3), (1, 2), (2, 12)):
         asked = f"{workers} workers and {microbatches} micro-batches"
         lines = []
         for worker in range(workers):

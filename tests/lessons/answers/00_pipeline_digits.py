@@ -171,3 +171,33 @@ def longest_wait(rows, worker):
 # %% busy: wrong, seconds | the seconds, not a share
 def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+
+
+# %% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
+def busy(rows, worker):
+    rows = sorted(rows, key=lambda row: row["begin"])
+    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+    return own / (rows[-1]["end"] - rows[0]["begin"])
+
+
+# %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
+def busy(rows, worker):
+    rows = sorted(rows, key=lambda row: row["end"])
+    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+    return own / (rows[-1]["end"] - rows[0]["begin"])
+
+
+# %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
+def busy(rows, worker):
+    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+    return sum(row["end"] - row["begin"] for row in rows if row["stage"] == worker - 1) / lasted
+
+
+# %% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
+def longest_wait(rows, worker):
+    from itertools import pairwise
+
+    own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
+    return max(
+        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
+    )

@@ -337,3 +337,57 @@ def patient(worker, function, seconds, default):
         return rpc.rpc_async(worker, function, timeout=int(seconds) + 1).wait()
     except rpcbench.RpcTimeoutError:
         return default
+
+
+# %% at_once: wrong, a dict by part | unhashable
+def at_once(function, parts, workers):
+    futures = {part: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+    return [futures[part].wait() for part in parts]
+
+
+# %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
+def at_once(function, parts, workers):
+    futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+    return [futures[str(part)].wait() for part in parts]
+
+
+# %% patient: wrong, takes None for no answer | returns None has a result too
+def patient(worker, function, seconds, default):
+    try:
+        found = rpc.rpc_sync(worker, function, timeout=seconds)
+    except rpcbench.RpcTimeoutError:
+        found = None
+    return default if found is None else found
+
+
+# %% patient: wrong, tries once more when it is late | was called 2 times
+def patient(worker, function, seconds, default):
+    for _ in range(2):
+        try:
+            return rpc.rpc_sync(worker, function, timeout=seconds)
+        except rpcbench.RpcTimeoutError:
+            pass
+    return default
+
+
+# %% deposit: wrong, takes another amount for another request | request 2 once more
+def deposit(account, request, amount):
+    with account.lock:
+        if (request, amount) not in account.answers:
+            account.balance += amount
+            account.answers[request, amount] = account.balance
+        return account.answers[request, amount]
+
+
+# %% process_ids: right, in another order
+def process_ids(names):
+    return {name: rpc.rpc_sync(name, os.getpid) for name in reversed(names)}
+
+
+# %% deposit: right, a new dict of answers
+def deposit(account, request, amount):
+    with account.lock:
+        if request not in account.answers:
+            account.balance += amount
+            account.answers = {**account.answers, request: account.balance}
+        return account.answers[request]

@@ -302,3 +302,211 @@ def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         pool.map(serve, workers)
     return results
+
+
+# %% everywhere: wrong, puts the name behind the last line | nothing so far' x is [] on each worker
+def everywhere(code, name):
+    return cluster.run("all", code + "; " + name)
+
+
+# %% everywhere: wrong, leaves out values that count as false | The keys should be the workers
+def everywhere(code, name):
+    found = cluster.run("all", code, want=[name])[name]
+    return {worker: value for worker, value in found.items() if value}
+
+
+# %% everywhere: right, the name on a line of its own
+def everywhere(code, name):
+    return cluster.run("all", code + "\n" + name)
+
+
+# %% outcomes: wrong, after an error each worker once more | A cell that fails ran 2 times on worker1
+def outcomes(code):
+    try:
+        cluster.run("all", code)
+        return dict.fromkeys(cluster.workers, "fine")
+    except Exception:
+        pass
+    found = {}
+    for worker in cluster.workers:
+        try:
+            cluster.run(worker, code)
+        except Exception as error:
+            found[worker] = type(error).__name__
+        else:
+            found[worker] = "fine"
+    return found
+
+
+# %% outcomes: wrong, knows three errors | raised IndexError
+def outcomes(code):
+    found = {}
+    for worker in cluster.workers:
+        try:
+            cluster.run(worker, code)
+            found[worker] = "fine"
+        except (KeyError, ValueError, ZeroDivisionError) as error:
+            found[worker] = type(error).__name__
+    return found
+
+
+# %% outcomes: right, from the last worker to the first
+def outcomes(code):
+    found = {}
+    for worker in reversed(cluster.workers):
+        try:
+            cluster.run(worker, code)
+            found[worker] = "fine"
+        except Exception as error:
+            found[worker] = error.__class__.__name__
+    return found
+
+
+# %% stubborn: wrong, runs the cell once more when all is well | The cell ran 2 times on worker1
+def stubborn(worker, code):
+    try:
+        cluster.run(worker, code)
+    except rpcbench.WorkerLostError:
+        cluster.restart(worker, replay=True)
+    return cluster.run(worker, code)
+
+
+# %% stubborn: wrong, tries a cell with an error again | A cell that fails ran 2 times on worker1
+def stubborn(worker, code):
+    try:
+        return cluster.run(worker, code)
+    except rpcbench.WorkerLostError:
+        cluster.restart(worker, replay=True)
+    except Exception:
+        pass
+    return cluster.run(worker, code)
+
+
+# %% stubborn: wrong, once for the deed and once for the value | died once, and the cell ran 3 times
+def stubborn(worker, code):
+    try:
+        return cluster.run(worker, code)
+    except rpcbench.WorkerLostError:
+        cluster.restart(worker, replay=True)
+        cluster.run(worker, code)
+        return cluster.run(worker, code)
+
+
+# %% spread: wrong, a dict by item | unhashable
+def spread(call, items, workers):
+    todo, results = iter(items), {}
+
+    def serve(worker):
+        for item in todo:
+            results[item] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return [results[item] for item in items]
+
+
+# %% spread: wrong, equal items have one result | in the order of the items; yours are
+def spread(call, items, workers):
+    todo, results = iter(items), {}
+
+    def serve(worker):
+        for item in todo:
+            results[str(item)] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return [results[str(item)] for item in items]
+
+
+# %% spread: wrong, takes None for the end | each item needs one
+def spread(call, items, workers):
+    results, todo = {}, queue.SimpleQueue()
+    for item in [*items, *[None] * len(workers)]:
+        todo.put(item)
+
+    def serve(worker):
+        while (item := todo.get()) is not None:
+            results[id(item)] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return [results.get(id(item)) for item in items]
+
+
+# %% spread: wrong, two workers only | worker3 had nothing to do
+def spread(call, items, workers):
+    results = [None] * len(items)
+    todo = iter([*enumerate(items)])
+
+    def serve(worker):
+        for place, item in todo:
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(serve, workers))
+    return results
+
+
+# %% spread: wrong, the workers of the cluster | had nothing to do
+def spread(call, items, workers):
+    results = [None] * len(items)
+    todo = iter([*enumerate(items)])
+
+    def serve(worker):
+        for place, item in todo:
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(cluster.workers)) as pool:
+        list(pool.map(serve, cluster.workers))
+    return results
+
+
+# %% spread: wrong, names of its own for the workers | there was a call for 'worker
+def spread(call, items, workers):
+    results = [None] * len(items)
+    todo = iter([*enumerate(items)])
+
+    def serve(worker):
+        for place, item in todo:
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, [f"worker{number + 1}" for number in range(len(workers))]))
+    return results
+
+
+# %% spread: wrong, from the last item to the first | It was not the next one
+def spread(call, items, workers):
+    results = [None] * len(items)
+    todo = [*enumerate(items)]
+
+    def serve(worker):
+        while True:
+            try:
+                place, item = todo.pop()
+            except IndexError:
+                return
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return results
+
+
+# %% spread: wrong, empties the list of the caller | have changed
+def spread(call, items, workers):
+    import threading
+
+    results, lock = [None] * len(items), threading.Lock()
+
+    def serve(worker):
+        while True:
+            with lock:
+                if not items:
+                    return
+                place, item = len(results) - len(items), items.pop(0)
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return results

@@ -222,3 +222,43 @@ def schedule_time(rounds, alpha, beta):
 # %% best_pieces: wrong, tries no more than a thousand | you say 1000
 def best_pieces(n, hops, alpha, beta):
     return min(range(1, 1001), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+
+
+# %% relay: wrong, whole bytes only | 10 bytes in 3 pieces
+def relay_time(n, k, hops, alpha, beta):
+    return (k + hops - 1) * (alpha + n // k / beta)
+
+
+# %% best_pieces: wrong, tries no more than a hundred thousand | you say 99999
+def best_pieces(n, hops, alpha, beta):
+    return min(range(1, 100_000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+
+
+# %% best_pieces: wrong, always rounds down | with 2 it takes
+def best_pieces(n, hops, alpha, beta):
+    return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
+
+
+# %% schedule: wrong, room for eight ranks | raised IndexError
+def schedule_time(rounds, alpha, beta):
+    total = 0
+    for messages in rounds:
+        sends, receives = [0] * 8, [0] * 8
+        for sender, receiver, size in messages:
+            sends[sender] += alpha + size / beta
+            receives[receiver] += alpha + size / beta
+        total += max(sends + receives)
+    return total
+
+
+# %% schedule: wrong, empties the rounds of the caller | have changed
+def schedule_time(rounds, alpha, beta):
+    total = 0
+    for messages in rounds:
+        busy = {}
+        while messages:
+            sender, receiver, size = messages.pop()
+            for place in (("sends", sender), ("receives", receiver)):
+                busy[place] = busy.get(place, 0) + alpha + size / beta
+        total += max(busy.values(), default=0)
+    return total

@@ -314,3 +314,96 @@ def average_gradients(model, size, all_reduce):
         if parameter.grad is not None:
             all_reduce(parameter.grad)
             parameter.grad = parameter.grad // size
+
+
+# %% gathered: wrong, a vector whatever `mine` is | `mine` has shape (2, 3)
+def all_gather(mine, rank, size, broadcast):
+    places = [torch.zeros(mine.numel(), dtype=mine.dtype) for _ in range(size)]
+    places[rank].copy_(mine.flatten())
+    for source in range(size):
+        broadcast(places[source], source)
+    return places
+
+
+# %% gathered: wrong, places by the length | raised TypeError
+def all_gather(mine, rank, size, broadcast):
+    places = [torch.zeros(len(mine), *mine.shape[1:], dtype=mine.dtype) for _ in range(size)]
+    places[rank].copy_(mine)
+    for source in range(size):
+        broadcast(places[source], source)
+    return places
+
+
+# %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone() for _ in range(size)]
+    for source in range(min(size, 4)):
+        broadcast(places[source], source)
+    return places
+
+
+# %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+def reduce_scatter(x, rank, size, all_to_all):
+    total = torch.zeros(len(x) // size)
+    for piece in all_to_all(list(x.chunk(size))):
+        total += piece
+    return total
+
+
+# %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
+def reduce_scatter(x, rank, size, all_to_all):
+    came = all_to_all(list(x.chunk(size)))
+    return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
+
+
+# %% average: wrong, the parameters of each module, so some of them twice | the gradient of bias is 6.25
+def average_gradients(model, size, all_reduce):
+    for module in model.modules():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                all_reduce(parameter.grad)
+                parameter.grad /= size
+
+
+# %% average: wrong, the model's own parameters only | the gradient of bias is 1; the mean is 2.5
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters(recurse=False):
+        if parameter.grad is not None:
+            all_reduce(parameter.grad)
+            parameter.grad /= size
+
+
+# %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            all_reduce(parameter.grad)
+            parameter.grad.fill_(parameter.grad.flatten()[0] / size)
+
+
+# %% which: wrong, a sum is the largest of all numbers | That is all_reduce; you say 'broadcast'
+def which(before, after):
+    largest = max(number for row in before for number in row)
+    if [] in after:
+        return "gather" if max(map(len, after)) > max(map(len, before)) else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        longer = len(after[0]) > len(before[0])
+        return "all_gather" if longer else "all_reduce" if max(after[0]) > largest else "broadcast"
+    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
+
+# %% which: wrong, cuts every list | raised ValueError
+def which(before, after):
+    size = len(before)
+    chunks = [[row[at : at + len(row) // size] for at in range(0, len(row), len(row) // size)] for row in before if row]
+    sums = [sum(numbers) for numbers in zip(*before)]
+    everything = [number for row in before for number in row]
+    if [] in after:
+        return "gather" if everything in after else "reduce"
+    if [] in before:
+        return "scatter"
+    if all(row == after[0] for row in after):
+        return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+    return "all_to_all" if chunks[0][0] == after[0][: len(chunks[0][0])] else "reduce_scatter"

@@ -226,3 +226,53 @@ def freed_after(messages):
         if "user" not in state.values():
             return number
     return None
+
+
+# %% entry: wrong, a list where the loss has a shape | The loss was [0.1328125]; in the list stands [0.1328125]
+def entry(loss):
+    return loss.to_here().tolist()
+
+
+# %% entry: wrong, the first of a list | On worker2 it raised
+def entry(loss):
+    return loss.to_here()[0].item()
+
+
+# %% entry: wrong, rounds | The loss was [0.1328125]; in the list stands 0.1328
+def entry(loss):
+    return round(loss.to_here().item(), 4)
+
+
+# %% may_delete: wrong, forgets its own object while there are children | For released = False
+def may_delete(released, confirmed, children):
+    if children > 1:
+        return not released
+    return released and confirmed and not children
+
+
+# %% may_delete: wrong, ignores `released` | notebook still uses it
+def may_delete(released, confirmed, children):
+    if not confirmed:
+        return False
+    return children == 0
+
+
+# %% may_delete: right, nothing where it may not
+def may_delete(released, confirmed, children):
+    if released and confirmed and children == 0:
+        return True
+    return None
+
+
+# %% freed_after: wrong, remembers the latest only of those that are gone | For +a +b +c -b -c +b -a
+def freed_after(messages):
+    users, gone = set(), None
+    for number, (kind, fork) in enumerate(messages, 1):
+        if kind == "UserDelete":
+            users.discard(fork)
+            gone = fork
+        elif fork != gone:
+            users.add(fork)
+        if not users:
+            return number
+    return None

@@ -294,3 +294,47 @@ def carry_back(received, returned, gradients):
         used.append((tensor, gradient))
     torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
     return [tensor.grad for tensor in received]
+
+
+# %% carry_back: wrong, cannot do with nothing | The function raised ValueError
+def carry_back(received, returned, gradients):
+    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+    tensors, theirs = zip(*used)
+    torch.autograd.backward(tensors, theirs)
+    return [tensor.grad for tensor in received]
+
+
+# %% carry_back: wrong, the gradient of the first tensor for all that have one | The gradient of the second tensor
+def carry_back(received, returned, gradients):
+    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+    torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+    return [None if tensor.grad is None else received[0].grad for tensor in received]
+
+
+# %% discover: wrong, looks at what is known only where it is found | asked twice about the message c
+def discover(found, behind):
+    known, todo = set(), list(found)
+    while todo:
+        message = todo.pop()
+        known.add(message)
+        todo += [other for other in behind[message] if other not in known]
+    return known
+
+
+# %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
+def discover(found, behind):
+    known, before = set(found), -1
+    while len(known) > before:
+        before = len(known)
+        for message, others in behind.items():
+            if message in known:
+                known.update(others)
+    return known
+
+
+# %% step: wrong, fetches the weights and computes here | none has travelled
+def step(x, weight1, weight2):
+    near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
+    with dist_autograd.context():
+        loss = second_half(first_half(x, near[0]), near[1])
+        return list(torch.autograd.grad(loss, near))

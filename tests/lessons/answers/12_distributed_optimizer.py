@@ -82,7 +82,7 @@ def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
 
-# %% global_norm: wrong, looks for the gradients here | The function raised
+# %% global_norm: wrong, looks for the gradients here | the function raised
 def global_norm(context_id, weights):
     found = dist_autograd.get_gradients(context_id)
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
@@ -384,3 +384,75 @@ def restore(directory, optimizer, weights):
     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
     optimizer.load(directory)
+
+
+# %% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
+def descend(weight, context_id, lr):
+    values = weight.local_value()
+    gradient = dist_autograd.get_gradients(context_id).get(values)
+    if gradient is None:
+        return torch.zeros_like(values)
+    with torch.no_grad():
+        values -= lr * gradient
+    return values
+
+
+# %% global_norm: wrong, squares the gradients in place | a gradient in the context is another one
+def squared_in_place(context_id, weight):
+    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
+    return 0.0 if gradient is None else gradient.square_().sum().item()
+
+
+def global_norm(context_id, weights):
+    futures = [rpc.rpc_async(weight.owner(), squared_in_place, (context_id, weight)) for weight in weights]
+    return sum(future.wait() for future in futures) ** 0.5
+
+
+# %% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
+def one_vector(context_id, weights):
+    gradients = dist_autograd.get_gradients(context_id)
+    mine = [gradients[w.local_value()].flatten() for w in weights if w.local_value() in gradients]
+    return torch.cat(mine).square().sum().item()
+
+
+def global_norm(context_id, weights):
+    owners = {}
+    for weight in weights:
+        owners.setdefault(weight.owner_name(), []).append(weight)
+    futures = [rpc.rpc_async(owner, one_vector, (context_id, own)) for owner, own in owners.items()]
+    return sum(future.wait() for future in futures) ** 0.5
+
+
+# %% restore: wrong, two weights always | are not those that were saved: 3 of them
+def restore(directory, optimizer, weights):
+    saved = torch.load(Path(directory) / "weights.pt")
+    for place in (0, 1):
+        rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
+    optimizer.load(directory)
+
+
+# %% momentum_step: wrong, all velocities begin at the first step | The function raised
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    if all(velocity is None for velocity in velocities):
+        velocities[:] = [gradient.clone() for gradient in gradients]
+    else:
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                velocities[place] = momentum * velocities[place] + gradient
+    with torch.no_grad():
+        for weight, gradient, velocity in zip(weights, gradients, velocities):
+            if gradient is not None:
+                weight -= lr * velocity
+
+
+# %% momentum_step: wrong, keeps the velocities in a list of its own | The owner keeps this list
+own_velocities = {}
+
+
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = own_velocities.get(place)
+            own_velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+            with torch.no_grad():
+                weights[place] -= lr * own_velocities[place]

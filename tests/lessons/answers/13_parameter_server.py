@@ -352,3 +352,50 @@ class Bounded:
         for each in free:
             self.waiting.pop(each).set_result(self.clocks[each])
         return answer
+
+
+# %% staleness: wrong, keeps the first pull until the push | For “pull a, pull b, push b, pull a, push a” it is
+def staleness(log):
+    steps, pulled, pushed, found = 0, {}, set(), []
+    for what, who in log:
+        if what == "pull":
+            if who not in pulled or who in pushed:
+                pulled[who] = steps
+                pushed.discard(who)
+        else:
+            found.append(steps - pulled[who])
+            pushed.add(who)
+            steps += 1
+    return found
+
+
+# %% big_step: wrong, three batches at most | along the gradient of the mean loss
+def big_step(weights, optimizer, batches):
+    with dist_autograd.context() as context_id:
+        _, pulled = weights.rpc_sync().pull()
+        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches[:3]]
+        loss = torch.stack(losses).mean()
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    return loss.item()
+
+
+# %% bounded: wrong, all servers share the counters | the servers share what they know
+class Bounded:
+    clocks, waiting, lock = {}, {}, threading.RLock()
+
+    def __init__(self, trainers, bound):
+        self.bound = bound
+        self.clocks.clear()
+        self.waiting.clear()
+        self.clocks.update(dict.fromkeys(trainers, 0))
+
+    @rpc.functions.async_execution
+    def finished(self, name):
+        with self.lock:
+            self.clocks[name] += 1
+            self.waiting[name] = answer = rpc.Future()
+            for each in list(self.waiting):
+                if self.clocks[each] - min(self.clocks.values()) <= self.bound:
+                    self.waiting.pop(each).set_result(self.clocks[each])
+        return answer

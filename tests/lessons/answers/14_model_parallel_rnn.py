@@ -266,3 +266,100 @@ def along_time(lower, upper, vectors, pieces):
         hidden, state = lower.forward_async(piece, state).wait()
         found.append(hidden)
     return torch.cat(found, 1)
+
+
+# %% move_decoder: wrong, the first parameter of each module | a parameter of the embedding is what it was
+def move_decoder(modules):
+    modules[2].to("worker2")
+    return DistributedOptimizer(torch.optim.Adam, [module.remote_parameters()[0] for module in modules], lr=0.02)
+
+
+# %% short_way: wrong, cuts the graph behind the embedding | No gradient comes back to the embedding
+def on_worker1(modules, numbers):
+    embedding, reader, decoder = modules
+    vectors = embedding.get_module_rref().local_value()(numbers).detach()
+    return decoder.get_module_rref().local_value()(reader(vectors))
+
+
+def short_way(modules, numbers):
+    return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
+
+
+# %% short_way: wrong, cuts the graph in the notebook | No graph leads back
+def whole_way(modules, numbers):
+    embedding, reader, decoder = modules
+    vectors = embedding.get_module_rref().local_value()(numbers)
+    return decoder.get_module_rref().local_value()(reader(vectors))
+
+
+def short_way(modules, numbers):
+    return rpc.rpc_sync("worker1", whole_way, (modules, numbers)).detach()
+
+
+# %% at_once: wrong, cuts the graph behind the embedding | no gradient comes back to the embedding
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    begun = [reader.forward_async(part.wait().detach()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% at_once: wrong, as many parts as were asked for | IndexError
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    pieces = numbers.chunk(parts)
+    begun = [embedding.forward_async(pieces[place]) for place in range(parts)]
+    begun = [reader.forward_async(part.wait()) for part in begun]
+    begun = [decoder.forward_async(part.wait()) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% at_once: wrong, two parts under way at a time | it took 12 units of time
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    pieces, found = numbers.chunk(parts), []
+    for place in range(0, len(pieces), 2):
+        begun = [embedding.forward_async(part) for part in pieces[place : place + 2]]
+        begun = [reader.forward_async(part.wait()) for part in begun]
+        begun = [decoder.forward_async(part.wait()) for part in begun]
+        found += [part.wait() for part in begun]
+    return torch.cat(found)
+
+
+# %% at_once: right, the decoder begins in the reader's loop
+def at_once(modules, numbers, parts):
+    embedding, reader, decoder = modules
+    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+    begun = [decoder.forward_async(reader(part.wait())) for part in begun]
+    return torch.cat([part.wait() for part in begun])
+
+
+# %% along_time: wrong, cuts the graph between pieces | the graph is cut
+def along_time(lower, upper, vectors, pieces):
+    low = high = above = None
+    found = []
+    for piece in vectors.chunk(pieces, 1):
+        below = lower.forward_async(piece, low)
+        if above is not None:
+            hidden, high = above.wait()
+            high = tuple(each.detach() for each in high)
+            found.append(hidden)
+        hidden, low = below.wait()
+        low = tuple(each.detach() for each in low)
+        above = upper.forward_async(hidden, high)
+    found.append(above.wait()[0])
+    return torch.cat(found, 1)
+
+
+# %% along_time: wrong, as many pieces as were asked for | IndexError
+def along_time(lower, upper, vectors, pieces):
+    parts, low, high, above, found = vectors.chunk(pieces, 1), None, None, None, []
+    for place in range(pieces):
+        below = lower.forward_async(parts[place], low)
+        if above is not None:
+            hidden, high = above.wait()
+            found.append(hidden)
+        hidden, low = below.wait()
+        above = upper.forward_async(hidden, high)
+    return torch.cat([*found, above.wait()[0]], 1)

@@ -189,3 +189,56 @@ def lookup_once(tables, ids):
     different, where = ids.unique(return_inverse=True)
     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
     return torch.cat([rows.wait() for rows in asked])[where]
+
+
+# %% factors: wrong, rounds to three digits | not that of the mean over all samples
+def factors(samples):
+    return [round(len(samples) * each / sum(samples), 3) for each in samples]
+
+
+# %% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
+def lookup(tables, ids):
+    n = len(tables)
+    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+    coming = [future.wait() for future in asked]
+    rows = torch.zeros(len(ids), coming[0].shape[1])
+    for k, part in enumerate(coming):
+        rows[ids % n == k] = part
+    return rows
+
+
+# %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
+def lookup(tables, ids):
+    n = len(tables)
+    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait().float() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
+def lookup(tables, ids):
+    n = len(tables)
+    different = ids.unique()
+    places = [(different % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+    rows = torch.zeros(len(different), 3)
+    for k, future in enumerate(asked):
+        rows[different % n == k] = future.wait()
+    return rows[where]
+
+
+# %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    places = [(different % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait().float() for rows in asked])[torch.cat(places).argsort()][where]

@@ -283,3 +283,97 @@ def lagged_loss(now, then, worth, most):
     with torch.no_grad():
         weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
     return (weight * now * (worth.mean() - worth)).sum() / len(now)
+
+
+# %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
+def returns(rewards, gamma):
+    found, later = np.zeros_like(rewards), 0.0
+    for step in reversed(range(len(rewards))):
+        later = rewards[step] + gamma * later
+        found[step] = later
+    return found.tolist()
+
+
+# %% returns: wrong, a list of tensors | not of tensors
+def returns(rewards, gamma):
+    found, later = [], 0.0
+    for reward in reversed(torch.tensor(rewards, dtype=torch.double)):
+        later = reward + gamma * later
+        found.append(later)
+    return found[::-1]
+
+
+# %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
+def returns(rewards, gamma):
+    found, later = [], 0.0
+    for reward in reversed(rewards):
+        later = reward if reward else gamma * later
+        found.append(later)
+    return found[::-1]
+
+
+# %% batched: wrong, names in order, states as they came | names and states are in different orders
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        future = rpc.Future()
+        with self.lock:
+            self.waiting[observer] = state, future
+            if len(self.waiting) < self.size:
+                return future
+            ready, self.waiting = self.waiting, {}
+        moves = self.choose(sorted(ready), torch.stack([state for state, _ in ready.values()]))
+        for (_, waiting), move in zip(ready.values(), moves):
+            waiting.set_result(move)
+        return future
+
+
+# %% batched: wrong, forgets those who wait after they have their answers | Two calls came at the same time
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        future = rpc.Future()
+        with self.lock:
+            self.waiting[observer] = state, future
+            ready = dict(self.waiting)
+        if len(ready) == self.size:
+            moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+            for (_, waiting), move in zip(ready.values(), moves):
+                waiting.set_result(move)
+            with self.lock:
+                self.waiting.clear()
+        return future
+
+
+# %% batched: right, answers with the lock
+class BatchedAgent(Agent):
+    def __init__(self, observers):
+        super().__init__(observers)
+        self.size = len(observers)
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    @rpc.functions.async_execution
+    def act(self, observer, state):
+        future = rpc.Future()
+        with self.lock:
+            self.waiting[observer] = state, future
+            if len(self.waiting) == self.size:
+                names = sorted(self.waiting)
+                moves = self.choose(names, torch.stack([self.waiting[name][0] for name in names]))
+                for name, move in zip(names, moves):
+                    self.waiting[name][1].set_result(move)
+                self.waiting.clear()
+        return future

@@ -406,3 +406,44 @@ class Once:
         if not well:
             raise answer
         return answer
+
+
+# %% insist: wrong, gives up after thirty | was lost 40 times
+def insist(call):
+    for _ in range(30):
+        try:
+            return call()
+        except rpcbench.ConnectionLostError as error:
+            if error.maybe_executed:
+                raise
+    return None
+
+
+# %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
+def insist(call):
+    while True:
+        try:
+            return call()
+        except rpcbench.RpcError as error:
+            if error.maybe_executed:
+                raise
+
+
+# %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
+class Once:
+    def __init__(self, function):
+        self.function, self.answers, self.locks, self.lock = function, {}, {}, threading.Lock()
+
+    def call(self, ticket, *args):
+        with self.lock:
+            own = self.locks.setdefault(ticket, threading.Lock())
+        with own:
+            if ticket not in self.answers:
+                try:
+                    self.answers[ticket] = self.function(*args)
+                except Exception as error:
+                    self.answers[ticket] = error
+        answer = self.answers[ticket]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -265,3 +265,72 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     flat = x.view(-1)
     padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
     return all_gather(reduce_scatter(padded))[: len(flat)].view(x.shape)
+
+
+# %% reduce_scatter: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+def reduce_scatter(x, rank, size, shift):
+    sums = torch.zeros(size, len(x) // size)
+    sums += x.reshape(size, -1)
+    for step in range(size - 1):
+        sums[(rank - step - 2) % size] += shift(sums[(rank - step - 1) % size])
+    return sums[rank]
+
+
+# %% reduce_scatter: wrong, by way of float32 | the sum of chunk 0 over the ranks is
+def reduce_scatter(x, rank, size, shift):
+    sums = [chunk.float() for chunk in x.clone().chunk(size)]
+    for step in range(size - 1):
+        sums[(rank - step - 2) % size] += shift(sums[(rank - step - 1) % size])
+    return sums[rank].to(x.dtype)
+
+
+# %% reduce_scatter: wrong, right for up to four ranks | 5 ranks: rank 0 returns
+def reduce_scatter(x, rank, size, shift):
+    sums = [chunk.clone() for chunk in x.chunk(size)]
+    for step in range(min(size, 4) - 1):
+        sums[(rank - step - 2) % size] += shift(sums[(rank - step - 1) % size])
+    return sums[rank]
+
+
+# %% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
+def all_gather(chunk, rank, size, shift):
+    whole = torch.zeros(size, len(chunk))
+    whole[rank] = chunk
+    for step in range(size - 1):
+        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
+    return whole.flatten()
+
+
+# %% all_gather: wrong, by way of float32 | the chunks of all ranks are
+def all_gather(chunk, rank, size, shift):
+    whole = torch.zeros(size, len(chunk))
+    whole[rank] = chunk
+    for step in range(size - 1):
+        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
+    return whole.flatten().to(chunk.dtype)
+
+
+# %% doubling: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+def all_reduce_by_doubling(x, rank, size, exchange):
+    total = torch.zeros(x.shape) + x.float()
+    distance = 1
+    while distance < size:
+        total = total + exchange(rank ^ distance, total)
+        distance *= 2
+    return total
+
+
+# %% doubling: wrong, three rounds at most | 16 ranks: rank 0 returns
+def all_reduce_by_doubling(x, rank, size, exchange):
+    total = x.clone()
+    for distance in (1, 2, 4):
+        if distance < size:
+            total = total + exchange(rank ^ distance, total)
+    return total
+
+
+# %% all_reduce: wrong, by way of float32 | the sum over the ranks is
+def all_reduce(x, size, reduce_scatter, all_gather):
+    flat = x.flatten().float()
+    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)

@@ -320,3 +320,63 @@ def accumulate(model, loss_of, parts, size, all_reduce):
     pieces = flat.split([parameter.numel() for parameter in model.parameters()])
     for parameter, piece in zip(model.parameters(), pieces):
         parameter.grad = piece.view_as(parameter) / size
+
+
+# %% weigh: wrong, adds up the losses of all ranks, too | Its own loss times the factor is
+def weigh(loss, rows, size, all_reduce):
+    total = torch.tensor(float(rows))
+    all_reduce(total)
+    weighted = loss * rows
+    all_reduce(weighted)
+    return weighted * size / total
+
+
+# %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
+def buckets(parameters, cap):
+    found, full = [], 0
+    for name, size in reversed(parameters):
+        if found and (full + size <= cap or min(full, size) > cap):
+            found[-1].append(name)
+            full += size
+        else:
+            found.append([name])
+            full = size
+    return found
+
+
+# %% exposed: wrong, looks at the first message, the second and the last two only | A long message in the middle of six
+def exposed(backward, reduce):
+    places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
+    return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
+
+
+# %% exposed: wrong, whole units of time only | Times with fractions
+def exposed(backward, reduce):
+    ready = free = 0
+    for compute, send in zip(backward, reduce):
+        ready += compute
+        free = max(free, ready) + send
+    return int(free - ready)
+
+
+# %% accumulate: wrong, all forwards before the first backward | micro-batches waited for their backward
+def accumulate(model, loss_of, parts, size, all_reduce):
+    rows = sum(len(x) for x, _ in parts)
+    sum(loss_of(model(x), y) * len(x) / rows for x, y in parts).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    all_reduce(flat)
+    pieces = flat.split([parameter.numel() for parameter in model.parameters()])
+    for parameter, piece in zip(model.parameters(), pieces):
+        parameter.grad = piece.view_as(parameter) / size
+
+
+# %% accumulate: wrong, a loss of its own | and l1_loss as `loss_of`
+def accumulate(model, loss_of, parts, size, all_reduce):
+    rows = sum(len(x) for x, _ in parts)
+    for x, y in parts:
+        ((model(x) - y).square().mean() * len(x) / rows).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    all_reduce(flat)
+    pieces = flat.split([parameter.numel() for parameter in model.parameters()])
+    for parameter, piece in zip(model.parameters(), pieces):
+        parameter.grad = piece.view_as(parameter) / size

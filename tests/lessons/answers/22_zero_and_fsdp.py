@@ -363,3 +363,65 @@ def zero3(layers, x, loss_gradient):
         layer.reduce_scatter(of_weight)
         if layer is not layers[0]:
             layer.free()
+
+
+# %% step: wrong, always clips to 1 | 3 ranks, step 2
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, 1 / square.sqrt())
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, divides by a norm of zero | raised ZeroDivisionError
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    shard.grad *= min(1, most / square.item() ** 0.5)
+    optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% step: wrong, no step where the gradient is zero | 2 ranks, step 4
+def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
+    shard.grad = reduce_scatter(gradient) / size
+    square = shard.grad.square().sum()
+    all_reduce(square)
+    if square:
+        shard.grad *= min(1, most / square.sqrt())
+        optimizer.step()
+    whole.copy_(all_gather(shard.data))
+
+
+# %% zero3: wrong, turns the list of layers round | the list `layers` has changed
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    layers.reverse()
+    for layer, x in zip(layers, reversed(inputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, computes forward again from the beginning for each layer | two for each layer are enough
+def zero3(layers, x, loss_gradient):
+    def forward(x, count):
+        for layer in layers[:count]:
+            x = layer.forward(x, layer.gather())
+            layer.free()
+        return x
+
+    gradient = loss_gradient(forward(x, len(layers)))
+    for number in reversed(range(len(layers))):
+        layer, before = layers[number], forward(x, number)
+        gradient, of_weight = layer.backward(before, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()

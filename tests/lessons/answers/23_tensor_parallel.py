@@ -436,3 +436,169 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
+
+# %% copy_and_add: wrong, adds up in float32 | has the type torch.float32
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = torch.zeros(x.shape)
+            total.copy_(x)
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, flattens | has the shape (6,), and its argument (2, 3)
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view(-1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone().view(-1)
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, all results in one tensor | has changed when it was called once more
+def copy_and_add(all_reduce):
+    sums = {}
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = sums.setdefault(x.shape, torch.empty_like(x))
+            total.copy_(x)
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% copy_and_add: wrong, sends in the backward of the second function for nothing | has called `all_reduce` 3 times
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    class Add(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            total = x.clone()
+            all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            all_reduce(gradient.clone())
+            return gradient
+
+    return Copy.apply, Add.apply
+
+
+# %% vocabulary_loss: wrong, a fourth message tells how many tokens there are | Three for each token are enough
+def vocabulary_loss(scores, targets, first, all_reduce):
+    tokens = torch.tensor([float(len(targets))])
+    all_reduce(tokens, "max")
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).sum() / tokens, gradient / tokens
+
+
+# %% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1).clamp(min=0)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
+
+# %% vocabulary_loss: wrong, one token loses its dimension | one token
+def vocabulary_loss(scores, targets, first, all_reduce):
+    rows = torch.arange(len(targets))
+    largest = scores.amax(1)
+    all_reduce(largest, "max")
+    exps = (scores - largest[:, None]).exp()
+    sums = exps.sum(1)
+    all_reduce(sums)
+    mine = (targets >= first) & (targets < first + scores.shape[1])
+    place = (targets - first).clamp(0, scores.shape[1] - 1)
+    aimed = scores[rows, place] * mine
+    all_reduce(aimed)
+    gradient = exps / sums[:, None]
+    gradient[rows, place] -= mine.to(gradient.dtype)
+    return (sums.log() + largest - aimed).mean(), (gradient / len(targets)).squeeze(0)

@@ -229,3 +229,32 @@ def one_f_one_b(worker, workers, microbatches):
         if first + i < microbatches:
             ops.append(f"{worker}F{first + i}")
     return ops
+
+
+# %% enough: wrong, tries some hundred only | 0.25% is idle
+def enough(workers, share):
+    for microbatches in range(1, 400):
+        if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
+            return microbatches
+    return 400
+
+
+# %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
+def most_kept(ops):
+    forward = backward = most = 0
+    for op in ops:
+        if "F" in op:
+            forward = int(op.split("F")[1]) + 1
+        else:
+            backward = int(op.split("B")[1]) + 1
+        most = max(most, forward - backward)
+    return most
+
+
+# %% most_kept: wrong, empties the list | The list `ops` has changed
+def most_kept(ops):
+    kept = most = 0
+    while ops:
+        kept += 1 if "F" in ops.pop(0) else -1
+        most = max(most, kept)
+    return most

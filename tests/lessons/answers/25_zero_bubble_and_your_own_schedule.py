@@ -203,3 +203,48 @@ def zero_bubble(worker, workers, microbatches):
             if len(saved) > worker + 1:
                 words.append(saved.pop(0))
     return words + saved
+
+
+# %% in_halves: wrong, takes the first stage for all | should become
+def in_halves(words):
+    stage, halves = words[0].split("F")[0], []
+    for word in words:
+        number = word.split("B")[-1]
+        halves += [f"{stage}I{number}", f"{stage}W{number}"] if "B" in word else [word]
+    return halves
+
+
+# %% in_halves: wrong, all that is no forward becomes two | '0F0 0F1 0I0 0W0 0B1' should become
+def in_halves(words):
+    halves = []
+    for word in words:
+        halves += [word] if "F" in word else [word.replace("B", "I"), word.replace("B", "W")]
+    return halves
+
+
+# %% mine: wrong, the last backward is whole | It runs, and has 0B3
+mine = """
+0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0B3
+1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
+"""
+
+
+# %% mine: wrong, lists of words | a text of two lines
+mine = [
+    "0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3".split(),
+    "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3".split(),
+]
+
+
+# %% zero_bubble: wrong, numbers of one digit | For 2 workers and 12 micro-batches
+def zero_bubble(worker, workers, microbatches):
+    words, saved = [], []
+    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+        if "B" not in word:
+            words.append(word)
+            continue
+        words.append(f"{word[0]}I{word[2]}")
+        saved.append(f"{word[0]}W{word[2]}")
+        if len(saved) > worker:
+            words.append(saved.pop(0))
+    return words + saved

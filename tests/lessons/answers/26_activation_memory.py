@@ -411,3 +411,64 @@ def plan(layers, budget):
     subsets = [set(e) for s in range(len(layers) + 1) for e in itertools.combinations(range(len(layers)), s)]
     fitting = [e for e in subsets if most(e) <= budget]
     return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=set())
+
+
+# %% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
+def peak(kept, inputs, segments):
+    begins = [sum(segments[:i]) for i in range(len(segments))]
+    sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+    return max(sums[1:] or sums)
+
+
+# %% best_segments: wrong, no segment longer than the one before | with segments [2, 2, 1] the most held at once is 31
+def best_segments(kept, inputs):
+    import itertools
+
+    def peak(segments):
+        waiting, begin, most = 0, 0, 0
+        for length in segments:
+            most = max(most, waiting + sum(kept[begin : begin + length]))
+            waiting += inputs[begin]
+            begin += length
+        return most
+
+    ways = []
+    for cuts in itertools.product((False, True), repeat=len(kept) - 1):
+        places = [0, *(place for place, cut in enumerate(cuts, 1) if cut), len(kept)]
+        lengths = [end - begin for begin, end in itertools.pairwise(places)]
+        if all(one >= other for one, other in itertools.pairwise(lengths)):
+            ways.append(lengths)
+    return min(ways, key=peak)
+
+
+# %% plan: wrong, first as few layers as possible, then as few seconds | takes 9 seconds; 8 are enough
+def plan(layers, budget):
+    import itertools
+
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    sizes = range(len(layers) + 1)
+    subsets = [set(each) for size in sizes for each in itertools.combinations(range(len(layers)), size)]
+    fitting = [each for each in subsets if most(each) <= budget]
+    return min(fitting, key=lambda again: (len(again), sum(layers[i][2] for i in again)), default=None)
+
+
+# %% plan: wrong, three layers at most | you say None, but there is a choice that fits
+def plan(layers, budget):
+    import itertools
+
+    def most(again):
+        held, largest = 0, 0
+        for number, (kept, given, _) in enumerate(layers):
+            largest = max(largest, held + kept)
+            held += given if number in again else kept
+        return largest
+
+    subsets = [set(each) for size in range(4) for each in itertools.combinations(range(len(layers)), size)]
+    fitting = [each for each in subsets if most(each) <= budget]
+    return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=None)

@@ -329,3 +329,100 @@ def compensated(total, lost, update):
     exact = total.float() + lost.float() + update.float()
     new = exact.bfloat16()
     return new, (exact - new.float()).bfloat16()
+
+
+# %% rounded: wrong, by float32 | is nearer
+def rounded(value, bits):
+    import math
+
+    _, exponent = math.frexp(value)
+    spacing = 2.0 ** (exponent - 1 - bits)
+    return (torch.tensor(value) / spacing).round().item() * spacing
+
+
+# %% rounded: wrong, by float32, and ties only if they are there exactly | is nearer
+def rounded(value, bits):
+    import math
+
+    _, exponent = math.frexp(value)
+    spacing = 2.0 ** (exponent - 1 - bits)
+    below = math.floor(value / spacing)
+    rest = round(value / spacing - below, 9)
+    up = rest > 0.5 or (rest == 0.5 and below % 2 == 1)
+    return (below + up) * spacing
+
+
+# %% rounded: wrong, exponents of float32 only | 1e+300 with 3 bits
+def rounded(value, bits):
+    import math
+
+    _, exponent = math.frexp(value)
+    spacing = 2.0 ** (max(-125, min(128, exponent)) - 1 - bits)
+    return round(value / spacing) * spacing
+
+
+# %% rounded: wrong, knows three formats | raised KeyError
+def rounded(value, bits):
+    import math
+
+    _, exponent = math.frexp(value)
+    spacing = 2.0 ** (exponent - 1) * {3: 1 / 8, 7: 1 / 128, 10: 1 / 1024}[bits]
+    return round(value / spacing) * spacing
+
+
+# %% least_update: wrong, the side above the weight, also of a negative one | leaves the weight as it is
+def least_update(weight, bits):
+    import math
+
+    _, exponent = math.frexp(math.nextafter(weight, math.inf))
+    return 2.0 ** (exponent - 1 - bits) / 2
+
+
+# %% scaled_step: wrong, remembers the last gradient only | steps with it
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    for gradient in gradients:
+        finite = bool(gradient.isfinite().all())
+    flag = torch.tensor([0.0 if finite else 1.0])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for gradient in gradients:
+        gradient /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, counts the ranks with a fault, and expects one | rank 0 has nan and rank 1 has inf
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+    flag = torch.tensor([0.0 if finite else 1.0])
+    all_reduce(flag)
+    if flag.item() == 1:
+        return False, scale / 2, 0
+    for gradient in gradients:
+        gradient /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% scaled_step: wrong, gradients of one dimension only | raised RuntimeError
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    finite = bool(torch.cat(gradients).isfinite().all())
+    flag = torch.tensor([0.0 if finite else 1.0])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for gradient in gradients:
+        gradient /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
+
+
+# %% compensated: wrong, adds to the update that it was given | `update` has changed
+def compensated(total, lost, update):
+    update += lost
+    new = total + update
+    return new, update - (new - total)

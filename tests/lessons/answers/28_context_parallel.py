@@ -243,3 +243,52 @@ def merge(a, b):
     weight_b = total_b * (largest_b - largest).exp().nan_to_num()
     total = weight_a + weight_b
     return (out_a * weight_a + out_b * weight_b) / total, largest, total
+
+
+# %% merge: wrong, looks whether a part has keys for any query | others of one or of none: total has nan
+def merge(a, b):
+    if not a[2].any():
+        return tuple(each.clone() for each in b)
+    if not b[2].any():
+        return tuple(each.clone() for each in a)
+    largest = torch.maximum(a[1], b[1])
+    weight_a = a[2] * (a[1] - largest).exp()
+    weight_b = b[2] * (b[1] - largest).exp()
+    total = weight_a + weight_b
+    return (a[0] * weight_a + b[0] * weight_b) / total, largest, total
+
+
+# %% merge: wrong, in float32 | should be of torch.float64
+def merge(a, b):
+    (out_a, largest_a, total_a), (out_b, largest_b, total_b) = ([each.float() for each in part] for part in (a, b))
+    largest = torch.maximum(largest_a, largest_b)
+    weight_a = total_a * (largest_a - largest).exp().nan_to_num()
+    weight_b = total_b * (largest_b - largest).exp().nan_to_num()
+    total = weight_a + weight_b
+    return (out_a * weight_a + out_b * weight_b) / total.clamp(min=1), largest, total
+
+
+# %% ring_time: wrong, as many places on each rank as on the first | raised IndexError
+def ring_time(places):
+    size, wide, time = len(places), len(places[0]), 0
+    for step in range(size):
+        work = []
+        for rank in range(size):
+            keys = places[(rank - step) % size]
+            work.append(sum(keys[k] <= places[rank][q] for q in range(wide) for k in range(wide)))
+        time += max(work)
+    return time
+
+
+# %% ring_time: wrong, sorts the lists that it was given | the lists have changed
+def ring_time(places):
+    size, time = len(places), 0
+    for each in places:
+        each.sort()
+    for step in range(size):
+        work = []
+        for rank in range(size):
+            keys = places[(rank - step) % size]
+            work.append(sum(key <= query for query in places[rank] for key in keys))
+        time += max(work)
+    return time

@@ -228,3 +228,103 @@ def combine(answers, token, weight, count):
     count = int(token.max()) + 1
     sums = weight.new_zeros(count).index_add(0, token, weight)
     return answers.new_zeros(count, answers.shape[1]).index_add(0, token, (weight / sums[token])[:, None] * answers)
+
+
+# %% splits: wrong, for one or two experts of each rank | it sends [5, 10], not [4, 7]
+def splits(counts, rank):
+    ranks = len(counts)
+    share = len(counts[0]) // ranks
+    table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
+    return table[rank], [row[rank] for row in table]
+
+
+# %% order_of: wrong, a sort that may mix equal numbers | turns equal numbers round
+def order_of(chosen):
+    order = chosen.argsort()
+    return order, order.argsort()
+
+
+# %% order_of: wrong, the other sort that may mix equal numbers | should stay in their order
+def order_of(chosen):
+    order = torch.sort(chosen).indices
+    return order, order.argsort()
+
+
+# %% order_of: wrong, an inverse of floats | `inverse` is a tensor of float32
+def order_of(chosen):
+    order = chosen.argsort(stable=True)
+    inverse = torch.zeros(len(order))
+    for place, token in enumerate(order.tolist()):
+        inverse[token] = place
+    return order, inverse
+
+
+# %% order_of: wrong, columns | should have the shape (8,), and has (8, 1)
+def order_of(chosen):
+    order = chosen.argsort(stable=True)[:, None]
+    return order, order.argsort(0)
+
+
+# %% order_of: wrong, no dimension where there is one token | should have the shape (1,), and has ()
+def order_of(chosen):
+    order = chosen.argsort(stable=True)
+    return order.squeeze(), order.argsort().squeeze()
+
+
+# %% capacity: wrong, for four experts | raised IndexError
+def capacity(chosen, experts, capacity):
+    taken, kept = [0] * 4, []
+    for expert in chosen:
+        kept.append(taken[expert] < capacity)
+        taken[expert] += kept[-1]
+    return kept
+
+
+# %% capacity: wrong, empties the list | `chosen` itself has changed
+def capacity(chosen, experts, capacity):
+    taken, kept = [0] * experts, []
+    while chosen:
+        expert = chosen.pop(0)
+        kept.append(taken[expert] < capacity)
+        taken[expert] += kept[-1]
+    return kept
+
+
+# %% capacity: wrong, begins with the first token in any case | raised IndexError
+def capacity(chosen, experts, capacity):
+    taken, kept = {chosen[0]: 0}, []
+    for expert in chosen:
+        taken.setdefault(expert, 0)
+        kept.append(taken[expert] < capacity)
+        taken[expert] += 1
+    return kept
+
+
+# %% combine: wrong, rows of width 3 | 2 tokens of width 5 in float32, it raised
+def combine(answers, token, weight, count):
+    sums = weight.new_zeros(count).index_add(0, token, weight)
+    return answers.new_zeros(count, 3).index_add(0, token, (weight / sums[token])[:, None] * answers)
+
+
+# %% combine: wrong, for float64 alone | in float32, it raised
+def combine(answers, token, weight, count):
+    sums = torch.zeros(count, dtype=torch.double).index_add(0, token, weight)
+    parts = (weight / sums[token])[:, None] * answers
+    return torch.zeros(count, answers.shape[1], dtype=torch.double).index_add(0, token, parts)
+
+
+# %% combine: wrong, two rows at most | should get
+def combine(answers, token, weight, count):
+    result = answers.new_zeros(count, answers.shape[1])
+    for number in range(count):
+        rows = (token == number).nonzero().flatten()[:2]
+        if len(rows):
+            result[number] = (weight[rows, None] * answers[rows]).sum(0) / weight[rows].sum()
+    return result
+
+
+# %% combine: wrong, stops where there are no rows | raised
+def combine(answers, token, weight, count):
+    assert int(token.max()) < count
+    sums = weight.new_zeros(count).index_add(0, token, weight)
+    return answers.new_zeros(count, answers.shape[1]).index_add(0, token, (weight / sums[token])[:, None] * answers)

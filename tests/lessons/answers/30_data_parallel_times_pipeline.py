@@ -185,3 +185,74 @@ def best(workers, microbatches, time, held, budget):
     possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
     fits = [r for r in possible if held(r) <= budget]
     return workers // min(fits, key=time) if fits else None
+
+
+# %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
+def share(microbatches, replicas, replica):
+    import torch
+
+    return list(torch.arange(microbatches)[replica::replicas])
+
+
+# %% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
+def combined(gradients, samples):
+    import torch
+
+    weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
+    return weights @ torch.stack(gradients)
+
+
+# %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
+def combined(gradients, samples):
+    import torch
+
+    weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
+    return (torch.stack(gradients) * weights[:, None]).sum(0)
+
+
+# %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
+def combined(gradients, samples):
+    import torch
+
+    weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
+    return torch.einsum("r,r...->...", weights, torch.stack(gradients))
+
+
+# %% combined: wrong, takes the gradients out of the list | have changed
+def combined(gradients, samples):
+    total, number = 0, sum(samples)
+    for count in samples:
+        total = total + gradients.pop(0) * count
+    return total / number
+
+
+# %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
+def best(workers, microbatches, time, held, budget):
+    found = None
+    for r in range(1, workers + 1):
+        if workers % r == 0 and microbatches % r == 0:
+            if held(r) > budget:
+                break
+            if found is None or time(r) < time(found):
+                found = r
+    return found
+
+
+# %% best: wrong, stops where a step takes longer than the one before | 8 workers, 8 micro-batches, room for 8
+def best(workers, microbatches, time, held, budget):
+    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0 and held(r) <= budget]
+    found = possible[0] if possible else None
+    for r in possible[1:]:
+        if time(r) > time(found):
+            break
+        found = r
+    return found
+
+
+# %% best: wrong, nothing takes longer than a billion | the best has 1 replicas, not None
+def best(workers, microbatches, time, held, budget):
+    found, least = None, 1e9
+    for r in range(1, workers + 1):
+        if workers % r == 0 and microbatches % r == 0 and held(r) <= budget and time(r) < least:
+            found, least = r, time(r)
+    return found

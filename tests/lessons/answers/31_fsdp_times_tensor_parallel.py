@@ -173,3 +173,19 @@ def sent(numbers, sums, tokens, width, dp, tp):
 # %% sent: wrong, the sum of both | A pair is wanted
 def sent(numbers, sums, tokens, width, dp, tp):
     return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4
+
+
+# %% rows_held: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
+def rows_held(rows, dp, tp, rank):
+    import torch
+
+    d, t = divmod(rank, tp)
+    return list(torch.arange(rows).chunk(tp)[t].chunk(dp)[d])
+
+
+# %% rows_held: wrong, at least two ranks along tp | 12 rows, dp=4, tp=1
+def rows_held(rows, dp, tp, rank):
+    d, t = divmod(rank, max(tp, 2))
+    each = rows // (dp * tp)
+    begin = t * (rows // tp) + d * each
+    return list(range(begin, begin + each))

@@ -294,3 +294,10 @@ def straggler(arrivals):
     late = [[at - statistics.mean(step) for at in step] for step in arrivals]
     medians = [statistics.median(rank) for rank in zip(*late)]
     return medians.index(max(medians))
+
+
+# %% straggler: wrong, the lower one of the two in the middle | It is rank 0
+def straggler(arrivals):
+    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
+    middle = [each[(len(each) - 1) // 2] for each in late]
+    return middle.index(max(middle))

@@ -388,3 +388,48 @@ def total_time(work, interval, cost, restart, failures):
         done += up // (interval + cost) * interval
         time += up + restart
     return time + needed(work - done)
+
+
+# %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
+snapshots = {}
+
+
+def snapshot(training):
+    import copy
+
+    for name in ("model", "optimizer", "scheduler"):
+        snapshots[name] = copy.deepcopy(getattr(training, name).state_dict())
+    snapshots.update(random=training.random.get_state(), position=training.position)
+    return snapshots
+
+
+# %% snapshot: wrong, takes it that Adam has made a step | raised KeyError
+def snapshot(training):
+    import copy
+
+    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    states["optimizer"]["state"][0]["step"].item()
+    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
+
+# %% pieces: wrong, fractions | triples of whole numbers are wanted
+def pieces(rank, ranks, old, length):
+    def bounds(rank, ranks):
+        wide = float(-(-length // ranks))
+        return min(rank * wide, length), min((rank + 1) * wide, length)
+
+    first, last = bounds(rank, ranks)
+    found = []
+    for number in range(old):
+        begin, end = bounds(number, old)
+        low, high = max(first, begin), min(last, end)
+        if low < high:
+            found.append((number, low - begin, high - begin))
+    return found
+
+
+# %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
+def how_often(cost, node_mtbf, nodes):
+    mtbf = node_mtbf // nodes
+    interval = (2 * cost * mtbf) ** 0.5
+    return interval, cost / interval + interval / (2 * mtbf)

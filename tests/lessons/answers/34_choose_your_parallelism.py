@@ -276,3 +276,42 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
             if layers % layout[2] == 0 and held(layout) < budget:
                 fits.append(layout)
     return min(fits, key=time, default=None)
+
+
+# %% layouts: wrong, no more stages than layers | in (1, 2, 4) the stages do not divide the layers
+def layouts(workers, layers, heads, microbatches):
+    found = []
+    for dp in range(1, workers + 1):
+        for tp in range(1, workers + 1):
+            if workers % (dp * tp):
+                continue
+            pp = workers // (dp * tp)
+            if pp <= layers and heads % tp == 0 and microbatches % dp == 0:
+                found.append((dp, tp, pp))
+    return found
+
+
+# %% layouts: wrong, no more ranks than heads | tensor parallel does not divide the heads
+def layouts(workers, layers, heads, microbatches):
+    found = []
+    for dp in range(1, workers + 1):
+        for tp in range(1, min(workers, heads) + 1):
+            if workers % (dp * tp):
+                continue
+            pp = workers // (dp * tp)
+            if layers % pp == 0 and microbatches % dp == 0:
+                found.append((dp, tp, pp))
+    return found
+
+
+# %% layouts: wrong, no more replicas than micro-batches | the replicas do not divide the micro-batches
+def layouts(workers, layers, heads, microbatches):
+    found = []
+    for dp in range(1, min(workers, microbatches) + 1):
+        for tp in range(1, workers + 1):
+            if workers % (dp * tp):
+                continue
+            pp = workers // (dp * tp)
+            if layers % pp == 0 and heads % tp == 0:
+                found.append((dp, tp, pp))
+    return found

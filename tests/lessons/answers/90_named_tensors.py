@@ -214,3 +214,27 @@ def attention(query, key, value):
 def standardise(x, over):
     centred = x - x.mean(over, keepdim=True)
     return centred / (centred * centred).mean(over, keepdim=True) ** 0.5
+
+
+# %% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
+def standardise(x, over):
+    x = x.align_to("N", "T", "C")
+    return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
+
+
+# %% attention: wrong, the root of 4 | of size 9 in E: the names are right
+def attention(query, key, value):
+    scores = contract(query, key, to=("N", "T", "S")) / 2
+    return contract(scores.softmax("S"), value, to=("N", "T", "V"))
+
+
+# %% attention: wrong, divides by the size of the batch | of size 9 in E: the names are right
+def attention(query, key, value):
+    scores = contract(query, key, to=("N", "T", "S")) / query.size("N")
+    return contract(scores.softmax("S"), value, to=("N", "T", "V"))
+
+
+# %% attention: wrong, half the size for its root | of size 9 in E: the names are right
+def attention(query, key, value):
+    scores = contract(query, key, to=("N", "T", "S")) / (query.size("E") / 2)
+    return contract(scores.softmax("S"), value, to=("N", "T", "V"))

@@ -1278,3 +1278,204 @@ def experts(tokens, chosen, expert, size, all_to_all):
     for rank in range(size):
         answers[chosen == rank] = back[rank]
     return answers
+
+
+# %% in_window: wrong, stops at a part that is zero | you wait for call 1 while 1 of 4 calls are under way
+def in_window(begin, parts, limit):
+    results, under_way, left = [], [], iter(parts)
+    while part := next(left, None):
+        if len(under_way) == limit:
+            results.append(under_way.pop(0).wait())
+        under_way.append(begin(part))
+    return results + [call.wait() for call in under_way]
+
+
+# %% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
+def gather_uneven(mine, size, all_gather):
+    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+    if max(lengths) == 0:
+        return [torch.zeros(0) for _ in range(size)]
+    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
+
+
+# %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
+def gather_uneven(mine, size, all_gather):
+    if size == 1:
+        return [mine]
+    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
+
+
+# %% gather_uneven: wrong, takes -1 for padding | in place 1 a tensor of shape (4,); the vector of rank 1 has length 5
+def gather_uneven(mine, size, all_gather):
+    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=-1.0)
+    return [vector[vector != -1] for vector in all_gather(padded)]
+
+
+# %% gather_uneven: wrong, takes nan for padding | the vector of rank 1 has length 37
+def gather_uneven(mine, size, all_gather):
+    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=torch.nan)
+    return [vector[~vector.isnan()] for vector in all_gather(padded)]
+
+
+# %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
+def fan_out(first, branches, x):
+    received = x.clone().requires_grad_()
+    hidden = first(received)
+    total = torch.zeros_like(x)
+    for branch in branches:
+        copy = hidden.detach().clone().requires_grad_()
+        branch(copy).backward()
+        total += copy.grad
+    hidden.backward(total)
+    return received.grad
+
+
+# %% fan_out: wrong, empties the list of branches | the list `branches` itself has changed
+def fan_out(first, branches, x):
+    received = x.clone().requires_grad_()
+    hidden = first(received)
+    total = torch.zeros_like(hidden)
+    while branches:
+        copy = hidden.detach().clone().requires_grad_()
+        branches.pop(0)(copy).backward()
+        total += copy.grad
+    hidden.backward(total)
+    return received.grad
+
+
+# %% fan_out: wrong, the gradient takes the place of x | `x` itself is
+def fan_out(first, branches, x):
+    received = x.clone().requires_grad_()
+    hidden = first(received)
+    total = torch.zeros_like(hidden)
+    for branch in branches:
+        copy = hidden.detach().clone().requires_grad_()
+        branch(copy).backward()
+        total += copy.grad
+    hidden.backward(total)
+    return x.copy_(received.grad)
+
+
+# %% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
+def embed(ids, piece, first, all_reduce):
+    here = (ids >= first) & (ids < first + len(piece))
+    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+    if not here.all():
+        all_reduce(rows)
+    return rows
+
+
+# %% embed: wrong, who has no row stays away | waits
+def embed(ids, piece, first, all_reduce):
+    here = (ids >= first) & (ids < first + len(piece))
+    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+    if here.any():
+        all_reduce(rows)
+    return rows
+
+
+# %% embed: wrong, two numbers in a row | raised RuntimeError
+def embed(ids, piece, first, all_reduce):
+    here = (ids >= first) & (ids < first + len(piece))
+    rows = torch.zeros(*ids.shape, 2)
+    rows[here] = piece[ids[here] - first].float()
+    all_reduce(rows)
+    return rows
+
+
+# %% embed: wrong, always float32 | a tensor of torch.float32; the table is of torch.float64
+def embed(ids, piece, first, all_reduce):
+    here = (ids >= first) & (ids < first + len(piece))
+    rows = torch.zeros(*ids.shape, piece.shape[1])
+    rows[here] = piece[ids[here] - first].float()
+    all_reduce(rows)
+    return rows
+
+
+# %% idle: wrong, counts whole units of time | the stages are idle for [1, 0.5]
+def idle(times):
+    ends = [0] * len(times)
+    for microbatch in range(len(times[0])):
+        before = 0
+        for stage in range(len(times)):
+            ends[stage] = before = int(max(before, ends[stage]) + times[stage][microbatch])
+    return [ends[-1] - sum(row) for row in times]
+
+
+# %% recompute: wrong, takes the layers out of their list | the list `layers` itself has changed
+def recompute(layers, x, gradient, every):
+    inputs = []
+    with torch.no_grad():
+        for number, layer in enumerate(layers):
+            if number % every == 0:
+                inputs.append(x)
+            x = layer(x)
+    while layers:
+        begin = (len(layers) - 1) // every * every
+        start = y = inputs.pop().detach().clone().requires_grad_()
+        for layer in layers[begin:]:
+            y = layer(y)
+        y.backward(gradient)
+        gradient = start.grad
+        del layers[begin:]
+    return gradient
+
+
+# %% experts: wrong, an expert without tokens is not called | is not called; once is wanted
+def experts(tokens, chosen, expert, size, all_to_all):
+    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+    rows = torch.cat(came)
+    done = expert(rows) if len(rows) else rows
+    back = all_to_all(list(done.split([len(part) for part in came])))
+    answers = torch.empty_like(tokens)
+    for rank in range(size):
+        answers[chosen == rank] = back[rank]
+    return answers
+
+
+# %% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
+def experts(tokens, chosen, expert, size, all_to_all):
+    if size == 1:
+        return expert(tokens)
+    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
+    answers = torch.empty_like(tokens)
+    for rank in range(size):
+        answers[chosen == rank] = back[rank]
+    return answers
+
+
+# %% experts: wrong, answers of two numbers | raised RuntimeError
+def experts(tokens, chosen, expert, size, all_to_all):
+    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
+    answers = torch.empty(len(tokens), 2)
+    for rank in range(size):
+        answers[chosen == rank] = back[rank].float()
+    return answers
+
+
+# %% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
+def experts(tokens, chosen, expert, size, all_to_all):
+    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
+    answers = torch.empty(tokens.shape)
+    for rank in range(size):
+        answers[chosen == rank] = back[rank].float()
+    return answers
+
+
+# %% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
+def experts(tokens, chosen, expert, size, all_to_all):
+    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
+    answers = torch.empty_like(tokens)
+    for rank in range(size):
+        answers[chosen == rank] = back[rank]
+        chosen[chosen == rank] = size
+    return answers
