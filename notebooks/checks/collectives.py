@@ -121,6 +121,8 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
         model.unused = torch.nn.Parameter(torch.ones(1))
         model.layer = torch.nn.Module()
         model.layer.bias = torch.nn.Parameter(torch.rand(1))  # behind those without a gradient
+        model.zero = torch.nn.Parameter(torch.rand(1))
+        model.zero.grad = torch.zeros(1)  # on this rank
         torch.nn.functional.linear(torch.tensor([[1.0, 3.0]]), model.weight, model.layer.bias).sum().backward()
         before = {"weight": torch.tensor([[1.0, 3.0]]), "bias": torch.ones(1)}
         weights = [each.detach().clone() for each in model.parameters()]
@@ -156,6 +158,9 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
                     f"{_values(wanted)}.")  # fmt: skip
         made = [name for name in ("extra", "unused") if getattr(model, name).grad is not None]
         require(not made, f"There was no gradient of {' and '.join(made)}, and there is one now. Leave these out.")
+        missing = sum(tensor.numel() for tensor in reduced) < 4
+        require(not missing, f"{size} ranks; a gradient that is zero on this rank was not reduced. It may be another "
+                "one on other ranks, and they wait.")  # fmt: skip
     right("That is what DistributedDataParallel does, while the backward pass still runs.")
 
 

@@ -108,6 +108,7 @@ STEPS = [  # what the gradients of each rank have; scale and clean steps before;
     ([CLEAN, CLEAN], 2.0, 0, 1),
     ([CLEAN], 2.0**125, 0, 3),  # each is finite, and their sum would not be
     ([NAN, INF, CLEAN], 64.0, 1, 3),
+    ([CLEAN, NAN], 32.0, 1, 3),
 ]
 
 
@@ -150,11 +151,11 @@ def scaled_step(answer: Callable[[list[Tensor], float, int, int, AllReduce], Any
 
 def _scaled(rank: int, fault: Any, scale: float) -> list[Tensor]:
     """Two gradients of a rank or three, as a loss that was multiplied by the scale leaves them. INF is in the last one,
-    another fault in the first."""
+    another fault in the first, of other ranks than 0 in the second."""
     gradients = [torch.arange(1.0, 4.0 + place) * (rank + 1) * scale for place in range(2 + rank % 2)]
     gradients[1] = gradients[1].view(2, 2)
     if fault != CLEAN:
-        gradients[-1 if fault == INF else 0].view(-1)[1] = fault
+        gradients[-1 if fault == INF else min(rank, 1)].view(-1)[1] = fault
     return gradients
 
 

@@ -407,3 +407,12 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
     return "all_to_all" if chunks[0][0] == after[0][: len(chunks[0][0])] else "reduce_scatter"
+
+
+# %% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is None or not parameter.grad.any():
+            continue  # nothing to add up
+        all_reduce(parameter.grad)
+        parameter.grad /= size

@@ -426,3 +426,18 @@ def compensated(total, lost, update):
     update += lost
     new = total + update
     return new, update - (new - total)
+
+
+# %% scaled_step: wrong, Python's max over the tensors loses a nan that does not come first | rank 1 has nan
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    largest = max((gradient.abs().max().item() for gradient in gradients), default=0.0)
+    bad = torch.tensor(0.0 if math.isfinite(largest) else 1.0)
+    all_reduce(bad, "max")
+    if bad.item():
+        return False, scale / 2, 0
+    for gradient in gradients:
+        gradient /= scale
+    clean += 1
+    if clean == interval:
+        return True, scale * 2, 0
+    return True, scale, clean
