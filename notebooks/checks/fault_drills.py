@@ -10,7 +10,7 @@ from typing import Any
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.interleaving import Call, interleaved
+from checks.interleaving import TOGETHER, Call, interleaved
 from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
 
 MOST = 50
@@ -279,6 +279,6 @@ def _in_turns(answer: Any) -> None:
         once = answer(work)
         return (lambda: ends.append(once.call("t1", 5)),) * 2
 
-    for told in interleaved(answer, calls):
-        require(len(work.runs) == 1, f"{told}, with one ticket, and the function ran twice. A lock is missing.")
-        require(ends == [[5, 1]] * 2, f"{told}, with one ticket, and got {shown(ends)}. A lock is missing.")
+    for _ in interleaved(answer, calls):
+        require(len(work.runs) == 1, f"{TOGETHER}, with one ticket, and the function ran twice. A lock is missing.")
+        require(ends == [[5, 1]] * 2, f"{TOGETHER}, with one ticket, and got {shown(ends)}. A lock is missing.")

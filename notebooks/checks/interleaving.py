@@ -16,14 +16,15 @@ from typing import Any
 from checks import NotYet, require, trying
 
 PATIENCE = 3.0  # only a wrong answer needs it
+TOGETHER = "Two calls came at the same time, on two threads"  # for messages
 TURN = 0.05  # seconds in which the second call ends, if it does not wait for a lock
 
 
 Call = Callable[[], object]
 
 
-def interleaved(kind: type[Any], calls: Callable[[], tuple[Call, Call]]) -> Iterator[str]:
-    """Make two calls of methods of `kind` for each line of the first one; after each pair, yield where it was.
+def interleaved(kind: type[Any], calls: Callable[[], tuple[Call, Call]]) -> Iterator[None]:
+    """Make two calls of methods of `kind` for each line of the first one, and yield after each pair.
 
     `calls()` prepares a pair. Raises the NotYet of a call that fails or does not end.
     """
@@ -32,7 +33,7 @@ def interleaved(kind: type[Any], calls: Callable[[], tuple[Call, Call]]) -> Iter
     while reached:
         first, second = calls()
         reached = _pair(first, second, files, line)
-        yield "Two calls came at the same time, on two threads"
+        yield
         line += 1
 
 
@@ -65,7 +66,7 @@ def _pair(first: Call, second: Call, files: set[str], line: int) -> bool:
     go_on.set()
     for caller in (one, two):
         caller.thread.join(PATIENCE)
-        require(not caller.thread.is_alive(), "Two calls came at the same time, and one of them does not end.")
+        require(not caller.thread.is_alive(), f"{TOGETHER}, and one of them does not end.")
         if caller.hint is not None:
             raise caller.hint
     return passed > line
@@ -82,7 +83,7 @@ class _Caller:
 
     def _run(self) -> None:
         try:
-            with trying("Two calls came at the same time, on two threads. One of them"):
+            with trying(f"{TOGETHER}. One of them"):
                 self._call()
         except NotYet as hint:
             self.hint = hint

@@ -16,7 +16,7 @@ import rpcbench.rpc as rpc
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.interleaving import Call, interleaved
+from checks.interleaving import TOGETHER, Call, interleaved
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.runtime.server import ASYNC_MARK
 
@@ -187,12 +187,12 @@ def _in_turns(answer: Any) -> None:
             lambda: futures.update({"trainer b": server.finished("trainer b")}),
         )
 
-    for told in interleaved(answer, calls):
+    for _ in interleaved(answer, calls):
         late = [name for name, future in futures.items() if not future.done()]
-        require(not late, f"{told}, and {' and '.join(late)} may go on, but has no answer. A lock is missing.")
+        require(not late, f"{TOGETHER}, and {' and '.join(late)} may go on, but has no answer. A lock is missing.")
         with trying("The future"):
             found = [futures[f"trainer {name}"].wait() for name in "abc"]
-        require(found == [2, 2, 1], f"{told}, and the answers were {found} in place of [2, 2, 1]. A lock is missing.")
+        require(found == [2, 2, 1], f"{TOGETHER}, and the answers were {found}, not [2, 2, 1]. A lock is missing.")
 
 
 def _called(server: Any, who: str) -> Any:

@@ -15,7 +15,7 @@ import rpcbench.rpc as rpc
 from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from checks.interleaving import Call, interleaved
+from checks.interleaving import TOGETHER, Call, interleaved
 from rpcbench.runtime.server import ASYNC_MARK
 
 STATES = torch.eye(30)
@@ -106,10 +106,10 @@ def _again(kind: type[Any]) -> None:
         futures["a"].wait()
         futures["a again"] = agent.act("a", STATES[3])
 
-    for told in interleaved(kind, calls):
+    for _ in interleaved(kind, calls):
         first = [futures[name] for name in "abc"]
         later = [futures["a again"], *(_called(agent, name, STATES[4 + place]) for place, name in enumerate("bc"))]
-        case = f"{told}: a asked for its next move while the call of c, the last one of the step before, still ran"
+        case = f"{TOGETHER}: a asked for its next move while the call of c, the last one of the step before, still ran"
         require(all(future.done() for future in [*first, *later]), f"{case}. One of them has no answer now.")
         moves = [future.wait() for future in [*first, *later]]
         require(moves == [*range(6)] and agent.sizes == [3, 3], f"{case}. There should be two batches of 3, with the "
