@@ -2,7 +2,8 @@
 
 The first call stands still before one of its lines, and the second call runs whole; then the first one goes on. This is
 tried before each line of the first call. So an answer without a lock fails each time, not by chance. If the second call
-waits for a lock that the first one holds, the first one goes on after `TURN` seconds; no verdict depends on that time.
+waits for a lock that the first one holds, the first one goes on after `TURN` seconds. On a machine so busy that the
+second call needs longer, a missing lock may go unseen; a right answer is never refused.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from checks import NotYet, require, trying
 PATIENCE = 3.0  # only a wrong answer needs it
 TOGETHER = "Two calls came at the same time, on two threads"  # for messages
 TURN = 0.05  # seconds in which the second call ends, if it does not wait for a lock
-
-
 Call = Callable[[], object]
 
 

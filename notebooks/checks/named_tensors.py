@@ -124,7 +124,7 @@ def with_heads(answer: Answer) -> None:
 
 
 def _wrong_heads(found: Tensor, given: tuple[Tensor, Tensor, Tensor], heads: int) -> str:
-    """What is wrong with the result of several heads, if it is a mistake that is often made."""
+    """The mistake in a result of several heads, where it is a common one."""
     query, key, value = (each.rename(None) for each in given)
     size = query.shape[-1]
 

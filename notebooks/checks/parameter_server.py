@@ -163,7 +163,7 @@ def _play(server: Any, trainers: list[str], bound: int, made: random.Random, cal
 
 
 def _two_servers(answer: Any) -> None:
-    """What one server knows is nothing to the other."""
+    """Two servers share no state."""
     trainers = ["trainer a", "trainer b"]
     with trying():
         servers = [answer(list(trainers), 0) for _ in range(2)]

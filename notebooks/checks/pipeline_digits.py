@@ -35,7 +35,7 @@ _HELD = _rows(
     (1, "F0", 5.0, 6.0), (1, "F1", 6.0, 7.0), (2, "F0", 7.0, 9.0), (1, "B1", 10.0, 10.5), (1, "B0", 9.5, 9.75),
     (2, "B1", 9.0, 9.25), (2, "F10", 12.0, 12.25), (2, "B0", 10.5, 11.0), (1, "F10", 11.0, 11.75), stages=(1, 0),
 )  # fmt: skip
-# What begins last does not end last, and what ends first does not begin first.
+# The operation that begins last is not the last to end, and the first to end is not the first to begin.
 _LONG = _rows(
     (1, "F0", 3.0, 7.0), (2, "F0", 4.0, 5.0), (1, "B0", 7.5, 11.0), (2, "B0", 8.0, 9.0), (2, "F1", 9.5, 10.0),
 )  # fmt: skip

@@ -38,7 +38,7 @@ class Ranks:
         self._changed = threading.Condition()
 
     def run(self, part: Callable[[int], T], what: str = "The function") -> list[T]:
-        """What `part(rank)` returns, by rank. Raises the NotYet of the lowest rank that fails."""
+        """Return the results of `part(rank)`, by rank. Raises the NotYet of the lowest rank that fails."""
         results: dict[int, T] = {}
 
         def one(rank: int) -> None:

@@ -391,3 +391,12 @@ def deposit(account, request, amount):
             account.balance += amount
             account.answers = {**account.answers, request: account.balance}
         return account.answers[request]
+
+
+# %% patient: right, counts the seconds itself
+def patient(worker, function, seconds, default):
+    import threading
+
+    done, future = threading.Event(), rpc.rpc_async(worker, function, timeout=0)
+    future.add_done_callback(lambda _: done.set())
+    return future.value() if done.wait(seconds) else default
