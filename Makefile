@@ -17,7 +17,7 @@ test: $(READY)
 	$(PYTEST)
 
 test-all: $(READY)
-	$(PYTEST) -m "not ray" --hypothesis-profile=long
+	$(PYTEST) -m "not ray" --hypothesis-profile=long tests notebooks
 	.ci/spawn
 	.ci/oldest tests/notebook tests/cells/test_cells_from_scripts.py
 	.ci/ray

@@ -52,13 +52,15 @@ def mark_this_run() -> None:
 
 
 @contextlib.contextmanager
-def nothing_left(grace: float = 10.0, descriptors: bool = True, but: tuple[str, ...] = ()) -> Iterator[None]:
+def nothing_left(
+    grace: float = 10.0, descriptors: bool = True, but: tuple[str, ...] = (), warm: bool = True
+) -> Iterator[None]:
     """Fail if processes, threads, descriptors or files made inside outlive the block by `grace` s.
 
     With descriptors=False, descriptors may: some libraries keep theirs. Processes whose names begin with one of `but`
-    may, too.
+    may, too. With warm=False no fork server is started for the test.
     """
-    fork_server = _warm_fork_server()
+    fork_server = _warm_fork_server() if warm else _warm()
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", runtime)
         threads, held, shared = set(threading.enumerate()), _held(), _shared_memory()
@@ -124,13 +126,16 @@ def _warm() -> object:
 
 def _processes() -> set[Ours]:
     """Live processes of this run, other than this one; descendants count even before they have an environment."""
-    mark, found = os.environ[MARK], set()
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    for process in psutil.process_iter(["name", "environ", "status", "create_time"]):
-        info = process.info
-        ours = process.pid in children or (info["environ"] or {}).get(MARK) == mark
-        if ours and process.pid != os.getpid() and info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(Ours(process.pid, info["create_time"], info["name"]))
+    mark, found, this = os.environ[MARK], set(), psutil.Process()
+    children = {child.pid for child in this.children(recursive=True)}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if process == this or process.create_time() < this.create_time():
+                continue  # older than this run, which is known at once
+            info = process.as_dict(["name", "environ", "status"])
+            ours = process.pid in children or (info["environ"] or {}).get(MARK) == mark
+            if ours and info["status"] != psutil.STATUS_ZOMBIE:
+                found.add(Ours(process.pid, process.create_time(), info["name"]))
     return found
 
 

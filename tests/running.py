@@ -3,7 +3,7 @@
 - Tests of one file run in one process, in order, so that they share its fixtures. So do those of a folder in
   `TOGETHER`, which share something that is slow to start, and those of one `xdist_group`.
 - `@pytest.mark.alone`: the test measures the machine. It runs last, and only while no other test of this checkout runs.
-- `@pytest.mark.long`: not in `make test`; `make test-all` and CI run it.
+- `@pytest.mark.long`: not in `make test`; `make test-all` runs it.
 
 An `alone` test holds a lock that all other tests share: a lock on this file, which no test writes.
 """

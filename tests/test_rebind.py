@@ -33,6 +33,7 @@ def python(*arguments: str, environment: dict[str, str]) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_program_that_spawns_its_ranks_runs_unchanged(environment: dict[str, str]) -> None:
     done = python("-c", COMMAND, "run", str(PROGRAM), "29533", "--flag", environment=environment)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from sizes import long
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,13 +106,16 @@ def on_both(cluster: Cluster, tmp_path: Path, what: str, **options: Any) -> list
     return [future.wait() for future in asked]
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "bucket views"])
+VIEWS = {"gradient_as_bucket_view": True}
+
+
+@pytest.mark.parametrize("options", [VIEWS, *long({})], ids=["bucket views", "plain"])
 def test_gradients_are_averaged_as_in_a_local_backward(cluster: Cluster, tmp_path: Path, options: Any) -> None:
     for differences in on_both(cluster, tmp_path, "differences", **options):
         assert len(differences) == 2 and max(differences) < 1e-12
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "bucket views"])
+@pytest.mark.parametrize("options", [{}, *long(VIEWS)], ids=["plain", "bucket views"])
 def test_a_pass_leaves_returned_gradients_grad_and_hooks_unchanged(
     cluster: Cluster, tmp_path: Path, options: Any
 ) -> None:

@@ -289,6 +289,7 @@ def test_a_failure_on_one_side_is_raised_with_its_traceback() -> None:
             side.ask(SMALL, "seed", 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_a_pair_does_not_outlive_a_killed_comparison() -> None:

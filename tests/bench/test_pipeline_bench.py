@@ -34,6 +34,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
         yield mine, other
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize(("model", "schedule"), list(itertools.product(MODELS, SCHEDULES)))
 def test_losses_equal_those_of_torch_distributed_pipelining(

@@ -237,6 +237,7 @@ ON_PAGE = "() => [...document.querySelectorAll('.rbx-board .rb-panel')].map(e =>
 SAVED = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.fetch('default'))"
 
 
+@pytest.mark.long
 def test_the_dashboard_stays_through_reload_stop_and_restart(show):
     cells = [nbformat.v4.new_code_cell(each) for each in CELLS]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "board.ipynb", width=1440, height=900)

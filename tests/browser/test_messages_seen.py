@@ -38,6 +38,7 @@ def on_to_the_end(page, player, frame, last):
         settles(page, frame, number)
 
 
+@pytest.mark.long
 def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "messages.ipynb")

@@ -142,6 +142,7 @@ def agreed(notebook, moment):
             return now
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_what_the_tables_say_at_each_held_moment(show):
     sources = [START, PROGRAM, STEP, *(f"%panel {name}" for name in PANELS)]
     cells = [nbformat.v4.new_code_cell(each) for each in sources]

@@ -74,7 +74,8 @@ RESTART = "() => void jupyterapp.shell.currentWidget.sessionContext.session.kern
 ERRORS = ("Error displaying widget", "Loading widget")
 
 
-@pytest.mark.parametrize("lab", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("lab", ["jupyterlab", "notebook"], indirect=True)
 def test_where_a_panel_was_stands_its_last_picture(lab, show):
     cells = [nbformat.v4.new_code_cell(each) for each in SHOWN]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "stills.ipynb")

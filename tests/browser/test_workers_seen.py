@@ -87,6 +87,7 @@ def restart(page, worker):
     page.locator(f"tr[data-worker='{worker}'] button[data-sure]").click()
 
 
+@pytest.mark.long
 def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
     cells = [nbformat.v4.new_code_cell(source) for source in (START, PANEL, MAKES, WAITS, LOOPS, RREFS)]
     notebook = show(nbformat.v4.new_notebook(cells=cells), "workers.ipynb")

@@ -158,5 +158,6 @@ dist.new_group([0, 1, 2])
 """
 
 
+@pytest.mark.long
 def test_ranks_of_a_script_name_a_rank_that_is_killed_in_new_group(tmp_path: Path) -> None:
     survivors_name_the_dead(1, SCRIPT, f"{tmp_path}/meeting")

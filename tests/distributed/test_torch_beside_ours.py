@@ -114,6 +114,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.long
 def test_python_m_launch_starts_a_script_on_each_rank(tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "rpcbench.distributed.launch", "--pass-local-rank", "--nproc-per-node=2"]

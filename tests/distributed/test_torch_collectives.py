@@ -331,6 +331,9 @@ def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, everyone
     until(lambda: everyone(kernel_stands) == [False] * 3)
 
 
+CALLS = 400
+
+
 def busy(count: int) -> int:
     x = torch.ones(4)
     for _ in range(count):
@@ -339,12 +342,12 @@ def busy(count: int) -> int:
 
 
 def test_watches_may_begin_and_end_while_a_program_runs(three: rpcbench.Cluster) -> None:
-    running = [three.rpc_async(name, busy, (2000,)) for name in three.workers]
+    running = [three.rpc_async(name, busy, (CALLS,)) for name in three.workers]
     looks = 0
     while not all(future.done() for future in running) or looks < 3:
         assert rpcbench.collectives(50).rows
         looks += 1
-    assert wait_all(running) == [2000] * 3
+    assert wait_all(running) == [CALLS] * 3
     rows = list(rpcbench.collectives(50).rows.values())
     numbers = [row["number"] for row in rows if row["op"].startswith("all_reduce") and row["group"] == "world"]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "none is missing, none is there twice"

@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from sizes import long
 
 ROOT = Path(__file__).parents[2]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
 BLOCK = re.compile(r"(?:^<!-- (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"not run by the tests: \S.*")
 ELSEWHERE = {"docs/past-one-machine.md"}  # in `test_past_one_machine`, and with the tests of Ray
+TRAIN = {"docs/parallelism.md"}  # a model in each way
 LANGUAGES = {"python", "sh", "toml", "ipython3"}  # the last one is for other front ends, and does not run
 
 BEFORE = {  # code that runs before each cell of a page
@@ -83,7 +85,7 @@ def test_all_blocks_of_all_pages_are_found() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", WITH_CELLS)
+@pytest.mark.parametrize("page", [*(page for page in WITH_CELLS if page not in TRAIN), *long(*TRAIN)])
 def test_python_blocks_of_a_page_run(page: str, no_leaks: None) -> None:
     given = [cell for block in cells(page) for cell in (BEFORE.get(page, ""), block)]
     done = subprocess.run(

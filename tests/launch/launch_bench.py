@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sizes import long
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.launch.process import ProcessLauncher
@@ -61,4 +62,4 @@ class Bench:
         return psutil.Process(handle.pid).ppid()
 
 
-both = pytest.mark.parametrize("bench", ["fork", "spawn"], indirect=True)
+both = pytest.mark.parametrize("bench", ["fork", *long("spawn")], indirect=True)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from far_commands import provide
 from launch_bench import gone, until
+from sizes import long
 
 import rpcbench
 from rpcbench.base.config import WorldConfig
@@ -372,7 +373,7 @@ def test_a_worker_with_another_secret_is_refused(no_leaks: None, srun: None) -> 
     assert status == 1 and "another secret" in said, said
 
 
-@pytest.mark.parametrize("code", ["while True: pass", "import ctypes\nctypes.CDLL(None).sleep(600)"])
+@pytest.mark.parametrize("code", ["while True: pass", *long("import ctypes\nctypes.CDLL(None).sleep(600)")])
 def test_a_busy_worker_ends_with_its_world_even_if_its_command_goes_on(no_leaks: None, srun: None, code: str) -> None:
     """For example behind a cut cable."""
     with started(1) as made:
@@ -384,6 +385,7 @@ def test_a_busy_worker_ends_with_its_world_even_if_its_command_goes_on(no_leaks:
         until(lambda: gone(worker))
 
 
+@pytest.mark.long
 def test_a_signal_to_the_supervisor_ends_the_worker_with_that_signal(no_leaks: None, srun: None) -> None:
     """For example from `scancel`, or from a container that is stopped."""
     with started(1) as made:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import long
 
 import rpcbench
 from rpcbench.cells import worker_main
@@ -143,7 +144,7 @@ import os, sys, only_here, torch
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["fork", "kernel", *long("torchrun", "command")])
 def test_workers_of_every_launcher_have_the_interpreter_and_the_variables(no_leaks: None, venv: Path, way: str) -> None:
     expected = (str(venv), "the other environment", 3, "a=b", "3")
     env = {"OMP_NUM_THREADS": "3", "OF_MINE": "a=b"}

@@ -18,7 +18,15 @@ from launch_bench import SECONDS, Bench, gone, until
 
 from rpcbench.launch import fork_client
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(leak_check):
+    """As `no_leaks`; but these tests start fork servers of their own, so none is started for them."""
+    with leak_check(warm=False):
+        yield
+
 
 STATES_ITS_VALUE = """
 from launch_entries import answer
@@ -62,6 +70,7 @@ def test_a_launcher_that_closes_ends_only_its_own_workers(tmp_path):
     assert stays.poll() == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_a_killed_warm_fork_server_is_replaced(tmp_path):
     first, server = lodger(tmp_path)
     first.launcher.close()

@@ -147,6 +147,7 @@ def test_workers_are_pinned_restarted_alike_and_seen_in_the_status(host: FakeGpu
         assert sentence in "\n".join(ran.value._render_traceback_())
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("how", [{"start": "spawn"}, {"kind": "kernel"}, {"launcher": "torchrun"}], ids=str)
 def test_every_launcher_of_this_host_pins(host: FakeGpus, no_leaks: None, how: dict[str, Any]) -> None:

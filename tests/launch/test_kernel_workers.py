@@ -262,7 +262,7 @@ def test_a_killed_kernel_is_reported_as_lost_and_can_be_restarted(cluster):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os\nos._exit(3)", "exit code 3"),
+        pytest.param("import os\nos._exit(3)", "exit code 3", marks=pytest.mark.long),
         ("import ctypes\nctypes.string_at(0)", r"(?s)SIGSEGV.*Segmentation fault"),
     ],
 )

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 SECONDS = 150.0
 
 
+@pytest.mark.long
 def test_32_workers_start_and_call_each_other(no_leaks: None) -> None:
     """It takes 3 to 7 s on two idle cores. The waits only end a hang: beside other tests 1,024 calls take long."""
     with rpcbench.Cluster(32) as cluster:

@@ -160,6 +160,7 @@ def test_torchs_own_world_is_used_and_torn_ones_are_named(no_leaks: None) -> Non
         cluster.rpc_sync("worker1", rpcbench.distributed.destroy_process_group)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_kernel_worker_has_the_mesh_among_its_variables(no_leaks: None) -> None:
     with rpcbench.Cluster(2, kind="kernel") as cluster:

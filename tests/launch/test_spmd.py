@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from far_commands import LOCAL, provide
+from sizes import long
 from worlds import PATIENCE, until
 
 import rpcbench
@@ -25,7 +26,7 @@ from rpcbench.launch import spmd
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module", params=["process", "kernel"])
+@pytest.fixture(scope="module", params=["process", *long("kernel")])
 def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(3, kind=request.param) as made:
         yield made

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sizes import long
 from torch.utils.file_baton import FileBaton
 from worlds import stop, until
 
@@ -95,7 +96,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["process", *long("kernel", "command")])
 def cluster(request: pytest.FixtureRequest) -> Iterator[rpcbench.Cluster]:
     """Two workers of each kind, for tests that leave them idle."""
     with rpcbench.Cluster(2, **WAYS[request.param]) as made:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sizes import long
 from worlds import stop, until
 
 import rpcbench
@@ -32,8 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "command": {"launcher": "command", "options": {"template": "{cmd}"}},
     "torchrun": {"launcher": "torchrun"},
 }
-LONG = ("spawn", "command", "torchrun")
-EACH = [pytest.param(kind, marks=[pytest.mark.long] if kind in LONG else []) for kind in KINDS]
+EACH = ["fork", *long("spawn", "kernel", "command", "torchrun")]
 LAST_DEEDS = """
 import atexit, logging.handlers, os, time, weakref
 from pathlib import Path
@@ -80,9 +80,7 @@ def test_exit_handlers_run_at_scale_restart_and_shutdown(no_leaks: None, kind: s
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", [
-    "fork", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "fork"),
-])  # fmt: skip
+@pytest.mark.parametrize("kind", EACH)
 def test_exit_handlers_run_when_the_notebook_is_terminated(kind: str, tmp_path: Path) -> None:
     program = f"""
         import os, signal, sys
@@ -208,7 +206,7 @@ def test_ctrl_c_ends_the_wait_and_terminates_the_workers() -> None:
 
 # -- logs, kills and failed starts
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["fork", "kernel", pytest.param("command", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["fork", *long("kernel", "command")])
 def test_the_log_of_a_restarted_worker_has_no_output_of_its_predecessor(no_leaks: None, kind: str) -> None:
     crash = "import ctypes; ctypes.string_at(0)"
     later = "|its connection closed" if kind == "command" else ""  # a command may end later than its connection

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import pytest
+from sizes import long
 
 import rpcbench
 import rpcbench.rpc as rpc
@@ -462,7 +463,7 @@ def test_wrong_arguments_are_refused_with_a_sentence(make: Any, kind: type[Excep
 
 
 # -- on workers
-@pytest.fixture(scope="module", params=["process", "kernel"])
+@pytest.fixture(scope="module", params=["process", *long("kernel")])
 def two(request: pytest.FixtureRequest) -> Iterator[rpcbench.Cluster]:
     with rpcbench.Cluster(2, kind=request.param) as cluster:
         yield cluster
@@ -576,7 +577,7 @@ def ends_once(item: int, at: int, mark: str) -> int:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["process", "kernel"])
+@pytest.mark.parametrize("kind", ["process", *long("kernel")])
 def test_a_worker_that_ends_loses_its_item_or_another_worker_runs_it(
     kind: str, tmp_path: Path, no_leaks: None
 ) -> None:

@@ -73,6 +73,7 @@ def test_torchrun_listens_on_no_port_and_children_of_a_rank_end_with_it(no_leaks
         until(lambda: gone(child))
 
 
+@pytest.mark.long
 def test_a_killed_notebook_leaves_nothing_behind(no_leaks: None) -> None:
     with subprocess.Popen([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True) as notebook:
         assert notebook.stdout is not None and notebook.stdout.readline() == "runs\n"

@@ -152,6 +152,7 @@ def test_join_has_one_deadline_for_all_of_its_waits() -> None:
         joining._meet(time.monotonic() + 0.05)
 
 
+@pytest.mark.long
 def test_a_notebook_can_use_and_leave_workers_that_only_torchrun_can_restart(ranks: Ranks) -> None:
     bound: list[object] = []
     do = Commands(Targets(), bound.append).by_name
@@ -181,6 +182,7 @@ def test_a_notebook_can_use_and_leave_workers_that_only_torchrun_can_restart(ran
         AttachedCluster(ranks.url, timeout=0.5)
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_reported_as_lost_and_torchrun_ends_the_other(ranks: Ranks) -> None:
     with rpcbench.Cluster.join(ranks.url) as cluster:
         waits = [cluster.rpc_async(name, time.sleep, (SECONDS,), timeout=0) for name in cluster.workers]
@@ -194,7 +196,8 @@ def test_a_killed_rank_is_reported_as_lost_and_torchrun_ends_the_other(ranks: Ra
         until(lambda: cluster.lost == ["worker1", "worker2"])
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_busy_workers_end_with_torchrun(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
     """One is blocked in C, so Python calls no handler there; after SIGKILL the system ends the workers (SIGTERM). The
     other one ends in order."""

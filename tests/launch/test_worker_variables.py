@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sizes import long
 from worlds import until
 
 import rpcbench
@@ -17,7 +18,7 @@ from rpcbench import Cluster, SerializationError, UnknownVariableError, UnknownW
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module", params=["process", "kernel"])
+@pytest.fixture(scope="module", params=["process", *long("kernel")])
 def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(2, kind=request.param) as made:
         yield made

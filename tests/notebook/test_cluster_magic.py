@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from fake_gpus import fake_gpus
 from IPython.core.error import UsageError
+from kinds import kernel_is_long
 
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import registry, status
@@ -129,6 +130,7 @@ def test_cores_are_counted():
 
 
 @pytest.mark.process
+@kernel_is_long
 def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
     kernel.run("from rpcbench.launch import status\nreal, status.cores = status.cores, lambda: 2")
     try:
@@ -166,6 +168,7 @@ def test_clusters_stand_side_by_side_and_one_is_the_current(kernel):
 
 
 @pytest.mark.process
+@kernel_is_long
 def test_a_restarted_worker_runs_its_cells_again_and_tells_what_failed(kernel):
     kernel.run("%cluster restart worker2\nstart = 20")
     kernel.run("%%remote worker2 -i start\nx = start + 1")

@@ -6,6 +6,7 @@ import os
 import re
 import time
 
+from kinds import kernel_is_long
 from worlds import until
 
 STEP = """
@@ -129,6 +130,7 @@ def test_a_worker_that_is_killed_while_held_hangs_nothing(kernel):
     assert kernel.value("after.wait()") == "3"
 
 
+@kernel_is_long
 def test_a_cluster_stops_while_messages_are_held(kernel):
     kernel.run(STEP.format(where="worker1"))
     kernel.run("stepper = _")

@@ -188,6 +188,7 @@ def test_a_function_of_the_notebook_stops_in_a_call_on_a_worker(panel):
     assert panel.end(cell)[1] == "42\n"
 
 
+@pytest.mark.long
 @needs_debugger
 @pytest.mark.process
 def test_the_end_of_a_worker_ends_its_stop(panel):

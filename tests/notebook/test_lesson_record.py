@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from kinds import kernel_is_long
 
 pytestmark = pytest.mark.process
 
 
+@kernel_is_long
 def test_a_lesson_is_recorded_and_plays_without_a_cluster(kernel, tmp_path):
     file = tmp_path / "lesson.json"
     assert kernel.run(f"%record {file}").text == f"Recording to {file} until %record stop.\n"

@@ -11,6 +11,7 @@ import time
 import uuid
 
 import pytest
+from kinds import kernel_is_long
 from worlds import PATIENCE
 
 pytestmark = pytest.mark.process
@@ -150,6 +151,7 @@ def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kern
         assert time.monotonic() < deadline, "the panel is left open"
 
 
+@kernel_is_long
 def test_workers_come_and_go_by_a_page(kernel, page):
     more = page.acts("scale", "3")
     assert more["text"].splitlines()[-1] == "3 workers: worker1, worker2, worker3."
@@ -230,6 +232,7 @@ def test_what_failed_for_a_page_stands_in_the_workers_panel_too(kernel, page):
     assert f"  interrupt worker9 failed: UnknownWorkerError: {error}" in ast.literal_eval(shown)
 
 
+@kernel_is_long
 def test_a_kernel_that_forgets_the_magics_says_so_to_the_pages(kernel, page):
     watch = page.open(do="watch")
     page.hears(watch)

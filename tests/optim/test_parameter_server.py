@@ -99,6 +99,7 @@ def train_async(data: Data, seed: int, weights: list[RRef[Any]], optimizer: Dist
             optimizer.step(context)
 
 
+@pytest.mark.long
 def test_asynchronous_trainers_are_nearly_as_accurate_as_one_process(cluster: Cluster) -> None:
     train, test = digits()
     weights = [cluster.remote(SERVER, Parameter, (values,)) for values in begin()]

@@ -92,6 +92,7 @@ def test_an_empty_record_is_a_page_too():
 DRAWN = "all => all.map(one => [one.dataset.rref, one.dataset.owner, one.querySelector('.rb-kind').textContent])"
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.process
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from pictures import ask, gpipe, launch, own, record, run_backward, send, tell, use, world
+from sizes import long
 
 from rpcbench.base import charts
 from rpcbench.panels import PANELS, base
@@ -171,7 +172,7 @@ def test_colours_are_those_of_the_live_panels():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("end", ["c.shutdown()", "pass"])
+@pytest.mark.parametrize("end", ["c.shutdown()", *long("pass")])
 def test_below_a_panel_stands_its_last_picture_in_a_notebook_that_ran_without_a_browser(end):
     cells = [
         "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1)\nrpcbench.panel('rrefs')",
@@ -188,6 +189,7 @@ def test_below_a_panel_stands_its_last_picture_in_a_notebook_that_ran_without_a_
     assert [len(cell.outputs) for cell in book.cells[1:]] == [1, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_it_is_in_a_notebook_that_ran_without_a_browser():
     begin = "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1)"

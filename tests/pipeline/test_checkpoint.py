@@ -317,8 +317,9 @@ class Frail(nn.Module):
 
 @pytest.mark.process
 @pytest.mark.parametrize(("phase", "every", "goes_on_from", "optimizer"), [
-    ("forward", 1, 3, OPTIMIZERS[0]), ("backward", 2, 2, OPTIMIZERS[1]),
-    ("between", 1, 3, OPTIMIZERS[1]), ("save", 1, 3, OPTIMIZERS[0]),
+    ("backward", 2, 2, OPTIMIZERS[1]), ("save", 1, 3, OPTIMIZERS[0]),
+    pytest.param("forward", 1, 3, OPTIMIZERS[0], marks=pytest.mark.long),
+    pytest.param("between", 1, 3, OPTIMIZERS[1], marks=pytest.mark.long),
 ])  # fmt: skip
 def test_a_run_resumed_after_a_death_ends_like_an_undisturbed_one(
     cluster: Cluster, tmp_path: Path, optimizer: Any, phase: str, every: int, goes_on_from: int

@@ -381,9 +381,9 @@ BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
 @pytest.mark.parametrize(
     ("name", "kind", "before", "lost", "left"),
     [
-        ("worker2", VOTE, True, BEFORE, BEFORE),
+        pytest.param("worker2", VOTE, True, BEFORE, BEFORE, marks=pytest.mark.long),
         ("worker2", VOTE, False, EITHER, None),  # the coordinator has received the vote, or noticed the death
-        ("worker1", DECISION, True, EITHER, BEFORE),
+        pytest.param("worker1", DECISION, True, EITHER, BEFORE, marks=pytest.mark.long),
         ("worker1", DECISION, False, EITHER, AFTER),
     ],
 )

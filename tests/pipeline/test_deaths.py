@@ -130,12 +130,12 @@ def check_survivor(cluster: Cluster, pipe: Pipeline, name: str, expected: dict[s
 
 OPERATIONS = [
     ("1f1b", "forward", 2, 2, "in F1 of stage 1"),
-    ("1f1b", "forward", 0, 3, "in F2 of stage 0"),
-    ("1f1b", "backward", 1, 1, "in B0 of stage 0"),
+    pytest.param("1f1b", "forward", 0, 3, "in F2 of stage 0", marks=pytest.mark.long),
+    pytest.param("1f1b", "backward", 1, 1, "in B0 of stage 0", marks=pytest.mark.long),
     ("gpipe", "backward", 3, 3, "in B2 of stage 1"),
     ("zb1p", "weight", 3, 2, "in W1 of stage 3"),
-    ("zb1p", "weight", 2, 1, "in W0 of stage 2"),
-    ("interleaved", "backward", 1, 4, "in B3 of stage 1"),
+    pytest.param("zb1p", "weight", 2, 1, "in W0 of stage 2", marks=pytest.mark.long),
+    pytest.param("interleaved", "backward", 1, 4, "in B3 of stage 1", marks=pytest.mark.long),
 ]
 
 

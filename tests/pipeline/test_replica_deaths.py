@@ -98,10 +98,13 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
 @pytest.mark.parametrize(
     ("kill", "name", "at", "lost"),
     [
-        (arm, "worker3", "in F1 of stage 0", "stage 0 of replica 1"),
+        pytest.param(arm, "worker3", "in F1 of stage 0", "stage 0 of replica 1", marks=pytest.mark.long),
         (arm, "worker2", "in F0 of stage 1", "stage 1 of replica 0"),
         (dies_in_the_all_reduce, "worker1", "in the all-reduce of stage 0", "stage 0 of replica 0"),
-        (dies_in_the_all_reduce, "worker4", "in the all-reduce of stage 1", "stage 1 of replica 1"),
+        pytest.param(
+            dies_in_the_all_reduce, "worker4", "in the all-reduce of stage 1", "stage 1 of replica 1",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_worker_killed_in_a_step_leaves_all_parameters_unchanged(

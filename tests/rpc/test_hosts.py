@@ -89,6 +89,7 @@ def test_a_world_of_scripts_works_on_two_hosts(hosts: tuple[Host, Host], env: di
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_worker_with_another_secret_is_refused(hosts: tuple[Host, Host], env: dict[str, str], tmp_path: Path) -> None:
     other = tmp_path / "other"
@@ -295,6 +296,7 @@ def test_both_sides_of_a_partition_detect_it_in_time(
     assert [process.returncode for process in pair] == [0, 0], said
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_stopped_worker_that_goes_on_is_suspected_and_not_lost(pair: list[subprocess.Popen[str]]) -> None:
     """It is silent for longer than the limit; but its host acknowledges, so it is not reported as lost."""

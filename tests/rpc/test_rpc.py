@@ -160,6 +160,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_program_that_spawns_ranks_shows_the_first_error(runtime: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAILS)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from leaks import LeakCheck
+from sizes import long
 from torch import nn
 from worlds import until
 
@@ -216,7 +217,7 @@ WORKERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=WORKERS)
+@pytest.fixture(scope="module", params=["process", *long("kernel", "command")])
 def cluster(request: pytest.FixtureRequest, leak_check: LeakCheck) -> Iterator[rpcbench.Cluster]:
     with pytest.MonkeyPatch.context() as patch, leak_check(descriptors=False):
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # a command's python3
