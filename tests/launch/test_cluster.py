@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from launch_bench import gone
+from sizes import long
 from worlds import stop, until
 
 import rpcbench
@@ -249,6 +250,7 @@ def test_ctrl_c_ends_the_wait_and_the_worker_goes_on(driver: subprocess.Popen[st
     assert driver.returncode == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(no_leaks: None) -> None:
     script = Path(__file__).with_name("interrupted.py")
     command = [sys.executable, str(script), "often", ""]
@@ -302,10 +304,7 @@ print("ready", flush=True)
 """
 
 
-@pytest.mark.parametrize("end", [
-    "sys.stdin.read()", pytest.param("pass", marks=pytest.mark.long),
-    pytest.param("raise SystemExit(3)", marks=pytest.mark.long), "import os; os._exit(1)",
-])  # fmt: skip
+@pytest.mark.parametrize("end", ["sys.stdin.read()", *long("pass", "raise SystemExit(3)", "import os; os._exit(1)")])
 def test_a_driver_leaves_nothing_however_it_ends(no_leaks: None, end: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(end=end)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

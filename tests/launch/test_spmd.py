@@ -208,6 +208,7 @@ def test_a_worker_that_is_lost_ends_all_and_is_named(no_leaks: None) -> None:
         assert total(cluster) == [2.0, 2.0]
 
 
+@pytest.mark.long
 def test_ranks_on_several_hosts_have_their_places_there(
     no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
 
 
 @pytest.mark.process
+@kernel_is_long
 def test_clusters_stand_side_by_side_and_one_is_the_current(kernel):
     started = kernel.run("%cluster start 1 --name other")
     lines = [c["data"]["text/plain"] for kind, c in started.outputs if kind in ("display_data", "update_display_data")]

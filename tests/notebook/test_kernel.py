@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from kinds import kernel_is_long
 from worlds import PATIENCE, until
 
 pytestmark = pytest.mark.process
@@ -161,6 +162,7 @@ def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel):
     assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback
 
 
+@kernel_is_long
 def test_the_prompt_comes_back_from_code_that_looks_at_no_signal(kernel, tmp_path):
     """Were it waited for, the test would hang."""
     kernel.run("import rpcbench.cells.client as desk\npatience, desk.PATIENCE = desk.PATIENCE, 3600.0")
@@ -398,6 +400,7 @@ def test_cells_go_to_a_worker_and_say_so_until_that_is_switched_off(kernel):
     assert kernel.run("%autoremote worker9").ename == "UnknownWorkerError"
 
 
+@kernel_is_long
 def test_the_cluster_grows_and_shrinks_and_tells_how_it_is(kernel):
     assert "3 workers" in kernel.run("%cluster scale 3").text
     kernel.run("%cluster group rest [1:]")

@@ -206,6 +206,7 @@ def test_the_end_of_a_worker_ends_its_stop(panel):
     assert panel.end(cell)[1] == "result 42\n"
 
 
+@pytest.mark.long
 @needs_debugger
 @pytest.mark.process
 def test_a_busy_worker_gets_its_breakpoints_when_it_is_idle(panel, tmp_path):

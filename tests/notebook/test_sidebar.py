@@ -103,6 +103,7 @@ def workers(state):
     }
 
 
+@kernel_is_long
 def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, page, tmp_path):
     pid = int(kernel.value("cluster.pid('worker2')"))
     start = int(kernel.value("cluster.status()[1].incarnation")) + 1
