@@ -251,15 +251,14 @@ class SourceCheck:
         self._notify(to, _ASK, asked)
 
     def _compare(self, source: int, asked: dict[str, Any]) -> None:
-        try:
-            mine = _found(*asked["name"].split(":"))
-        except Exception:  # noqa: BLE001  (the function cannot be loaded here: the call itself fails with the reason)
-            return
-        if isinstance(mine, FunctionType) and _mark(mine) != asked["mark"]:
+        mine = _found(asked["name"])  # if there is none, the call itself fails with the reason
+        if mine is not None and _mark(mine) != asked["mark"]:
             with contextlib.suppress(RpcError):  # the asking member has left
                 self._notify(source, _DIFFERS, {**asked, "there": mine.__code__.co_filename})
 
     def _warn(self, worker: int, answer: dict[str, Any]) -> None:
+        if (mine := _found(answer["name"])) is None or _mark(mine) != answer["mark"]:
+            return  # reloaded after the question: the next call asks about the new function
         who, (file, line) = self._member_table.name(worker), answer["at"]
         module = answer["name"].partition(":")[0]
         warnings.warn_explicit(
@@ -272,9 +271,15 @@ class SourceCheck:
         )
 
 
-def _found(module: str, name: str) -> Any:
-    load_packages_of(module)
-    return attrgetter(name)(importlib.import_module(module))
+def _found(name: str) -> FunctionType | None:
+    """Load a function by its name, `module:qualified.name`; None if that fails."""
+    module, _, attributes = name.partition(":")
+    try:
+        load_packages_of(module)
+        found = attrgetter(attributes)(importlib.import_module(module))
+    except Exception:  # noqa: BLE001  (any error that the module raises when it is loaded)
+        return None
+    return found if isinstance(found, FunctionType) else None
 
 
 def _mark(function: Any) -> bytes:

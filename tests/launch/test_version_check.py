@@ -8,12 +8,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from worlds import until
 
 import rpcbench
+from rpcbench.runtime.requests import SourceCheck
 
 BEFORE = """
 import functools
@@ -88,3 +90,21 @@ def test_a_restarted_worker_is_checked_again(no_leaks: None, module: Any, told: 
         assert cluster.remote("worker1", module.area, (1,)).to_here() == 7
         until(lambda: bool(told), "the warning")
     assert "worker1 runs another version of shapes_of_mine.area" in str(told[0].message)
+
+
+def test_an_answer_about_a_function_that_was_reloaded_meanwhile_is_no_warning(
+    module: Any, told: list[warnings.WarningMessage]
+) -> None:
+    handlers: dict[str, Any] = {}
+    sent: list[dict[str, Any]] = []
+    members: Any = SimpleNamespace(watch=lambda look: None, name=lambda id_: f"worker{id_}")
+    channels: Any = SimpleNamespace(listen=handlers.__setitem__)
+    check = SourceCheck(0, members, channels, lambda to, channel, asked: sent.append(asked))
+    check.use(1, module.area)
+    change(module, "3 * x", "7 * x")
+    importlib.reload(module)
+    handlers["source differs"](1, {**sent[-1], "there": module.__file__})
+    assert told == []
+    check.use(1, module.area)
+    handlers["source differs"](1, {**sent[-1], "there": module.__file__})
+    assert len(sent) == 2 and "worker1 runs another version of shapes_of_mine.area" in str(told[0].message)
