@@ -138,10 +138,12 @@ def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
     """Return about how many bytes a value keeps alive; infinity for an RRef, or a container that holds one."""
     if isinstance(value, RRef):
         return math.inf
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:  # `nbytes` is not defined
+        return value._indices().nbytes + value._values().nbytes
     if isinstance(value, torch.Tensor | numpy.ndarray):
         return value.nbytes
     if isinstance(value, torch.nn.Module):
-        return sum(parameter.nbytes for parameter in value.parameters())
+        return sum(_size(parameter) for parameter in value.parameters())
     # `inside` are the ids of the containers around it: a container may hold itself.
     if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
         held = value.values() if isinstance(value, dict) else value

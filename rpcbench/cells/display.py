@@ -104,6 +104,7 @@ class OutputArea:
         self._open = {"stdout": "", "stderr": ""}  # the incomplete last line of each stream
         self._holding = bool(label)
         self._results: list[dict[str, Any]] = []  # held back, so that results of all workers stand together
+        self._as_text: set[str] = set()  # ids of displays that were shown as lines, which cannot be updated in place
 
     def show(self, kind: str, content: str) -> None:
         """Show an item of a worker's output stream. Its content is text for streams, JSON for other kinds."""
@@ -141,7 +142,10 @@ class OutputArea:
         transient = bundle.setdefault("transient", {})
         if "display_id" in transient:  # made unique: the same one on two workers belongs to two displays
             transient["display_id"] = f"{self._worker}/{transient['display_id']}"
-        if kind == "update":
+        if kind == "update" and transient.get("display_id") in self._as_text:
+            self._flush()
+            self._labelled(bundle)
+        elif kind == "update":
             self._screen.display(bundle, update=True)
         elif not self._prefix:
             self._screen.display(bundle)
@@ -152,8 +156,11 @@ class OutputArea:
             self._labelled(bundle)
 
     def _labelled(self, bundle: dict[str, Any]) -> None:
-        text = bundle["data"].get("text/plain", "")
+        text, display_id = bundle["data"].get("text/plain", ""), bundle["transient"].get("display_id")
+        self._as_text.discard(display_id)
         if set(bundle["data"]) == {"text/plain"}:
+            if display_id is not None:
+                self._as_text.add(display_id)
             self._screen.text("stdout", "".join(f"{self._prefix}{line}\n" for line in text.splitlines() or [""]))
             return
         if self._prefix:

@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ def execute_source(sources: Sequence[ModuleSource]) -> None:
         spec = importlib.util.spec_from_loader(source.name, _Text(source), origin=source.file)
         assert spec is not None and spec.loader is not None
         spec.has_location = True
+        if source.package:  # where its submodules are, on hosts that have them
+            spec.submodule_search_locations = [str(Path(source.file).parent)]
         module = sys.modules.get(source.name)
         if module is None:
             _load(spec)

@@ -218,8 +218,9 @@ class Commands:
     def _make(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
         with _usage():  # a mistake in the arguments, such as options of a launcher
-            self.started.append(Cluster(size, **way, progress=voice.progress(size)))
-        return self.started[-1]
+            made = Cluster(size, **way, progress=voice.progress(size))
+        self.started.append(made)  # not before: `_adopt` on the thread of a page replaces the list meanwhile
+        return made
 
     def _join(self, words: Words) -> str:
         words, name = _option(words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other")

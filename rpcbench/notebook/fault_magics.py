@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,13 +85,21 @@ _EXAMPLE = "%chaos drop=0.1 delay=50ms seed=7 kill=worker2"
 
 @magics_class
 class FaultMagics(Magics):
-    """`%%step` and `%chaos`. `settle(several, ask, answer)` binds and returns the results of a cell on workers."""
+    """`%%step` and `%chaos`. `settle(several, ask, answer)` binds and returns the results of a cell on workers; cells
+    stay in the notebook in the block of `paused()`."""
 
-    def __init__(self, shell: Any, targets: Targets, settle: Callable[[bool, CellInputs, Any], Any]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        targets: Targets,
+        settle: Callable[[bool, CellInputs, Any], Any],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         super().__init__(shell)
         self._shell = shell
         self._targets = targets
         self._settle = settle
+        self._paused = paused
 
     @no_var_expand
     @cell_magic
@@ -123,7 +132,8 @@ class FaultMagics(Magics):
     ) -> Callable[[], CellHandle]:
         """Return a function that starts the cell. Raises errors in the cell's syntax or its line at once."""
         if not words or words == [HERE]:
-            beside = LocalCell(self._shell, screen, code)
+            with self._paused():  # `%autoremote` would transform the code
+                beside = LocalCell(self._shell, screen, code)
             return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)  # nothing to bind
         names = self._targets.find(words, running.workers)
         desk, ask = running.agent.part(CellClient), CellInputs()

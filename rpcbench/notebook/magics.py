@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from rpcbench.notebook.lab_debugger import LabDebugger
 
 # Cells that begin with one of these run in the notebook under `%autoremote`, too.
-_OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%debug ")
+_OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%chaos", "%debug ")
 _OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
 
 
@@ -439,7 +439,7 @@ def register(shell: InteractiveShell) -> None:
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         magics = ClusterMagics(shell)
         shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
-        shell.register_magics(FaultMagics(shell, magics.targets, magics.settled))
+        shell.register_magics(FaultMagics(shell, magics.targets, magics.settled, magics.auto.paused))
         shell.register_magics(TraceMagics(shell, magics.run_here), record := RecordMagics(shell))
         shell.register_magics(ProfileMagics(shell, magics.run_here, magics.chosen))
         shell.input_transformers_cleanup.append(magics.auto)  # cleanup: runs before IPython parses magics

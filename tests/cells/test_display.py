@@ -71,6 +71,16 @@ def test_results_of_one_of_several_workers_are_shown_at_the_end_plain_ones_as_li
     assert screen.shown[3] == ("stdout", "[worker1] late\n")
 
 
+def test_an_update_of_a_display_that_was_shown_as_lines_is_shown_as_lines(screen):
+    area = OutputArea(screen, "worker1", "worker1")
+    for kind, text in (("display", "old"), ("update", "new")):
+        area.show(kind, bundle({"text/plain": text}, display_id="d"))
+    assert screen.shown == [("stdout", "[worker1] old\n"), ("stdout", "[worker1] new\n")]
+    area.show("update", bundle({"text/plain": "table", "text/html": "<b>table</b>"}, display_id="d"))
+    area.show("update", bundle({"text/plain": "later"}, display_id="d"))
+    assert [kind for kind, _ in screen.shown[2:]] == ["stdout", "display", "update"]
+
+
 def test_display_ids_are_prefixed_with_their_worker(screen):
     for worker in ("worker1", "worker2"):
         OutputArea(screen, worker).show("display", bundle({"text/plain": "x"}, display_id="q"))

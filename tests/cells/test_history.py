@@ -84,6 +84,13 @@ def test_a_variable_that_contains_itself_is_replayed():
     assert ran(past)[0] == [("code", {"circle": circle})]
 
 
+def test_a_sparse_tensor_is_replayed():
+    sparse, past = torch.eye(3).to_sparse(), WorkerHistory()
+    past.note(Cell(1, "code", {"x": sparse}))
+    ((_, push),), _ = ran(past)
+    assert push["x"] is sparse
+
+
 def test_a_dropped_cell_frees_its_share_of_the_size_limit(monkeypatch):
     monkeypatch.setattr(client, "BYTES", 5000)
     monkeypatch.setattr(client, "CELLS", 1)

@@ -62,6 +62,16 @@ def test_reload_sends_the_source_of_a_module_that_workers_cannot_find(cluster: r
     assert file == str(folder / "rb_package" / "part.py")
 
 
+def test_a_reloaded_package_has_its_submodules_where_it_was_not_loaded_before(folder: Path) -> None:
+    (folder / "rb_whole").mkdir()
+    (folder / "rb_whole" / "__init__.py").write_text("from .part import name\n")
+    (folder / "rb_whole" / "part.py").write_text("def name():\n    return 'part'\n")
+    importlib.import_module("rb_whole")
+    with rpcbench.Cluster(1) as cluster:  # its worker has the path of this process, and has not loaded the package
+        cluster.reload("rb_whole")
+        assert cluster.run("worker1", "import rb_whole.part\nrb_whole.name()") == "part"
+
+
 def test_a_module_that_fails_here_is_not_changed_on_the_workers(cluster: rpcbench.Cluster, folder: Path) -> None:
     file = folder / "rb_broken.py"
     file.write_text("VALUE = 1\n")

@@ -34,6 +34,17 @@ def test_a_cell_here_goes_step_by_step(kernel):
     kernel.run("stepper.go()")
 
 
+def test_a_cell_here_stays_here_while_cells_go_to_a_worker(kernel):
+    kernel.run("%autoremote worker1")
+    try:
+        kernel.run("%%step\nonly_here = 1")
+    finally:
+        kernel.run("%autoremote off")
+    kernel.run("stepper = _")
+    assert kernel.run("stepper.cell.wait(20)\nstepper.go()").status == "ok"
+    assert kernel.value("only_here") == "1"
+
+
 def test_clicks_do_what_lines_do(kernel):
     began = kernel.run(STEP.format(where="worker1"))
     kernel.run("stepper = _")

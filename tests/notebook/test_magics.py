@@ -362,7 +362,7 @@ def test_cells_go_to_a_worker_until_that_is_switched_off(made, capsys):
     made.autoremote("")
     made.autoremote("worker2")
     assert made.auto(["\n", "x = 1\n"]) == ["%%remote --label worker2\n", "\n", "x = 1\n"]
-    for own in ("%%time\n", "%cluster status\n", "%autoremote off\n", "%remote worker1 x\n", "\n"):
+    for own in ("%%time\n", "%cluster status\n", "%chaos off\n", "%autoremote off\n", "%remote worker1 x\n", "\n"):
         assert made.auto([own]) == [own]
     with made.auto.paused():
         assert made.auto(["x = 1\n"]) == ["x = 1\n"]

@@ -53,6 +53,23 @@ def test_variables_may_stand_there_as_often_as_wanted(asked):
     assert asked("2|--python|/x/python|--grace|3") == (2, {"python": "/x/python", "grace": 3.0}, "main")
 
 
+def test_a_cluster_is_kept_though_another_thread_lists_the_clusters_while_it_starts(monkeypatch):
+    made = SimpleNamespace(
+        agent=SimpleNamespace(running=True), workers=["worker1"], lost=[], over=False, prefer=lambda: None
+    )
+
+    def make(size, progress, **way):
+        commands.run("list", [])
+        return made
+
+    monkeypatch.setattr(cluster_magic, "Cluster", make)
+    monkeypatch.setattr(cluster_magic, "running", lambda: None)
+    monkeypatch.setattr(cluster_magic, "sentence", lambda found: "1 worker: worker1.")
+    commands = Commands(Targets(), lambda found: None)
+    commands.run("start", ["1"])
+    assert commands.started == [made] and commands.named == {"main": made}
+
+
 def test_options_of_a_launcher_need_no_launcher_on_the_line(asked):
     assert asked("1|start=spawn") == (1, {"options": {"start": "spawn"}}, "main")
 
