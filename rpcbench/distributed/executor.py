@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from rpcbench.distributed.events import OWN_CALLS
@@ -28,6 +29,10 @@ class Pending(Generic[T]):
 
     def __init__(self, job: Callable[[], T], tell: Callable[[], None]) -> None:
         self._job, self._tell = job, tell
+        # Those of the calling thread, in which the job runs, too.
+        self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream() if with_cuda else None
         self._values: list[T] = []  # the result, once there is one: None may be a result
         self.error: BaseException | None = None
         self._followers: collections.deque[Callable[[], None]] = collections.deque()
@@ -39,10 +44,14 @@ class Pending(Generic[T]):
     def run(self) -> None:
         try:
             # Dimension names were compared already: torch sees plain tensors.
-            with OWN_CALLS, DisableTorchFunctionSubclass():
+            with (
+                OWN_CALLS, DisableTorchFunctionSubclass(), torch.cuda.stream(self._stream),
+                torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad),
+            ):  # fmt: skip
                 self._values.append(self._job())
         except BaseException as error:  # noqa: BLE001  (raised in the thread that waits for the job)
-            self.error = error
+            # Without this frame, which would keep the error in a cycle.
+            self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         self._tell()
         self._follow()
 
@@ -80,7 +89,8 @@ class BlockingExecutor:
     @property
     def busy(self) -> bool:
         """Return whether a job runs or is queued."""
-        return self._last is not None and not self._last.done
+        last = self._last
+        return last is not None and not last.done
 
     def put(self, job: Callable[[], T]) -> Pending[T]:
         """Submit a job."""
@@ -105,6 +115,10 @@ class BlockingExecutor:
     def _serve(self) -> None:
         while (pending := self._next()) is not None:
             pending.run()
+            with self._lock:
+                if self._last is pending:
+                    self._last = None
+            del pending  # a job keeps its tensors alive, and the next one may come much later, or never
 
     def _next(self) -> Pending[object] | None:
         """Return the next job; None if the thread must end."""

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import STORE_PORT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError
+from rpcbench.transport.listeners import is_loopback
 
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 """The timeout of one request to the store."""
@@ -137,7 +138,9 @@ def _is_multicast(host: str) -> bool:
 def _is_here(host: str) -> bool:
     """Return whether an address belongs to this host."""
     known = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    return any(str(found[4][0]) in known for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    # Interfaces have one address of loopback, and Debian gives the name of the host another one, 127.0.1.1.
+    return not found.isdisjoint(known) or any(is_loopback(each) for each in found)
 
 
 def store_at(place: InitMethod, seconds: float) -> Store:

@@ -283,13 +283,20 @@ class TorchCollectives:
                 self._told.forget(f"{group.scope}.{way}")
         if not c10d.is_initialized() or not self._settled():
             return
-        entries = flight_record()
+        entries = self._of_this_world(flight_record())
         self._record = {entry.group: entry for entry in entries}
         self._backends.update((entry.group, entry.backend) for entry in entries)
         own = {(group, n) for group, first, last in OWN_CALLS.ranges() for n in range(first, last + 1)}
         for entry in entries:
             if (entry.group, entry.op_id) not in own:
                 self._absorb(entry)
+
+    def _of_this_world(self, entries: list[FlightEntry]) -> list[FlightEntry]:
+        """Return the entries of groups that exist: those of an earlier world have the same names and numbers."""
+        latest = {entry.group: entry for entry in entries}  # oldest first
+        known = {name: group for name in latest if (group := self._group(name)) is not None}
+        there = {name for name, group in known.items() if latest[name].op_id <= operations(group.backend)}
+        return [each for each in entries if each.group in there and each.backend == latest[each.group].backend]
 
     def _absorb(self, entry: FlightEntry) -> None:
         """Make a row of a collective that began before the watch."""
@@ -341,8 +348,12 @@ class TorchCollectives:
             self._groups[name, device] = self._watched_group(known[name], device) if name in known else None
         return self._groups[name, device]
 
-    def _watched_group(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup:
-        backend: Any = group._get_backend(torch.device(device))
+    def _watched_group(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
+        try:
+            backend: Any = group._get_backend(torch.device(device))
+            operations(backend)
+        except RuntimeError:  # none for this type of device, or one that does not count, as torch's "fake"
+            return None
         for other in self._groups.values():
             if other is not None and other.backend is backend:
                 return other  # gloo serves CPU and GPUs, and counts the operations of both together
@@ -469,8 +480,10 @@ class TorchCollectives:
         self, part: CollectivePart, group: WatchedGroup, op_id: int, name: str, args: Sequence[Any], result: Any
     ) -> None:
         """Record the end of an operation that torch has begun. `op_id`: the backend's count with it."""
-        work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
-        if not group.is_gloo or name not in _WITHOUT_FUTURE:
+        work: Work | None = Work.unbox(result[-1] if isinstance(result, tuple) else result)
+        if work is None:  # NCCL gives none for a part of a batch of transfers
+            part.leave()
+        elif not group.is_gloo or name not in _WITHOUT_FUTURE:
             work.get_future().add_done_callback(partial(_ended, part))
         elif name in _TRANSFERS:
             self._poll(part, work.is_completed)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as c10d
 from worlds import until
 
@@ -87,6 +90,43 @@ def test_no_job_is_lost_between_two_threads_of_an_executor(monkeypatch: pytest.M
         lane.put(lambda job=job: ran.append(job))  # type: ignore[misc]
     until(lambda: len(ran) == ROUNDS)
     assert ran == [*range(ROUNDS)]
+
+
+class Kept:
+    """Stands for a tensor."""
+
+
+def fails(kept: Kept) -> None:
+    raise RuntimeError("as gloo would")
+
+
+@pytest.mark.parametrize("job", [lambda kept: None, fails])
+def test_a_job_that_has_run_keeps_nothing_alive(job: Any) -> None:
+    lane, kept = BlockingExecutor("lane", lambda: None), Kept()
+    gone = weakref.ref(kept)
+    lane.put(lambda kept=kept: job(kept))
+    del kept
+    until(lambda: not lane.busy)
+    until(lambda: gone() is None)
+    assert lane._thread is not None, "it waits for the next job"
+    lane.close()
+
+
+def test_a_job_runs_in_the_autograd_modes_of_its_caller() -> None:
+    lane = BlockingExecutor("lane", lambda: None)
+    modes: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        modes.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+
+    lane.put(look)
+    with torch.no_grad():
+        lane.put(look)
+    with torch.inference_mode():
+        last = lane.put(look)
+    until(lambda: last.done)
+    assert modes == [(False, True), (False, False), (True, False)]
+    lane.close()
 
 
 def test_a_follower_is_called_once_before_or_after_the_job() -> None:

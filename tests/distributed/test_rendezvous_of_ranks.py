@@ -53,6 +53,12 @@ METHODS: list[Callable[[int, Path], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost"])
+def test_rank_0_hosts_the_store_at_any_address_of_loopback(host: str) -> None:
+    assert stores.read(f"tcp://{host}:29500", 0, 2).hosts_store is True
+    assert stores.read(f"tcp://{host}:29500", 1, 2).hosts_store is False
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_are_assigned_or_kept_if_given(cluster: rpcbench.Cluster, port: int, tmp_path: Path, method: Any) -> None:

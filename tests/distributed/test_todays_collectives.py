@@ -99,6 +99,24 @@ def test_operations_of_today_deliver_the_right_tensors(everyone: Any, one: Any) 
     assert everyone(sweep, one, "SUM") == [[]] * 4
 
 
+def without_autograd() -> list[list[float]]:
+    """All-to-all into tensors that only the modes of the calling thread let a program write."""
+    me, found = float(dist.get_rank()), []
+    for mode, into in (
+        (torch.inference_mode(), lambda: [torch.zeros(1) for _ in range(4)]),
+        (torch.no_grad(), lambda: [torch.zeros(1, requires_grad=True) for _ in range(4)]),
+    ):
+        with mode:
+            dist.all_to_all(out := into(), [torch.tensor([me])] * 4)
+            found.append([each.item() for each in out])
+    dist.barrier()
+    return found
+
+
+def test_all_to_all_writes_in_the_autograd_mode_of_its_caller(everyone: Any) -> None:
+    assert everyone(without_autograd) == [[[0.0, 1.0, 2.0, 3.0]] * 2] * 4
+
+
 def old_and_new_orders() -> list[bool]:
     """Gather and scatter: by today's order, by that of 0.4, and by name."""
     me = dist.get_rank()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -366,6 +367,41 @@ def test_the_rows_of_a_new_world_are_its_own(
     everyone(anew, f"file://{tmp_path}/store" if store == "file" else f"tcp://127.0.0.1:{free}")
     (row,) = settled(watched)
     assert (row["op"], row["number"], row["members"], row["state"]) == ("all_reduce(SUM)", 1, NAMES, "done")
+
+
+def unwatched_in_two_worlds(first: str, second: str) -> None:
+    for method, count in ((first, 3), (second, 1)):
+        c10d.destroy_process_group()
+        begin(method)
+        for _ in range(count):
+            c10d.all_reduce(torch.ones(4 + count))
+
+
+def test_the_record_of_an_earlier_world_is_not_of_this_one(
+    three: rpcbench.Cluster, everyone: Everyone, tmp_path: Path
+) -> None:
+    before = rpcbench.collectives(10_000).rows
+    until(lambda: not any(everyone(kernel_stands)), "the end of this look")
+    everyone(unwatched_in_two_worlds, f"file://{tmp_path}/first", f"file://{tmp_path}/second")
+    rows = [row for key, row in rpcbench.collectives(10_000).rows.items() if key not in before]
+    assert [(row["op"], row["shape"], row["number"], row["members"]) for row in rows] == [
+        ("all_reduce", "float32[5]", 1, NAMES)
+    ]
+
+
+def with_a_fake_backend(method: str) -> float:
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
+    c10d.destroy_process_group()
+    c10d.init_process_group("fake", store=c10d.HashStore(), rank=0, world_size=4)
+    c10d.all_reduce(x := torch.ones(1))
+    c10d.destroy_process_group()
+    begin(method)
+    return x.item()
+
+
+def test_a_backend_that_counts_nothing_is_left_alone(everyone: Everyone, watched: Any, tmp_path: Path) -> None:
+    assert everyone(with_a_fake_backend, f"file://{tmp_path}/after") == [1.0] * 3
+    assert watched() == []
 
 
 def ours(method: str) -> None:

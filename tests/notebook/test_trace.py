@@ -40,8 +40,9 @@ def test_calls_between_workers_are_seen_from_the_notebook(kernel):
 
 
 def test_an_rref_is_followed_to_its_end(kernel):
-    gone = "while cluster.agent.tables()['users']:\n    time.sleep(0.01)"
-    reply = kernel.run(f"%%trace\nimport time\nr = rpc.remote('worker1', dict)\nr.to_here()\ndel r\n{gone}")
+    users = "{*cluster.agent.tables()['users']}"
+    code = f"import time\nbefore = {users}\nr = rpc.remote('worker1', dict)\nr.to_here()\ndel r\n"
+    reply = kernel.run(f"%%trace\n{code}while {users} - before:\n    time.sleep(0.01)")
     assert reply.status == "ok"
     kinds = {row[2] for row in rows(kernel)}
     assert {"Create", "Fetch", "Result", "UserDelete"} <= kinds
