@@ -50,8 +50,7 @@ class Pending(Generic[T]):
             ):  # fmt: skip
                 self._values.append(self._job())
         except BaseException as error:  # noqa: BLE001  (raised in the thread that waits for the job)
-            # Without this frame, which would keep the error in a cycle.
-            self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            self.error = error
         self._tell()
         self._follow()
 

@@ -402,6 +402,9 @@ def _world(place: stores.InitMethod, name: str, backend: str | None, seconds: fl
         ) from error
 
 
+DESTROYED = "this process group has been destroyed"
+
+
 def destroy() -> None:
     """End the default group and all others, even during a collective."""
     world, _State.world, _State.members = _State.world, None, {}
@@ -412,7 +415,7 @@ def destroy() -> None:
         if world.busy:
             me = world.named(world.rank)
             world.breaks(CollectiveError(f"{me} has destroyed the process group while it was in use. {RETRY_HINT}"))
-        world.close(CollectiveError("this process group has been destroyed"))
+        world.close(CollectiveError(DESTROYED))
         if c10d.is_initialized():
             c10d.destroy_process_group()
 
@@ -431,11 +434,17 @@ def _join_threads_at_exit() -> None:
         world.ended(_LAST_SECONDS)
 
 
+def outdate() -> None:
+    """Mark the world, if there is one, as one of a cluster that has changed; `end_generation` follows."""
+    if _State.world is not None:
+        _State.world.outdated = True
+
+
 def end_generation(why: str, before: tuple[str, int]) -> None:
     """End the world, if there is one, because the cluster has changed; forget its store at `before`."""
     stores.forget(*before)
+    outdate()
     if _State.world is not None:
-        _State.world.outdated = True
         _State.world.ends(
             CollectiveError(f"this process group is of an earlier generation of the cluster: {why}. {RETRY_HINT}")
         )

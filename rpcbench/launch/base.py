@@ -228,7 +228,8 @@ def tail(log: Path) -> str:
 def _fatal(text: str) -> str:
     """Return the parts of a faulthandler report that matter: the signal, and the stack of the thread that caused it."""
     first, *blocks = text.split("\n\n")
-    return "\n".join([first, *(block for block in blocks if block.startswith("Current thread"))])
+    stack = [line for block in blocks if block.startswith("Current thread") for line in block.splitlines()]
+    return "\n".join([first, *stack[:_LAST_LINES]])
 
 
 def ending(status: int) -> str:

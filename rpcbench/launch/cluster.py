@@ -51,7 +51,6 @@ __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 _KILL_SECONDS = 10.0  # for a killed worker to end, and to leave the world
 _LONGEST_GRACE = 86_400.0  # seconds: a day
 _OBITUARY_SECONDS = 5.0  # for the launcher to report the exit of a worker after its connection has ended
-_LAST_LINES = 12  # of a worker's log, in the error that reports its loss
 
 Progress = Callable[[int, int], object]
 
@@ -152,7 +151,7 @@ class Cluster(BaseCluster):
         self.agent.member_table.explain = self._loss_reason
         self.agent.member_table.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
-        LaunchedTable(self.agent, self.watched, self.log)
+        LaunchedTable(self.agent, self.watched, self._last_words)
         atexit.register(self.shutdown)
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
@@ -164,7 +163,7 @@ class Cluster(BaseCluster):
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
-        return [name for name in list(self._handles) if self._lost(name)]
+        return [name for name, handle in list(self._handles.items()) if self._lost(name, handle)]
 
     @staticmethod
     def join(url: str, **options: Any) -> AttachedCluster:
@@ -194,8 +193,7 @@ class Cluster(BaseCluster):
 
     def pid(self, name: str) -> int:
         """Return the process id of a worker, on its host."""
-        self._handle(name)
-        return self._place(name).pid
+        return self._place(name, self._handle(name)).pid
 
     def end_of(self, name: str) -> Callable[[], bool]:
         """Return a function that tells, without a lock, whether the present process of a worker has ended."""
@@ -207,9 +205,14 @@ class Cluster(BaseCluster):
         calls = self._calls()
         return [
             WorkerRecord(
-                _id(name), name, self._incarnations[name], self._place(name), self._lost(name), calls[_id(name)]
+                _id(name),
+                name,
+                self._incarnations[name],
+                self._place(name, handle),
+                self._lost(name, handle),
+                calls[_id(name)],
             )
-            for name in list(self._handles)
+            for name, handle in list(self._handles.items())  # `scale` may end some of them meanwhile
         ]
 
     def log(self, name: str) -> str:
@@ -441,21 +444,26 @@ class Cluster(BaseCluster):
             return reason
         starved = status == -signal.SIGKILL and oom_kills() > self._oom_kills[name]
         ended = f"its process ended ({ending(status)}{', likely out of memory' if starved else ''})"
-        last = handle.last_words().splitlines()[:_LAST_LINES] if status else []
+        last = handle.last_words().splitlines() if status else []
         return "\n  ".join([f"{ended}; its last output:", *last]) if last else ended
 
-    def _lost(self, name: str) -> str:
+    def _lost(self, name: str, handle: Handle) -> str:
         """Return how a worker's process ended, or why it was given up; empty while it runs."""
-        status = self._handles[name].poll()
+        status = handle.poll()
         if status is None:  # its connection may end, and calls fail, before the launcher reports the exit
             gone = self.agent.machine.ask(lambda node: node.gone.find(name))
             if gone is not None and gone.lost and gone.member.incarnation == self._incarnations[name]:
                 return gone.reason
         return self._abandoned.get(name) or ("" if status is None else ending(status))
 
-    def _place(self, name: str) -> WorkerLocation:
+    def _last_words(self, name: str) -> str:
+        """Return what `log` does; nothing of a worker that `scale` has ended meanwhile."""
+        handle = self._handles.get(name)
+        return "" if handle is None else handle.last_words()
+
+    def _place(self, name: str, handle: Handle) -> WorkerLocation:
         # Until a worker has reported its place, that of the process that launches it.
-        return self._places.get(name) or WorkerLocation(host_id(), socket.gethostname(), self._handles[name].pid)
+        return self._places.get(name) or WorkerLocation(host_id(), socket.gethostname(), handle.pid)
 
     def _handle(self, name: str) -> Handle:
         handle = self._handles.get(name)

@@ -103,15 +103,18 @@ def settled(told: Sequence[Future[None]]) -> None:
 def set_rank(place: Mapping[str, str], why: str) -> None:
     """Set torchrun's variables, and end the process groups of the generation before. Called on each worker."""
     before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
+    used = "rpcbench.distributed.groups" in sys.modules
+    if used:
+        from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
+
+        groups.outdate()  # first: a function of `spmd` that ends meanwhile restores no variable
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # inherited if torchrun started the notebook
     os.environ.update(place)
     if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
     if interface := _interface(address_here()):  # loopback, if all are on one host: gloo then listens on no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if "rpcbench.distributed.groups" in sys.modules:
-        from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
-
+    if used:
         groups.end_generation(why, before)
 
 

@@ -30,6 +30,7 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: s
     places = _environments(agent, names)
     own = {
         name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}
-        for name in names
+        for name in places
     }
     stopped = CollectiveError(f"the notebook has stopped {label}")
 
@@ -148,7 +149,7 @@ def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
 def _environments(agent: Agent, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return torchrun's variables for each worker."""
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
-    order = {name: rank for rank, name in enumerate(names)}
+    order = {name: rank for rank, name in enumerate(names) if name in there}  # others were lost just now
     size = len(names)
     return {
         name: {"RANK": str(rank), "WORLD_SIZE": str(size), **ranks.local_place(name, size, order, there)}
@@ -198,9 +199,15 @@ class SpmdRank:
         agent, world = current(), groups.member(None, at_work=False).world
         try:
             with agent.part(CellRunner).interruptible() as interrupt, contextlib.ExitStack() as meanwhile:
-                # On a thread of its own: the one that ends the world then has torch's waits to end.
-                meanwhile.callback(world.when_closed(lambda: agent.submit(interrupt)))
-                meanwhile.enter_context(_environment(self.environ))
+
+                def end_function() -> None:
+                    # A function that ends its world itself raises the reason, or has destroyed its group.
+                    if threading.current_thread() is not threading.main_thread():
+                        # On a thread of its own: the one that ends the world then has torch's waits to end.
+                        agent.submit(interrupt)
+
+                meanwhile.callback(world.when_closed(end_function))
+                meanwhile.enter_context(_environment(self.environ, world))
                 world.check()  # another rank may have failed before this one began
                 return self.program()
         except BaseException as error:
@@ -210,6 +217,9 @@ class SpmdRank:
     def _fail(self, agent: Agent, world: World, error: BaseException) -> None:
         """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
         me = world.named(world.rank)
+        if str(world.reason()) == groups.DESTROYED:  # by the function itself, as torchrun's programs do at their end
+            self._end_others(agent, world, _failure(me, self.label, error))
+            return
         if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later
             wait_until(lambda: world.poll_failure() or bool(world.gone()), DETECTION_SECONDS)
             if gone := world.gone():
@@ -223,9 +233,12 @@ class SpmdRank:
         if str(reason) != str(mine):
             # Where this rank was does not matter to the other's error, and IPython is slow to show torch's lines.
             raise reason from (None if isinstance(reason, RankFailedError) else error)
+        self._end_others(agent, world, mine)
+
+    def _end_others(self, agent: Agent, world: World, reason: RankFailedError) -> None:
         for other in self.others:
             with contextlib.suppress(WorkerLostError):
-                agent.call(other, end_world, (world.token, mine), own=True)
+                agent.call(other, end_world, (world.token, reason), own=True)
 
 
 def _is_of_backend(error: BaseException) -> bool:
@@ -234,8 +247,8 @@ def _is_of_backend(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment meanwhile."""
+def _environment(wanted: Mapping[str, str], world: World) -> Iterator[None]:
+    """Set variables of the environment meanwhile. After a change of the cluster they have the values of that."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     if current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
@@ -243,7 +256,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in () if world.outdated else before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -162,7 +162,12 @@ class TaskPool(futures.Executor):
             self._wakes += 1
             if self._wakes > 1:  # a thread is sending, and looks again before it ends
                 return
-        self.agent.submit(self._send_all)
+        try:
+            self.agent.submit(self._send_all)
+        except RuntimeError:  # no thread can start now: the next call of this method tries again
+            with self._lock:
+                self._wakes = 0
+            raise
 
     # -- on pool threads
     def _send_all(self) -> None:

@@ -139,9 +139,10 @@ def _tensor_bytes(module: torch.nn.Module) -> Iterator[Any]:
     ahead, seen = [module], {id(module)}
     while ahead:
         inner = ahead.pop().__dict__
-        yield from inner["_parameters"].values()
-        yield from inner["_buffers"].values()
-        for child in inner["_modules"].values():
+        # A ScriptModule has none of these, nor has a module whose class does not call `super().__init__()`.
+        yield from inner.get("_parameters", {}).values()
+        yield from inner.get("_buffers", {}).values()
+        for child in inner.get("_modules", {}).values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 ahead.append(child)

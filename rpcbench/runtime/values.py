@@ -274,6 +274,9 @@ class ObjectStore:
                 self._machine.ask(share)
         except RpcError:  # one of them is dead: take the forks of the others back
             self._machine.feed(lambda node: node.unshared(forks))
+            for handle in handles:  # those behind the dead one
+                if handle._value is not None:
+                    self.forget(handle._rref)
             raise
         return tuple(forks)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
+from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
@@ -113,6 +114,8 @@ class Collector:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        # Held from a change of `_wakes` until all members have got its requests; taken before `_lock`.
+        self._asking = threading.RLock()
         self._lock = threading.Lock()  # guards all fields below; no subscriber is called under it
         self._world: World = {}
         self._batch: dict[int, int] = {}  # number of the last batch, by member; without one a snapshot is due
@@ -138,20 +141,22 @@ class Collector:
             A function that ends the subscription.
         """
         key = object()
-        with self._lock:
-            self._wakes[key] = wake, level
-        self._listen()
+        with self._asking:
+            with self._lock:
+                self._wakes[key] = wake, level
+            self._listen()
         return lambda: self._unsubscribe(key)
 
     def _unsubscribe(self, key: object) -> None:
-        with self._lock:
-            if self._wakes.pop(key, None) is None:
-                return
-            if not self._wakes:  # without a subscriber the tables would become stale
-                self._world.clear()
-                self._batch.clear()
-                self._last = None if self._last is None else {}
-        self._listen()
+        with self._asking:
+            with self._lock:
+                if self._wakes.pop(key, None) is None:
+                    return
+                if not self._wakes:  # without a subscriber the tables would become stale
+                    self._world.clear()
+                    self._batch.clear()
+                    self._last = None if self._last is None else {}
+            self._listen()
 
     def _end(self) -> None:
         """Keep the world as it is now."""
@@ -199,11 +204,15 @@ class Collector:
         return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
 
     def _watch(self, member: int) -> None:
-        with self._lock:
-            level = self._level
-            if level:
-                self._world.setdefault(member, self._empty(member))
-        self._agent.notify(member, WATCH, level)
+        with self._asking:
+            with self._lock:
+                level = self._level
+                if level and member not in self._world:
+                    try:
+                        self._world[member] = self._empty(member)
+                    except RpcError:  # it has left meanwhile
+                        return
+            self._agent.notify(member, WATCH, level)
 
     def _empty(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name

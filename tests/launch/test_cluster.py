@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -150,6 +151,39 @@ def test_a_worker_that_exits_is_named_with_its_exit_code(cluster: rpcbench.Clust
         cluster.rpc_sync("worker2", os._exit, (3,))
     cluster.scale(2)
     assert cluster.workers == ["worker1", "worker2"]
+
+
+def test_the_error_of_a_lost_worker_ends_with_its_last_lines(cluster: rpcbench.Cluster) -> None:
+    code = "import os\nfor n in range(20):\n    os.write(2, b'line %d\\n' % n)\nos._exit(3)"
+    with pytest.raises(WorkerLostError, match=r"(?s)exit code 3.*its last output:.*line 19"):
+        cluster.rpc_sync("worker1", exec, (code,))
+    cluster.restart("worker1")
+
+
+class Leaving:
+    """A worker's handle; once it is looked at, `scale` has ended another worker."""
+
+    def __init__(self, handles: dict[str, Any], other: str) -> None:
+        self._handle, self._handles, self._other = handles["worker1"], handles, other
+
+    def poll(self) -> int | None:
+        self._handles.pop(self._other, None)
+        return self._handle.poll()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+def test_a_look_at_the_workers_is_not_disturbed_by_scale(
+    cluster: rpcbench.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for look in (cluster.watched, lambda: cluster.lost, cluster.status):
+        handles: dict[str, Any] = dict(cluster._handles)
+        handles["worker1"] = Leaving(handles, "worker2")
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "_handles", handles)
+            look()
+        assert "worker2" not in handles
 
 
 def test_scale_lets_a_lost_worker_go(cluster: rpcbench.Cluster) -> None:

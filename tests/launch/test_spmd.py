@@ -95,6 +95,57 @@ def test_one_rank_that_fails_ends_all_and_its_error_is_raised(cluster: Cluster, 
     assert caught.value.__notes__ == [f"also on worker1: {ended}", f"also on worker3: {ended}"]
 
 
+def at_its_end(then: Callable[[], Any]) -> float:
+    """Destroy the group, as programs for torchrun do, and go on."""
+    dist.all_reduce(x := torch.ones(()))
+    rpcbench.distributed.destroy_process_group()
+    time.sleep(0.2)  # an interrupt would come meanwhile
+    then()
+    return x.item()
+
+
+def test_the_function_may_destroy_its_group(cluster: Cluster) -> None:
+    assert cluster.spmd(at_its_end, lambda: None) == [3.0] * 3
+    with pytest.raises(ZeroDivisionError):
+        cluster.spmd(at_its_end, lambda: 1 / 0)
+
+
+def test_a_change_of_the_cluster_ends_the_ranks_which_have_their_new_places(no_leaks: None, tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / str(dist.get_rank())).touch()
+        computing()
+
+    with Cluster(2) as cluster:
+
+        def grow() -> None:
+            until(lambda: len([*tmp_path.iterdir()]) == 2)
+            cluster.scale(3)
+
+        grower = threading.Thread(target=grow)
+        grower.start()
+        with pytest.raises(CollectiveError, match="earlier generation"):
+            cluster.spmd(train)
+        grower.join()
+        sizes = cluster.run("all", "import os\nos.environ['WORLD_SIZE']")
+        assert sizes == dict.fromkeys(["worker1", "worker2", "worker3"], "3")
+
+
+def test_a_worker_that_is_lost_before_the_function_begins_is_named(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_group = spmd._make_group
+
+    def lose(*args: Any) -> str:
+        token = make_group(*args)
+        cluster.kill("worker2")
+        until(lambda: cluster.lost == ["worker2"] and cluster.workers == ["worker1"])
+        return token
+
+    monkeypatch.setattr(spmd, "_make_group", lose)
+    with Cluster(2) as cluster, pytest.raises(WorkerLostError, match="worker2"):
+        cluster.spmd(in_torch)
+
+
 def unread() -> None:
     if rpcbench.rpc.get_worker_info().name == "worker2":
         raise ModuleNotFoundError("worker2 has no such module")

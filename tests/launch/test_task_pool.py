@@ -164,6 +164,22 @@ def test_a_worker_runs_one_task_at_a_time_and_the_next_goes_to_the_one_that_is_f
     assert [task.result(0) for task in tasks] == [0, 1, 2, 3]
 
 
+def test_tasks_run_after_a_moment_in_which_no_thread_could_start() -> None:
+    agent = FakeAgent("worker1", "worker2")
+    pool, submit = agent.pool(), agent.submit
+
+    def refuse(job: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    agent.submit = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="new thread"):
+        pool.submit(same, 0)
+    agent.submit = submit  # type: ignore[method-assign]
+    task = pool.submit(same, 1)
+    agent.answers()
+    assert task.result(0) == 1
+
+
 def test_of_free_workers_the_one_with_the_fewest_calls_gets_the_task() -> None:
     agent = FakeAgent("worker1", "worker2", "worker3")
     agent.in_flight = Counter({1: 2, 2: 1, 3: 3})

@@ -327,6 +327,25 @@ def test_a_lost_worker_fails_the_calls_to_it_by_name_and_its_forks_are_freed(age
     _kept.clear()
 
 
+def test_a_call_that_is_refused_for_a_dead_rref_keeps_none_of_its_values(agents: list[Agent]) -> None:
+    dead = remote("worker1", add, (1,))
+    dead.to_here()
+    agents[1]._peers.close()
+    with pytest.raises(WorkerLostError):
+        dead.to_here()
+    own = RRef([1])
+    with pytest.raises(WorkerLostError, match="cannot be passed on"):
+        rpc_sync("worker2", divmod, (dead, own))
+    assert not agents[0].values._kept and agents[0].tables()["owned"] == {}
+    assert rpc_sync("worker2", _ask, (own,)) == [1], "it can be shared later"
+    del dead, own
+    nothing_left([agents[0], agents[2]])
+
+
+def _ask(rref: RRef[Any]) -> Any:
+    return rref.to_here()
+
+
 _kept: list[Any] = []
 
 

@@ -25,6 +25,11 @@ class Proud(torch.nn.Linear):
     named_modules = modules = buffers = parameters
 
 
+class Bare(torch.nn.Module):
+    def __init__(self):
+        self.n = 3
+
+
 def tied():
     one = torch.nn.Linear(3, 5, bias=False)
     two = torch.nn.Linear(3, 5, bias=False)
@@ -43,6 +48,7 @@ def tied():
         (Proud(3, 5), 80),
         (tied(), 60),
         (torch.nn.Module(), 0),
+        (Bare(), 0),
         ([torch.zeros(2), 3, torch.zeros(1)], 12),
         ({"a": torch.zeros(2)}, 8),
         (torch.zeros(10).as_subclass(Loud), None),

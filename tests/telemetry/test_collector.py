@@ -76,6 +76,39 @@ def test_who_looks_sees_what_is_there_and_all_that_follows(collector: Collector,
     stop()
 
 
+def test_a_member_that_leaves_while_a_watch_begins_is_no_error(
+    collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = agents[0].members()
+    agents[1].stop()
+    until(lambda: len(agents[0].members()) == 2)
+    monkeypatch.setattr(agents[0], "members", lambda: there)  # as read just before
+    stop = collector.subscribe(lambda: None)
+    until(lambda: equal(collector, [agents[0], agents[2]]))
+    stop()
+
+
+def test_a_watch_that_begins_while_the_last_one_ends_sees_all(
+    collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, listen = collector.subscribe(lambda: None), collector._listen
+    until(lambda: equal(collector, agents))
+    stops: list[Any] = []
+    other = threading.Thread(target=lambda: stops.append(collector.subscribe(lambda: None)))
+
+    def late() -> None:
+        monkeypatch.setattr(collector, "_listen", listen)
+        other.start()
+        other.join(0.5)  # it waits for this one, or has begun its watch
+        listen()
+
+    monkeypatch.setattr(collector, "_listen", late)
+    stop()
+    other.join()
+    until(lambda: equal(collector, agents))
+    stops[0]()
+
+
 def test_a_picture_that_was_taken_stays_as_it_is(collector: Collector, agents: list[Agent]) -> None:
     stop = collector.subscribe(lambda: None)
     until(lambda: equal(collector, agents))
