@@ -27,6 +27,20 @@ def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
     return commands
 
 
+def test_the_place_of_the_lessons_is_told_though_stdout_is_a_pipe(tmp_path: Path) -> None:
+    script = """
+import os
+os.execv = lambda *command: os._exit(0)  # as exec, it writes no buffer of Python
+from rpcbench.cli.main import main
+main(["lab"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.startswith("The lessons are in "), done.stderr
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module in place of the training; `asked` lists the options of each run."""

@@ -124,6 +124,7 @@ def _lab(options: argparse.Namespace) -> None:
         raise SystemExit("rpcbench lab: JupyterLab is not installed here; `pip install 'rpcbench[lab]'` brings it")
     named = any(Path(argument).exists() for argument in options.rest)
     start = [] if named else [_START, str(lessons.place())]
+    sys.stdout.flush()  # exec discards Python's buffers
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *start, *options.rest])
 
 

@@ -66,7 +66,7 @@ class OperatorCall:
 
     def __init__(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not args:
-            first = next((key for key in ("input", "self", "tensors") if key in kwargs), None)
+            first = next((key for key in ("condition", "query", "input", "self", "tensors") if key in kwargs), None)
             if first is not None:
                 kwargs = dict(kwargs)
                 args = (kwargs.pop(first),)

@@ -55,7 +55,9 @@ def clip_grad_norm_(
     owners: dict[int, list[RRef[Any]]] = defaultdict(list)
     for rref in params_rref:
         owners[rref.owner().id].append(rref)  # one call to each owner
-    norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
+    recorder().recorded(context_id)
+    with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
+        norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
     total = total_norm(norms, norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
@@ -211,19 +213,22 @@ class DistributedOptimizer:
         recorder().recorded(context_id)  # raises before any owner steps
         here: list[RRef[Any]] = []
         stepped: list[Future[Any]] = []
-        for rref in self.remote_optimizers:
-            if rref.is_owner():
-                here.append(rref)
-            else:
-                stepped.append(rref.rpc_async().step(context_id))
+        with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
+            for rref in self.remote_optimizers:
+                if rref.is_owner():
+                    here.append(rref)
+                else:
+                    stepped.append(rref.rpc_async().step(context_id))
         try:
             for rref in here:  # on this thread, while the other owners step
                 rref.local_value().step(context_id)
         finally:  # no owner steps any more when this returns
-            wait_all(stepped)
+            settle_all(stepped)
 
     def lr_scheduler(self, scheduler_class: Any, *args: Any, **kwargs: Any) -> DistributedScheduler:
         """Make a learning rate scheduler, `scheduler_class(optimizer, *args, **kwargs)`, on every owner.
+
+        There may be several, which all set the rates, as with torch's own optimizers.
 
         Args:
             scheduler_class: such as torch.optim.lr_scheduler.StepLR.
@@ -233,8 +238,8 @@ class DistributedOptimizer:
         Returns:
             The handle that advances all of them.
         """
-        self._on_each("schedule", scheduler_class, args, kwargs)
-        return DistributedScheduler(self)
+        numbers: list[int] = self._on_each("schedule", scheduler_class, args, kwargs)
+        return DistributedScheduler(self, numbers[0])
 
     # -- state
     def state_dict(self) -> State:
@@ -265,12 +270,12 @@ class DistributedOptimizer:
 class DistributedScheduler:
     """Learning rate schedulers on the owners, advanced together."""
 
-    def __init__(self, optimizer: DistributedOptimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: DistributedOptimizer, number: int = 0) -> None:
+        self._optimizer, self._number = optimizer, number  # among the schedulers of the optimizer
 
     def step(self, *args: Any) -> None:
         """Advance after the optimizer's step, once per epoch or batch; `args` as of the scheduler's own `step`."""
-        self._optimizer._on_each("advance", args)
+        self._optimizer._on_each("advance", args, self._number)
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rate of each parameter group."""
@@ -279,12 +284,12 @@ class DistributedScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the schedulers, which is equal on all owners."""
-        state: dict[str, Any] = self._optimizer._on_each("schedule_state")[0]
+        state: dict[str, Any] = self._optimizer._on_each("schedule_state", self._number)[0]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state into all schedulers. The rates themselves are in the state of the optimizer."""
-        self._optimizer._on_each("load_schedule", state_dict)
+        self._optimizer._on_each("load_schedule", state_dict, self._number)
 
 
 # -- on an owner

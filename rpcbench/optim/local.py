@@ -56,7 +56,7 @@ class LocalOptimizer:
         self.optimizer = optimizer_class(params, *args, **kwargs)
         self.params: list[torch.Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.numbers = list(range(len(self.params)) if numbers is None else numbers)
-        self.scheduler: Any = None
+        self.schedulers: list[Any] = []  # of learning rates
 
     def step(self, context_id: int) -> None:
         """Step once; parameters without a gradient in the context stay. RuntimeError for an unknown context."""
@@ -74,25 +74,31 @@ class LocalOptimizer:
                     param.grad = None
 
     # -- learning rates
-    def schedule(self, scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let a torch scheduler set the learning rates from now on."""
-        with _between_steps():  # a scheduler sets the first rates when it is made
-            self.scheduler = scheduler_class(self.optimizer, *args, **kwargs)
+    @property
+    def scheduler(self) -> Any:
+        """The first scheduler; None if there is none."""
+        return self.schedulers[0] if self.schedulers else None
 
-    def advance(self, args: tuple[Any, ...]) -> list[float]:
-        """Advance the scheduler. Returns the new learning rate of each group."""
+    def schedule(self, scheduler_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Let a torch scheduler set the learning rates from now on. Returns its number, for the other methods."""
+        with _between_steps():  # a scheduler sets the first rates when it is made
+            self.schedulers.append(scheduler_class(self.optimizer, *args, **kwargs))
+            return len(self.schedulers) - 1
+
+    def advance(self, args: tuple[Any, ...], number: int = 0) -> list[float]:
+        """Advance a scheduler. Returns the new learning rate of each group."""
         with _between_steps():
-            self.scheduler.step(*args)
+            self.schedulers[number].step(*args)
         return self.rates()
 
-    def schedule_state(self) -> dict[str, Any]:
+    def schedule_state(self, number: int = 0) -> dict[str, Any]:
         with _between_steps():
-            return dict(self.scheduler.state_dict())
+            return dict(self.schedulers[number].state_dict())
 
-    def load_schedule(self, state: dict[str, Any]) -> None:
+    def load_schedule(self, state: dict[str, Any], number: int = 0) -> None:
         """Load the state of a scheduler of the same class."""
         with _between_steps():
-            self.scheduler.load_state_dict(state)
+            self.schedulers[number].load_state_dict(state)
 
     def rates(self) -> list[float]:
         """Return the learning rate of each group."""

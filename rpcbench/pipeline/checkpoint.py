@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class CheckpointFile(NamedTuple):
     bytes: int
     sha256: str
     shapes: Shapes
-    names: dict[str, str]  # name in the file → name here
+    names: dict[str, str]  # name here → name in the file
     groups: int
 
 
@@ -104,8 +104,8 @@ def read(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> 
     tensors: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for source, held in zip(sources, kept, strict=True):
-        tensors |= {here: held["tensors"][there] for there, here in source.names.items()}
-        states |= {here: held["states"][there] for there, here in source.names.items() if there in held["states"]}
+        tensors |= {here: held["tensors"][there] for here, there in source.names.items()}
+        states |= {here: held["states"][there] for here, there in source.names.items() if there in held["states"]}
     module, optimizer = worker.modules[stage], worker.optimizers.get(stage)
     with worker.step_lock:
         module.load_state_dict(tensors)
@@ -145,8 +145,8 @@ def _opened(source: CheckpointFile, mmap: bool = False) -> dict[str, Any]:
 def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
     held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "groups": [], "schedule": None}
     if optimizer is not None:
-        state, names = optimizer.state(), _shard_names(module)
-        held["states"] = {names[number]: kept for number, kept in state["state"].items()}
+        state = optimizer.state()
+        held["states"] = {name: state["state"][number] for name, number in _numbers(module) if number in state["state"]}
         held["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
         held["schedule"] = optimizer.scheduler and optimizer.scheduler.state_dict()
     return {**held, "random": torch.get_rng_state()}
@@ -164,6 +164,14 @@ def _load(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], h
 def _shard_names(module: torch.nn.Module) -> list[str]:
     """Return the names of the trained parameters, in the order in which the stage's optimizer numbers them."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _numbers(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield all names of the trained parameters, of which a shared one has several, with their numbers."""
+    numbers = {module.get_parameter(name): number for number, name in enumerate(_shard_names(module))}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter in numbers:
+            yield name, numbers[parameter]
 
 
 def _count(optimizer: LocalOptimizer | None) -> int:
@@ -284,16 +292,17 @@ class Checkpoints:
 def load_state(worker_group: WorkerGroup, state: Mapping[str, torch.Tensor], what: str = "the state") -> None:
     """Load these parameters and buffers into the stages; optimizers, and the count of their steps, stay."""
     names = _names(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, what)
-    parts = {stage: ({own: state[name] for name, own in owns.items()},) for stage, owns in names.items()}
+    parts = {stage: ({own: state[name] for own, name in owns.items()},) for stage, owns in names.items()}
     with worker_group.commit_state.replaced(worker_group.commit_state.least):
         worker_group.on_stages(take, parts)
 
 
 def _names(worker_group: WorkerGroup, given: Shapes, what: str) -> dict[int, dict[str, str]]:
-    """Return stage → un-split name → own name. Raises PipelineError if `given` has other names or shapes."""
+    """Return stage → own name → un-split name, which a tensor that parts of a stage share has several times. Raises
+    PipelineError if `given` has other names or shapes."""
     found: dict[int, Shapes] = worker_group.on_stages(shapes, dict.fromkeys(worker_group.modules, ()))
-    names = {stage.index: {stage.key(own): own for own in found[stage.index]} for stage in worker_group.stages}
-    _fit(given, {name: found[stage][own] for stage, owns in names.items() for name, own in owns.items()}, what)
+    names = {stage.index: {own: stage.key(own) for own in found[stage.index]} for stage in worker_group.stages}
+    _fit(given, {name: found[stage][own] for stage, owns in names.items() for own, name in owns.items()}, what)
     return names
 
 
@@ -312,7 +321,7 @@ def _sources(
 ) -> dict[int, list[CheckpointFile]]:
     sources: dict[int, list[CheckpointFile]] = {stage: [] for stage in names}
     for written, (stage, owns) in itertools.product(manifest["stages"], names.items()):
-        wanted = {there: owns[name] for name, there in written["names"].items() if name in owns}
+        wanted = {own: written["names"][name] for own, name in owns.items() if name in written["names"]}
         if wanted:
             path = str(folder / written["file"])
             shapes = {name: tuple(shape) for name, shape in written["shapes"].items()}

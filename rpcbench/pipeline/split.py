@@ -132,7 +132,8 @@ def _apart(one: Any, other: Any) -> float:
     if one.shape != other.shape or one.dtype != other.dtype:
         raise PipelineError(f"the split model gives {_told(one)}, the whole one {_told(other)}")
     same = (one == other) | ((one != one) & (other != other))  # two NaN at one place are the same
-    apart = torch.where(same, 0.0, (one.double() - other.double()).abs())
+    wide = torch.complex128 if one.is_complex() else torch.double
+    apart = torch.where(same, 0.0, (one.to(wide) - other.to(wide)).abs())
     return float(apart.max()) if apart.numel() else 0.0
 
 

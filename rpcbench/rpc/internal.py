@@ -11,6 +11,7 @@ import torch
 
 from rpcbench.base.errors import RpcError
 from rpcbench.rpc.agent import _get_current_rpc_agent
+from rpcbench.rpc.functions import run_marked
 from rpcbench.runtime.handles import RRefHandle
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
@@ -85,7 +86,8 @@ def _run_function(python_udf: PythonUDF) -> Any:
 
 def _run_pickled(binary_data: bytes, tensors: list[torch.Tensor]) -> Any:
     """Run a call that `_use_rpc_pickler` has packed; runs on the callee."""
-    return _run_function(deserialize(binary_data, tensors))
+    udf: PythonUDF = deserialize(binary_data, tensors)
+    return run_marked(udf.func, tuple(udf.args), udf.kwargs or {})
 
 
 def _build_rpc_profiling_key(

@@ -146,7 +146,7 @@ class CodeCache:
             version = _Version("", os.urandom(16))
         else:
             return None
-        self._versions[value] = version
+        version = self._versions.setdefault(value, version)  # another thread may have been first
         if isinstance(value, type):
             self._classes[version.mark] = value
         return version

@@ -114,7 +114,10 @@ class CapturedData:
             return
         self._seen.add(function.__code__)
         for where, name, part in captured(function):
-            size = weight(part)
+            try:
+                size = weight(part)
+            except Exception:  # noqa: BLE001  (code of the user shows keys, and another thread may change a container)
+                continue
             if size >= WORTH_A_WARNING:
                 warnings.warn(_warning(function, where, name, size), stacklevel=_users_frame())
 
@@ -130,7 +133,7 @@ def _weights(value: object) -> Iterator[int]:
     while ahead:
         part = ahead.pop()
         yield _own(part)
-        for _, inner in () if _by_name(part) else parts(part, ""):
+        for _, inner in () if _by_name(part) else itertools.islice(parts(part, ""), _MOST_STEPS):
             if id(inner) not in seen:
                 seen.add(id(inner))
                 ahead.append(inner)

@@ -38,7 +38,17 @@ Find = Callable[[str, str], Any]
 
 def encode(value: Any) -> Encoded | None:
     """Encode a plain value; None for any other."""
-    return (_new(Body, (pickle.dumps(value, _PROTOCOL), b"", [])), []) if type(value) in _DATA else None
+    if type(value) not in _DATA or (payload := _pickled(value)) is None:
+        return None
+    return _new(Body, (payload, b"", [])), []
+
+
+def _pickled(value: Any) -> bytes | None:
+    """Pickle; None for bytes or a text above 4 GiB, for which this protocol has no code."""
+    try:
+        return pickle.dumps(value, _PROTOCOL)
+    except OverflowError:
+        return None
 
 
 def encode_call(
@@ -49,7 +59,8 @@ def encode_call(
     if name is None:
         return None
     if _DATA.issuperset(map(type, args)):
-        return _new(Body, (pickle.dumps((function.__module__, name, args), _PROTOCOL), b"", [])), []
+        payload = _pickled((function.__module__, name, args))
+        return None if payload is None else (_new(Body, (payload, b"", [])), [])
     tensors: list[torch.Tensor] = []
     parts: list[Any] = []
     for arg in args:
@@ -63,9 +74,9 @@ def encode_call(
         else:
             parts.append(found)
     table = encode_dense(tensors)  # None also if two arguments are one tensor
-    if table is None:
+    if table is None or (payload := _pickled((function.__module__, name, tuple(parts)))) is None:
         return None
-    return _new(Body, (pickle.dumps((function.__module__, name, tuple(parts)), _PROTOCOL), *table)), tensors
+    return _new(Body, (payload, *table)), tensors
 
 
 def _name(function: Any, reducers: Container[type]) -> str | None:

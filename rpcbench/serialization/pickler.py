@@ -341,7 +341,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _find(module: str, name: str) -> Any:
     """Return the object of a name, imported if necessary. MissingCodeError if this process does not have it."""
-    return _Unpickler(io.BytesIO()).find_class(module, name)
+    # Without fixed imports: these would take a module of the user for one of Python 2, `commands` for `subprocess`.
+    return _Unpickler(io.BytesIO(), fix_imports=False).find_class(module, name)
 
 
 class _Tables:

@@ -162,7 +162,8 @@ class Cleaner:
 
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
         secrets = [value for name, value in environment.items() if _SECRET.search(name)]
-        self._secrets = [value for value in secrets if len(value) >= _SHORTEST_SECRET]
+        # Longest first: one may begin with another.
+        self._secrets = sorted((each for each in secrets if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
         self._home = str(home or Path.home())
 
     def clean(self, value: Any) -> Any:

@@ -119,8 +119,8 @@ def _message_line(workers: Table, row: Row, began: float) -> str:
 
 
 def when(row: Row) -> float:
-    """Return when a message was sent, or received if its sending was not reported."""
-    return float(row["received"] if row["sent"] is None else row["sent"])
+    """Return when a message was sent, or received or lost if its sending was not reported."""
+    return float(next(row[name] for name in ("sent", "received", "lost") if row.get(name) is not None))
 
 
 def _how_they_are(view: View) -> tuple[str, list[str]]:

@@ -431,7 +431,7 @@ class Drill:
         drill = cls.of(agent)
         drill.settings = Settings(drop, duplicate, delay, seed)
         for member in drill._agent.members():
-            drill._begin(member.id)
+            drill._begin(member.id, drill.settings)
         return drill
 
     def off(self) -> dict[str, int]:
@@ -444,13 +444,15 @@ class Drill:
                 total.update(future.wait())
         return dict(total)
 
-    def _begin(self, member: int) -> None:
-        self._agent.call(member, begin, (self.settings,), timeout=0, own=True).wait()
+    def _begin(self, member: int, settings: Settings) -> None:
+        self._agent.call(member, begin, (settings,), timeout=0, own=True).wait()
+        if self.settings is None:  # ended meanwhile: `off` may have told the member before it began
+            self._agent.call(member, end, timeout=0, own=True).wait()
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        if kind == "joined" and self.settings is not None:
+        if kind == "joined" and (settings := self.settings) is not None:
             with contextlib.suppress(RpcError):  # the member has left again
-                self._begin(who.id)
+                self._begin(who.id, settings)
 
 
 def begin(settings: Settings) -> None:

@@ -160,6 +160,7 @@ class StepAgent:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._holding = threading.Lock()  # held by `hold`, which a stepper may call twice at once; taken before `_lock`
         self._lock = threading.RLock()  # guards the fields below; not held while messages are delivered
         self._command: StepCommand | None = None  # the current command; None while no stepper is on
         self._controller = -1  # id of the member with the stepper
@@ -172,7 +173,11 @@ class StepAgent:
 
     # -- requests of the stepper
     def hold(self, desk: int, order: StepCommand) -> Report:
-        """Begin to hold messages. Those of an earlier stepper are delivered, and that stepper is notified."""
+        """Begin to hold messages; deliver those of an earlier stepper, and notify that stepper. Idempotent."""
+        with self._holding:
+            return self.report() if self._command == order else self._hold(desk, order)
+
+    def _hold(self, desk: int, order: StepCommand) -> Report:
         before, over = self._controller, self._command
         self.end()
         if over is not None:
@@ -423,6 +428,8 @@ class Stepper:
     def began(self, member: int) -> None:
         """For the runtime: hold the messages that arrive at `member`, too."""
         self.heard(member, self._ask(member, StepAgent.hold, self._agent.id, self._command).wait())
+        if not self._on:  # released meanwhile: `go` may have told the member before it held messages
+            self._ask(member, StepAgent.end, self._command.stepper).wait()
 
     def heard(self, member: int, report: Report) -> None:
         """For the runtime: replace the rows of a member by those of its report. Reports may arrive in any order."""

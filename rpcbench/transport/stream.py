@@ -204,16 +204,18 @@ class StreamConnection:
         finally:
             self._waiters -= 1
 
-    def _write(self, parts: Parts, may_wait: bool) -> None:
-        """Write `parts`, then all that is queued. Only for the thread that set `_writing`, or its helper."""
+    def _write(self, parts: Parts, may_wait: bool, resumes: bool = False) -> None:
+        """Write `parts`, then all that is queued. Only for the thread that set `_writing`, or its helper (resumes)."""
         try:
-            parts = parts or self._next()  # a caller without parts writes the messages kept back
-            while parts:
+            if not resumes:
+                parts = parts or self._next()  # a caller without parts writes the messages kept back
+            while parts or resumes:
+                resumes = False
                 try:
                     self._stream.write(parts, False)
-                except BlockingIOError:  # `parts` now holds the rest
+                except BlockingIOError:  # `parts` now holds the rest, or the stream itself does, as that of TLS
                     if not may_wait:
-                        self._helper(partial(self._write, parts, True))
+                        self._helper(partial(self._write, parts, True, True))
                         return
                     release_duties()
                     self._stream.write(parts, True)

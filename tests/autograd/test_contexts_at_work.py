@@ -18,7 +18,7 @@ from worlds import config, entries, nothing_left, until, world
 
 from rpcbench import autograd
 from rpcbench.base.errors import MessageTooLarge, RpcError
-from rpcbench.optim import DistributedOptimizer
+from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
@@ -204,6 +204,21 @@ def test_gradients_of_several_contexts_accumulate_on_all_workers(agents: list[Ag
         optimizer.step(total)
     for param in params:
         torch.testing.assert_close(param.to_here().detach(), 1 - 7 * x.detach())
+
+
+def test_an_owner_that_no_accumulated_context_has_reached_keeps_its_parameters(agents: list[Agent]) -> None:
+    used, unused = remote("worker1", Server), remote("worker2", Server)
+    params = [server.rpc_sync().parameter() for server in (used, unused)]
+    before = [param.to_here().detach().clone() for param in params]
+    optimizer = DistributedOptimizer(torch.optim.SGD, params, lr=1.0)
+    with autograd.accumulator() as total:
+        with autograd.context() as context:
+            autograd.backward(context, [rpc_sync("worker1", forward_scaled, (used, leaf(3), 1.0)).sum()])
+            autograd.accumulate(total, context)
+        assert clip_grad_norm_(total, params, 1e6) > 0
+        optimizer.step(total)
+    changed = [not torch.equal(param.to_here(), old) for param, old in zip(params, before, strict=True)]
+    assert changed == [True, False]
 
 
 def through_both(near: RRef[Server], far: RRef[Server], x: torch.Tensor) -> torch.Tensor:

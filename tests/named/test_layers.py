@@ -107,6 +107,10 @@ def test_attention_by_names_equals_attention_of_torch() -> None:
     ours = attention(query, key.align_to("E", ...), value.align_to("V", "S", "N"))
     assert ours.names == torchs.names == ("N", "T", "V")
     torch.testing.assert_close(ours.rename(None), torchs.rename(None))
+    by_name = functional.scaled_dot_product_attention(query=query, key=key, value=value)
+    assert by_name.names == torchs.names and torch.equal(by_name.rename(None), torchs.rename(None))
+    chosen = torch.where(condition=query > 0, input=query, other=query)
+    assert chosen.names == query.names and torch.equal(chosen.rename(None), query.rename(None))
     with pytest.raises(NamesError, match="scaled_dot_product_attention"):
         functional.scaled_dot_product_attention(query, value, key)
 

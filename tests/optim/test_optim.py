@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -474,6 +475,41 @@ def test_an_error_of_one_owner_is_raised_after_the_others_have_stepped(agents: l
     for owner, rref, weight in zip(OWNERS, rrefs, before, strict=True):
         assert torch.equal(rref.to_here(), weight) == (owner in refuse)
         assert rpc_sync(rref.owner(), _has_no_grad, (rref,))
+
+
+class Slow(torch.optim.SGD):
+    """Fails on worker1, and takes long on worker2."""
+
+    def step(self, closure: Any = None) -> None:
+        if get_worker_info().name == "worker1":
+            raise ArithmeticError("worker1 refuses")
+        if get_worker_info().name == "worker2":
+            time.sleep(0.3)
+        super().step()
+
+
+def test_a_slow_owner_has_stepped_when_the_error_of_another_is_raised(agents: list[Agent]) -> None:
+    rrefs, before = spread(), local()
+    optimizer = DistributedOptimizer(Slow, rrefs, lr=0.1)
+    with pytest.raises(ArithmeticError, match="worker1 refuses"):
+        train(rrefs, optimizer.step, steps=1)
+    changed = [not torch.equal(rref.to_here(), weight) for rref, weight in zip(rrefs, before, strict=True)]
+    assert changed == [owner != "worker1" for owner in OWNERS]
+
+
+def test_several_schedulers_set_the_rates_together(agents: list[Agent]) -> None:
+    rrefs, weights = spread(), local()
+    optimizer, alone = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.5), torch.optim.SGD(weights, lr=0.5)
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (torch.optim.lr_scheduler.LinearLR, {"total_iters": 2}), (torch.optim.lr_scheduler.StepLR, {"step_size": 1}),
+    ]  # fmt: skip
+    theirs = [optimizer.lr_scheduler(kind, **options) for kind, options in kinds]
+    beside = [kind(alone, **options) for kind, options in kinds]
+    train(rrefs, lambda context_id: (optimizer.step(context_id), [each.step() for each in theirs]))
+    train_locally(weights, lambda: (alone.step(), [each.step() for each in beside]))
+    check(rrefs, weights)
+    assert theirs[-1].get_last_lr() == [alone.param_groups[0]["lr"]]
+    assert [each.state_dict()["last_epoch"] for each in theirs] == [each.last_epoch for each in beside]
 
 
 def test_the_caller_of_a_step_sends_no_message_to_itself(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,3 +150,11 @@ test("a collective in a sentence: the last member and the others' waits, or the 
   assert.equal(sentence(rows.o, 1, names), "barrier in world #4 at 4.00 s, open, entered: worker1, missing: worker2");
   assert.equal(totals(rows).began, 1.5);
 });
+
+test("a message of which only the loss was reported begins with that", () => {
+  const lost = { from: 0, to: 1, kind: "Call", group: "values", state: "lost", sent: null, received: null, lost: 12 };
+  const sent = { ...lost, state: "under way", sent: 10, lost: null };
+  assert.equal(totals({ a: sent, b: lost }).began, 10);
+  const { places } = layOut({ a: sent, b: lost }, () => true);
+  assert.deepEqual(plain(places.map(({ key, sent: at }) => [key, at])), [["a", 10], ["b", 12]]);
+});

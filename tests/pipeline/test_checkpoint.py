@@ -116,6 +116,29 @@ def test_a_folder_keeps_only_the_latest_checkpoint(agents: list[Agent], tmp_path
     assert json.loads((folder / MANIFEST).read_text())["optimizer_step"] == 4 and len(list(folder.iterdir())) == 3
 
 
+def test_copies_of_a_tied_weight_stay_equal_after_a_load_into_another_split(
+    agents: list[Agent], tmp_path: Path
+) -> None:
+    def tied(balance: list[int]) -> Pipeline:
+        torch.manual_seed(3)
+        shared = nn.Linear(6, 6)
+        net = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 4)).double()
+        return Pipeline(
+            split(net, WORKERS, balance=balance), microbatches=3, loss_fn=functional.cross_entropy,
+            optimizer=OPTIMIZERS[0],
+        )  # fmt: skip
+
+    one, other = tied([3, 1]), tied([2, 2])
+    train(one, 2)
+    one.save(tmp_path)
+    assert other.load(tmp_path) == 2
+    train(one, 4), train(other, 4)
+    found, expected = other.state_dict(), one.state_dict()
+    assert torch.equal(found["0.weight"], found["2.weight"])
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("change", ["damage", "cut", "remove"])
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(agents: list[Agent], tmp_path: Path, change: str) -> None:
     pipe = pipeline()

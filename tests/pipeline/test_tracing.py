@@ -167,6 +167,25 @@ def test_the_stages_of_a_trace_hold_the_tensors_of_the_model_itself() -> None:
     assert {name for name, _ in told} - set(own) == {f"layers.{n}.shift" for n in range(3)}
 
 
+def test_a_stage_that_uses_a_module_twice_can_be_loaded(agents: list[Agent], tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    model, x = Again().double(), torch.rand(12, 3, dtype=torch.double)
+
+    def fresh() -> Pipeline:
+        stages = split(traced(copy.deepcopy(model), x), ["worker1"])
+        return Pipeline(
+            stages, microbatches=2, loss_fn=nn.functional.mse_loss,
+            optimizer=(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        )  # fmt: skip
+
+    pipe, again = fresh(), fresh()
+    pipe.step(x, x)
+    pipe.load_state_dict(pipe.state_dict())
+    pipe.save(tmp_path)
+    assert again.load(tmp_path) == 1
+    assert pipe.step(x, x).loss == again.step(x, x).loss and pipe.step(x, x).loss == again.step(x, x).loss
+
+
 def test_check_reports_the_difference_and_the_crossing_values() -> None:
     model, (x, _) = language(0.5), data(7)
     cut = stages(model, ["layers.1"])
@@ -211,6 +230,7 @@ def test_check_names_the_keys_that_differ() -> None:
     with pytest.raises(PipelineError, match="split model gives dict, the whole one tuple"):
         _difference({"a": 1}, (1,))
     assert _difference({"a": torch.ones(2)}, OrderedDict(a=torch.zeros(2))) == 1
+    assert _difference(torch.tensor([1 + 1j]), torch.tensor([1 - 1j])) == 2
 
 
 class Branches(nn.Module):

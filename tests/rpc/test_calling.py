@@ -319,6 +319,25 @@ def test_serialize_splits_a_value_into_bytes_and_tensors() -> None:
     assert again["a"].tolist() == [1, 2, 3] and again["b"] == [1, "x"]
 
 
+@functions.async_execution
+def marked(x: int) -> Any:
+    return rpc_async("worker2", abs, (x,))
+
+
+class Keywords:
+    def __call__(self, **kwargs: int) -> dict[str, int]:
+        return kwargs
+
+    get = __call__
+
+
+def test_a_proxy_passes_on_keywords_of_any_name(agents: list[Agent]) -> None:
+    rref, given = remote("worker1", Keywords), {"method": 1, "worker": 2, "serial": 3, "incarnation": 4, "name": 5}
+    assert rref.rpc_sync().get(**given) == rref.rpc_sync()(**given) == given
+    assert rref.rpc_async().get(**given).wait() == rref.rpc_async()(**given).wait() == given
+    assert rref.remote().get(**given).to_here() == rref.remote()(**given).to_here() == given
+
+
 def test_calls_can_use_another_pickler(agents: list[Agent]) -> None:
     packed: list[Any] = []
 
@@ -328,6 +347,8 @@ def test_calls_can_use_another_pickler(agents: list[Agent]) -> None:
             return _internal_rpc_pickler.serialize(obj)
 
     with api._use_rpc_pickler(Recording()):
+        assert rpc_sync("worker1", marked, (-3,)) == remote("worker1", marked, (-3,)).to_here() == 3
+        packed.clear()
         assert rpc_sync("worker1", torch.add, (torch.ones(1), 1)).item() == 2
         assert remote("worker1", Counter, kwargs={"begin": 4}).rpc_sync().up() == 5
     assert [call.func for call in packed] == [torch.add, Counter] and packed[1].kwargs == {"begin": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,27 @@ def test_the_weight_of_a_value_is_bounded_in_effort_and_ends_in_cycles() -> None
     assert weight(around) == weight([LARGE, LARGE]) == LARGE.nbytes
     assert weight([bytearray(1) for _ in range(10**6)]) < 10**5
     assert weight(torch.eye(3).to_sparse()) < WORTH_A_WARNING
+
+
+class Shy:
+    """A key that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise LookupError("not now")
+
+
+def test_data_that_cannot_be_weighed_is_sent_all_the_same() -> None:
+    Codec().encode((closure({Shy(): 1}), (), {}))
+
+
+def test_a_long_container_is_weighed_in_part() -> None:
+    class Counted(list[float]):
+        seen = 0
+
+        def __iter__(self) -> Iterator[float]:
+            for each in super().__iter__():
+                Counted.seen += 1
+                yield each
+
+    weight(Counted([1.0] * 100_000))
+    assert 0 < Counted.seen < 30_000

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import torch
 
 from rpcbench.base import errors
 from rpcbench.base.errors import SerializationError
+from rpcbench.serialization import closures
 from rpcbench.serialization.importable import fingerprint
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
@@ -611,3 +613,23 @@ def test_a_lock_of_main_is_not_sent_and_the_receiver_uses_its_own() -> None:
     assert copy()[0] is elsewhere.main.lock and copy()[1] is not here.main.made
     with pytest.raises(errors.RpcError, match="__main__ here has no 'lock': define it on this worker, too"):
         Process().take(here.send("get"))
+
+
+def test_a_class_that_two_threads_send_first_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local:
+        pass
+
+    sender, receiver = Codec(), Codec()
+    bodies: list[Any] = []
+
+    def other_first(count: int) -> bytes:
+        monkeypatch.setattr(closures, "os", os)
+        other = threading.Thread(target=lambda: bodies.append(sender.encode(Local())))
+        other.start()
+        other.join()
+        return os.urandom(count)
+
+    monkeypatch.setattr(closures, "os", types.SimpleNamespace(urandom=other_first))
+    bodies.append(sender.encode(Local()))
+    one, two = (receiver.decode(body) for body, _ in bodies)
+    assert type(one) is type(two)

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import operator
 import pickle
 import sys
 import threading
@@ -22,7 +23,7 @@ import torch
 
 from rpcbench.base import rebuild
 from rpcbench.base.errors import ProtocolError, RpcError, SerializationError, ShutdownError
-from rpcbench.serialization import closures, diagnostics, pickler
+from rpcbench.serialization import closures, diagnostics, fast_path, pickler
 from rpcbench.serialization.closures import MissingCodeError
 from rpcbench.serialization.pickler import Codec, Encoded
 from rpcbench.serialization.tensors import INLINE
@@ -617,3 +618,25 @@ def test_a_single_tensor_takes_the_fast_path_with_the_body_of_the_general_one(
 def test_a_registered_reducer_for_tensors_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pickler._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
     assert Codec().decode(Codec().encode(torch.ones(2))[0]) == ("reduced",)
+
+
+def test_a_module_with_a_name_of_python_2_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "commands.py").write_text("def run(x):\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "commands", raising=False)
+    function, args = Codec().decode(Body(pickle.dumps(("commands", "run", (1,)), 3), b"", []))[:2]
+    assert function.__module__ == "commands" and function(*args) == 1
+    del sys.modules["commands"]
+
+
+def test_what_is_too_large_for_a_protocol_is_sent_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    dumps = pickle.dumps
+
+    def refuses(value: Any, protocol: int) -> bytes:
+        if protocol == 3:
+            raise OverflowError("serializing a bytes object larger than 4 GiB requires pickle protocol 4 or higher")
+        return dumps(value, protocol)
+
+    monkeypatch.setattr(fast_path, "pickle", types.SimpleNamespace(dumps=refuses))
+    for value in (b"x", (operator.neg, (3,), {})):
+        assert Codec().decode(Codec().encode(value)[0]) == value

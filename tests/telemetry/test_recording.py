@@ -127,6 +127,8 @@ def test_values_of_tensors_are_not_in_it(agents: list[Agent], tmp_path: Path) ->
 
 
 def test_paths_and_secrets_are_taken_out_of_strings() -> None:
+    nested = Cleaner({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghij"})
+    assert nested.clean("x abcdefghij abcdef") == "x *** ***"
     cleaner = Cleaner({"API_TOKEN": "s3cr3t-value", "PATH": "/usr/bin", "A_KEY": "x"}, Path("/mnt/eve"))
     row = {"label": "f of /mnt/eve/code/a.py", "more": ["/home/ann/b.py and /Users/bo/c", "has s3cr3t-value"], "n": 1}
     assert cleaner.clean(row) == {"label": "f of ~/code/a.py", "more": ["~/b.py and ~/c", "has ***"], "n": 1}

@@ -351,3 +351,9 @@ def test_a_trace_says_where_not_all_have_told(agents: list[Agent], monkeypatch: 
         rpc_sync("worker1", abs, (-1,))
     assert not seen.complete and any(row["label"] == "abs" for row in seen.view["messages"].values())
     faults.heal()
+
+
+def test_a_message_of_which_only_the_loss_was_reported_has_its_line() -> None:
+    made = messages_view(picture((0, half("sent", 1, 4, 1.0)), (0, half("lost", 1, 5, 1.5))))
+    told = text(made)
+    assert "500.0 ms  m0 → m1: " in told and "lost" in told

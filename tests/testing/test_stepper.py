@@ -235,6 +235,22 @@ def test_a_second_stepper_releases_the_messages_of_the_first(agents: list[Agent]
     assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
 
 
+def test_a_member_that_is_asked_twice_holds_once(agents: list[Agent], stepper: Stepper) -> None:
+    links = len(agents[1].links.all)
+    stepper.began(1)  # as for one that joins while the stepper begins
+    agents[0].call("worker1", int, own=True).wait()  # behind a notice that would end the stepper
+    assert stepper.is_on and len(agents[1].links.all) == links
+
+
+def test_a_member_that_joins_while_a_stepper_is_released_holds_nothing(agents: list[Agent]) -> None:
+    links = len(agents[1].links.all)
+    stepper = Stepper.on(agent=agents[0])
+    stepper.go()
+    stepper.began(1)
+    assert len(agents[1].links.all) == links
+    assert agents[0].call("worker1", int).wait() == 0
+
+
 def test_a_stepper_of_another_member_takes_over(agents: list[Agent]) -> None:
     first = Stepper.on()
     early = rpc_async("worker1", divmod, (17, 5))

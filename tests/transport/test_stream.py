@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from streams import ALL, KINDS, pair, spawn
@@ -124,6 +125,30 @@ def test_a_message_passes_a_stream_that_is_full_before_each_chunk(
     one.send(b"small", may_wait=may_wait)
     arrived = {frame.control: frame.body.buffers for frame in (other.next(), other.next())}
     assert len(LARGE) >> 12 > sys.getrecursionlimit() and arrived == {b"large": [LARGE], b"small": []}
+    one.connection.close()
+    assert "closed" in other.ended()
+    one.read()
+    one.ended()
+
+
+@pytest.mark.parametrize("then", ["wait", "close"])
+def test_the_rest_that_a_tls_stream_holds_itself_is_written(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    left, right = pair("tls")
+    plain: Any = left._plain  # type: ignore[attr-defined]
+    write = plain.write
+
+    def full(parts: Parts, may_wait: bool) -> None:
+        if parts and not may_wait:
+            raise BlockingIOError
+        write(parts, may_wait)
+
+    monkeypatch.setattr(plain, "write", full)
+    one, other = End(left), End(right)
+    other.read()
+    one.send(b"only", may_wait=False)
+    if then == "close":
+        one.connection.close()
+    assert other.next().control == b"only"
     one.connection.close()
     assert "closed" in other.ended()
     one.read()
