@@ -55,19 +55,19 @@ function messageFilter(text, group, names) {
   return (row) => isOf(row) && tests.every((test) => test(row));
 }
 
-// Gives each event a slot, in the order of time: one for the sending of a message, and one for its arrival, unless nothing else
-// happened in between. `keep` is the test for messages to show.
 // When a message was sent; received or lost, if its sending was not reported.
-function known(row) {
+function timeOf(row) {
   return row.sent ?? row.received ?? row.lost;
 }
 
+// Gives each event a slot, in the order of time: one for the sending of a message, and one for its arrival, unless nothing else
+// happened in between. `keep` is the test for messages to show.
 function layOut(messages, keep) {
   const places = [];
   const events = [];
   for (const [key, row] of Object.entries(messages)) {
     if (!keep(row)) continue;
-    const sent = known(row);
+    const sent = timeOf(row);
     const place = { key, row, sent, from: 0, to: 0 };
     places.push(place);
     events.push({ at: sent, place, first: true });
@@ -234,7 +234,7 @@ function totals(messages) {
   const rows = Object.values(messages);
   const states = {};
   for (const { state } of rows) states[state] = (states[state] ?? 0) + 1;
-  const began = rows.reduce((least, row) => Math.min(least, known(row)), rows.length ? Infinity : 0);
+  const began = rows.reduce((least, row) => Math.min(least, timeOf(row)), rows.length ? Infinity : 0);
   return { all: rows.length, states, began, groups: [...new Set(rows.map(groupOf))].sort() };
 }
 
