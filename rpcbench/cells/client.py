@@ -7,9 +7,7 @@ Rules
   and always raises KeyboardInterrupt. A second Ctrl-C does not wait.
 - A worker's error is raised here with its own type, after the results of all other workers were bound. While others
   still run the cell, a line in its output reports the error at once.
-- The history keeps the cells that each worker has run without an error since its start, so that a restarted worker can
-  run them again: the last `CELLS` cells, with at most `BYTES` bytes of variables. It keeps references: a value that was
-  changed here after it was sent is sent as changed. It never keeps an RRef, which would keep the value alive.
+- A worker runs the cells of one client in the order in which they were begun here, whatever their inputs weigh.
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy
 import psutil
-import torch
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import RemoteError, SerializationError, WorkerLostError
@@ -43,113 +39,17 @@ from rpcbench.cells.display import (
     stacked,
     unseen,
 )
+from rpcbench.cells.history import CellHistories, Rerun, WorkerHistory, replay
 from rpcbench.cells.partition import Dimension, combine
-from rpcbench.cells.runner import INTERRUPT, Cell, run_cell
+from rpcbench.cells.runner import INTERRUPT, QUEUED, Cell, run_cell
 from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
-from rpcbench.rpc.rref import RRef
 from rpcbench.runtime.publisher import Health
 
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
     from rpcbench.runtime.members import WorkerInfo
-
-CELLS = 1000  # in the history, per worker
-BYTES = 1 << 26  # of variables in the history, per worker
-
-
-class Rerun(NamedTuple):
-    """A cell that was run again."""
-
-    code: str
-    error: BaseException | None  # None if the cell succeeded
-
-
-class HistoryEntry(NamedTuple):
-    """A cell in the history."""
-
-    code: str
-    push: dict[str, Any]
-    bytes: float  # of `push`, about
-    missing: tuple[str, ...]  # names of variables that were not kept: RRefs, or too large
-
-
-class WorkerHistory:
-    """The history of one worker."""
-
-    def __init__(self) -> None:
-        self.cells: dict[int, HistoryEntry] = {}  # by the cell's number, which orders them
-        self.forgotten = 0  # cells dropped as there were more than `CELLS`
-        self._bytes = 0.0
-
-    def note(self, cell: Cell) -> None:
-        kept, total = {}, 0.0
-        for name, value in cell.push.items():
-            size = _size(value)
-            if size + total + self._bytes <= BYTES:
-                kept[name] = value
-                total += size
-        missing = tuple(name for name in cell.push if name not in kept)
-        self.cells[cell.number] = HistoryEntry(cell.code, kept, total, missing)
-        self._bytes += total
-        if len(self.cells) > CELLS:
-            self._bytes -= self.cells.pop(min(self.cells)).bytes
-            self.forgotten += 1
-
-
-class CellHistories:
-    """The histories of all workers of one world. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of: dict[str, WorkerHistory] = {}
-
-    def note(self, worker: str, cell: Cell) -> None:
-        """Record that the worker has run the cell."""
-        with self._lock:
-            self._of.setdefault(worker, WorkerHistory()).note(cell)
-
-    def take(self, worker: str) -> WorkerHistory:
-        """Remove and return the worker's history."""
-        with self._lock:
-            return self._of.pop(worker, WorkerHistory())
-
-
-def replay(past: WorkerHistory, run: Callable[[str, dict[str, Any]], BaseException | None]) -> list[Rerun]:
-    """Run all cells of the history in order, also after one that fails; stop if the worker is lost.
-
-    `run(code, variables to set first)` returns the cell's error, or None."""
-    done = []
-    if past.forgotten:
-        done.append(Rerun(f"({past.forgotten} earlier ones)", RuntimeError(f"only the last {CELLS} are kept")))
-    for _, cell in sorted(past.cells.items()):
-        if names := ", ".join(cell.missing):
-            why = f"not kept, as they are RRefs or too large: {names}; run it again with -i {names}"
-            done.append(Rerun(cell.code, RuntimeError(why)))
-            continue
-        done.append(Rerun(cell.code, run(cell.code, cell.push)))
-        if isinstance(done[-1].error, WorkerLostError):
-            break
-    return done
-
-
-def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
-    """Return about how many bytes a value keeps alive; infinity for an RRef, or a container that holds one."""
-    if isinstance(value, RRef):
-        return math.inf
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:  # `nbytes` is not defined
-        return value._indices().nbytes + value._values().nbytes
-    if isinstance(value, torch.Tensor | numpy.ndarray):
-        return value.nbytes
-    if isinstance(value, torch.nn.Module):
-        return sum(_size(parameter) for parameter in value.parameters())
-    # `inside` are the ids of the containers around it: a container may hold itself.
-    if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
-        held = value.values() if isinstance(value, dict) else value
-        return sys.getsizeof(value) + sum(_size(each, (*inside, id(value))) for each in held)
-    return sys.getsizeof(value)
-
 
 PATIENCE = 5.0  # seconds to wait for interrupted cells to end
 _HANDLING_SECONDS = 0.35  # how long a worker may take to acknowledge an interrupt on a host that is not overloaded
@@ -325,6 +225,42 @@ class _FailureReporter:
             self._screen.text("stderr", told)
 
 
+class SendOrder:
+    """Sends each worker its cells in order: each one once that before it is queued there, or never will be.
+
+    Else one with large inputs, which take long to pickle, would be overtaken by the cell that uses them."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()  # of threads of the pool. The main thread takes none: Ctrl-C may end it anywhere
+        # By worker: the number of each cell, and its send. Of the first one, the send is None once it was begun.
+        self._cells: dict[int, deque[tuple[int, Callable[[], object] | None]]] = defaultdict(deque)
+        agent.on_notice(QUEUED, lambda worker, notice: self.passed(worker, notice["cell"]))
+
+    def enter(self, worker: int, cell: int, send: Callable[[], object]) -> None:
+        """Call `send` on a thread of the pool, in its turn: Ctrl-C must not cut a send in half."""
+        self._cells[worker].append((cell, send))
+        self._agent.submit(functools.partial(self._send_first, worker))
+
+    def passed(self, worker: int, cell: int) -> None:
+        """Let the next cell follow this one, which is queued or was answered."""
+        with self._lock:
+            cells = self._cells[worker]
+            if not cells or cells[0] != (cell, None):
+                return
+            cells.popleft()
+        self._agent.submit(functools.partial(self._send_first, worker))
+
+    def _send_first(self, worker: int) -> None:
+        with self._lock:
+            cells = self._cells[worker]
+            cell, send = cells[0] if cells else (0, None)
+            if send is None:
+                return
+            cells[0] = (cell, None)
+        send()
+
+
 class RunningCell:
     """A cell on its workers. `answer` is called once; `stop` from any thread."""
 
@@ -347,11 +283,10 @@ class RunningCell:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
-    def begin(self, relay: OutputRouter) -> None:
+    def begin(self, relay: OutputRouter, order: SendOrder) -> None:
         for part in self._parts:
             part.asked = True  # before the cell can run: Ctrl-C waits for all workers that may run it
-            # Not on this thread: Ctrl-C must not cut a send in half.
-            self._agent.submit(functools.partial(self._send, part, relay))
+            order.enter(part.member.id, self._cell.number, functools.partial(self._send, part, relay))
 
     def answer(self) -> CellResult:
         """Wait for all workers until the deadline; then interrupt those that are late."""
@@ -424,6 +359,7 @@ class CellClient:
         self.agent = agent
         self.history = CellHistories()
         self._relay = OutputRouter(agent)
+        self._order = SendOrder(agent)
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)
         self._answering: list[RunningCell] = []  # cells that `run` waits for
@@ -441,7 +377,7 @@ class CellClient:
         sent = self._sent(screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None)
         self._answering.append(sent)
         try:
-            sent.begin(self._relay)
+            sent.begin(self._relay, self._order)
             return sent.answer()
         except KeyboardInterrupt:
             raise interrupted(*sent.stop()) from None
@@ -459,7 +395,7 @@ class CellClient:
     ) -> RunningCell:
         """Like `run`, without waiting. `changed` is called whenever a worker is through, on a pool thread."""
         sent = self._sent(screen, workers, code, ask, way, InputRequests(self.agent, IN_BACKGROUND), changed)
-        sent.begin(self._relay)
+        sent.begin(self._relay, self._order)
         return sent
 
     def _sent(
@@ -481,6 +417,7 @@ class CellClient:
         news = _FailureReporter(screen)
 
         def on_settled(part: _WorkerRun) -> None:
+            self._order.passed(part.member.id, cell.number)
             if part.error is not None:
                 news.failed(part)
                 if way.on_failure is not None:

@@ -17,8 +17,8 @@ Rules
 #     pool thread (run_cell)           main thread                              output thread
 #     ──────────────────────           ───────────                              ─────────────
 #     run: queue a Job ──────────────► jobs → perform → _attempt
-#     wait for job.reply                 _admit    sets _running
-#       (its pool slot is free)          _run      shell.run(code) ───────────► OutputStream ─► client
+#     notify the client: QUEUED          _admit    sets _running
+#     wait for job.reply                 _run      shell.run(code) ───────────► OutputStream ─► client
 #                                        _dismiss  clears _running
 #     return values, or raise ◄───────── _reply    queues "end", then resolves the reply
 #
@@ -90,6 +90,7 @@ class CellMessages:
 
 # Channels of one-way messages between a worker and its client.
 OUTPUT = "cell"  # worker → client: one numbered item of output
+QUEUED = "queued"  # worker → client: this cell is queued, and later ones will not overtake it
 SHOWN = "shown"  # client → worker: how many items are shown, for backpressure
 INTERRUPT = "interrupt"  # client → worker: stop this cell
 INTERRUPT_HANDLED = "heard"  # worker → client: the main thread has handled the interrupt
@@ -199,6 +200,7 @@ class CellRunner:
             self._open += 1
         try:
             self._jobs.put(job)
+            self._agent.notify(key.client_id, QUEUED, {"cell": key.number})
             with blocked():  # lets the pool start another thread: a cell may run for hours
                 return job.reply.result()
         finally:

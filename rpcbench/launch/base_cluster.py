@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
-from rpcbench.cells.client import Rerun
+from rpcbench.cells.history import Rerun
 from rpcbench.cells.partition import Dimension
 from rpcbench.cells.reload import execute_source, source_of
 from rpcbench.cells.targets import ALL

@@ -26,7 +26,8 @@ from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldC
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
-from rpcbench.cells.client import CellClient, Rerun
+from rpcbench.cells.client import CellClient
+from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
 from rpcbench.launch.base import Handle, Launcher, ending, has_ended, late_warning, stopped

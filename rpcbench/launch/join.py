@@ -19,7 +19,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
-from rpcbench.cells.client import Rerun
+from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster
 from rpcbench.launch.environment import warn_of_differences

@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
 
 from rpcbench.base.errors import counted, nearest
-from rpcbench.cells.client import Rerun
+from rpcbench.cells.history import Rerun
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import process, saved, stacks, status
 from rpcbench.launch.base_cluster import BaseCluster

@@ -6,8 +6,8 @@ import math
 from types import SimpleNamespace
 
 from rpcbench.cells import client
-from rpcbench.cells.client import RunningCell, _FailureReporter, _WorkerRun
-from rpcbench.cells.runner import INTERRUPT, Cell
+from rpcbench.cells.client import RunningCell, SendOrder, _FailureReporter, _WorkerRun
+from rpcbench.cells.runner import INTERRUPT, QUEUED, Cell
 
 
 class Agent:
@@ -15,6 +15,16 @@ class Agent:
 
     def __init__(self):
         self.submitted = []
+        self.notices = {}
+
+    def on_notice(self, channel, listener):
+        self.notices[channel] = listener
+
+    def turn(self):
+        """Have a thread of the pool run all jobs."""
+        jobs, self.submitted = self.submitted, []
+        for job in jobs:
+            job()
 
     def submit(self, work):
         self.submitted.append(work)
@@ -32,6 +42,37 @@ def test_stop_names_a_worker_that_may_run_the_cell_already(monkeypatch):
     sent = RunningCell(
         agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace())
     )
-    sent.begin(SimpleNamespace())
+    sent.begin(SimpleNamespace(), SendOrder(agent))
     assert sent.stop() == ([], ["worker1"])
     assert agent.submitted[-1].args[1:] == (INTERRUPT, {"cell": 7})
+
+
+def test_a_cell_is_sent_once_that_before_it_is_queued_or_answered():
+    agent, sent = Agent(), []
+    order = SendOrder(agent)
+    for cell in (1, 2, 3):
+        order.enter(7, cell, lambda cell=cell: sent.append(cell))
+    order.enter(8, 4, lambda: sent.append(4))  # to another worker
+    agent.turn()
+    assert sent == [1, 4]
+    agent.notices[QUEUED](7, {"cell": 1})
+    agent.turn()
+    assert sent == [1, 4, 2]
+    order.passed(7, 1)  # its answer
+    agent.turn()
+    assert sent == [1, 4, 2]
+    order.passed(7, 2)  # it could not be sent
+    agent.turn()
+    assert sent == [1, 4, 2, 3]
+
+
+def test_a_cell_that_ctrl_c_left_without_a_turn_is_sent_before_the_next_one():
+    agent, sent = Agent(), []
+    order = SendOrder(agent)
+    order.enter(7, 1, lambda: sent.append(1))
+    agent.submitted.clear()  # Ctrl-C came before it was handed to the pool
+    order.enter(7, 2, lambda: sent.append(2))
+    agent.turn()
+    order.passed(7, 1)
+    agent.turn()
+    assert sent == [1, 2]

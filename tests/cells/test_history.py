@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rpcbench import Cluster, WorkerLostError
-from rpcbench.cells import client
-from rpcbench.cells.client import CellHistories, WorkerHistory, replay
+from rpcbench.cells import history
+from rpcbench.cells.history import CellHistories, WorkerHistory, replay
 from rpcbench.cells.runner import Cell
 
 
@@ -49,7 +49,7 @@ def test_a_replay_goes_on_after_a_failed_cell_and_ends_when_the_worker_is_lost()
 
 
 def test_cells_beyond_the_limit_are_dropped_and_reported(monkeypatch):
-    monkeypatch.setattr(client, "CELLS", 2)
+    monkeypatch.setattr(history, "CELLS", 2)
     past = WorkerHistory()
     for number in range(5):
         past.note(Cell(number, str(number)))
@@ -59,7 +59,7 @@ def test_cells_beyond_the_limit_are_dropped_and_reported(monkeypatch):
 
 
 def test_cells_with_large_variables_are_not_replayed_and_are_reported(monkeypatch):
-    monkeypatch.setattr(client, "BYTES", 5000)
+    monkeypatch.setattr(history, "BYTES", 5000)
     large = {"nested": [torch.zeros(2000)]}
     model = torch.nn.Linear(100, 100)
     gone = weakref.ref(model)
@@ -92,8 +92,8 @@ def test_a_sparse_tensor_is_replayed():
 
 
 def test_a_dropped_cell_frees_its_share_of_the_size_limit(monkeypatch):
-    monkeypatch.setattr(client, "BYTES", 5000)
-    monkeypatch.setattr(client, "CELLS", 1)
+    monkeypatch.setattr(history, "BYTES", 5000)
+    monkeypatch.setattr(history, "CELLS", 1)
     past = WorkerHistory()
     for number in range(4):
         past.note(Cell(number, str(number), {"x": torch.zeros(500)}))

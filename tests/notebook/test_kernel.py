@@ -203,6 +203,18 @@ get_ipython().run_cell_magic('remote', 'worker1', 'print(1)')"""
     assert kernel.run("%%remote worker1\nprint(2)").text == "2\n"
 
 
+def test_a_cell_does_not_overtake_one_whose_inputs_take_long_to_pickle(kernel):
+    kernel.run("""
+import time
+class Slow:
+    def __reduce__(self):
+        time.sleep(0.5)
+        return int, (7,)
+slow = Slow()""")
+    kernel.run("%%remote worker1 --async -i slow\nresult = slow + 1")
+    assert kernel.run("%%remote worker1\nprint(result)").text == "8\n"
+
+
 def test_the_stop_button_silences_a_flood(kernel):
     reply = kernel.run("%%remote worker1\nprint('ready')\nwhile True:\n    print('x' * 100)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"

@@ -11,7 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import rpcbench
-from rpcbench.cells.client import CellInputs, CellOptions, CellResult, Rerun
+from rpcbench.cells.client import CellInputs, CellOptions, CellResult
+from rpcbench.cells.history import Rerun
 from rpcbench.cells.tracebacks import Failed, interrupted, raised, with_rendering
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
 from rpcbench.notebook import cluster_magic, magics
