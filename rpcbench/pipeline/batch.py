@@ -288,6 +288,9 @@ class Batch:
     def _stepped(self, result: StepResult, over: Sequence[int]) -> None:
         self.results.append(result)
         self._whole = self.samples = result.samples
+        self._committed(over)
+
+    def _committed(self, over: Sequence[int]) -> None:
         self._closed, self._told, self.applied = _APPLIED, over, True
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -334,8 +337,7 @@ class Batch:
         self._recorder.recorded(self.context)  # raises if the context has ended, before anything is sent
         self._closed = _APPLIED  # first: they are applied once or not at all
         with uninterrupted:  # all stages or none; a second Ctrl-C ends one that hangs
-            self._told = self._runs.worker_group.steps.apply(self.context, self._keeps, last)
-            self.applied = True
+            self._runs.worker_group.steps.apply(self.context, self._keeps, last, self._committed)
 
     def release(self) -> None:
         """Free the gradients on the workers."""

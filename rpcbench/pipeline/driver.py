@@ -103,17 +103,20 @@ class StepDriver:
         try:
             reports = self._reports(opened.running)
             with uninterrupted:
-                self._applied(opened, done, reports)
+                self._applied(opened, self._report(done, reports))
         except BaseException as error:
             with uninterrupted:
                 if self._open is opened:
                     self._after(error, opened, done)
             raise
 
-    def apply(self, context: int, keeps: bool = False, last: bool = False) -> list[int]:
+    def apply(
+        self, context: int, keeps: bool = False, last: bool = False, done: Callable[[list[int]], object] | None = None
+    ) -> None:
         """Step every stage's optimizer, with the gradients of the latest `run` in this context. `keeps`: the workers
-        keep these in place of those kept before. `last`: they need the context no more. Returns the ids of workers that
-        have released it. Raises a worker's error as it was, or StageLostError; both have the step of each stage."""
+        keep these in place of those kept before. `last`: they need the context no more. `done` gets the ids of workers
+        that have released it. Raises a worker's error as it was, or StageLostError; both have the step of each stage,
+        and the error of a checkpoint after `done`."""
         self.check()
         opened = self._begin(self._ids)
         try:
@@ -126,8 +129,8 @@ class StepDriver:
             self._settle(_GRACE_SECONDS)
             self._not_applied(error, opened.number)
             raise
-        self._applied(opened)
-        return [id_ for id_, over in zip(opened.running, free, strict=True) if over]
+        over = [id_ for id_, released in zip(opened.running, free, strict=True) if released]
+        self._applied(opened, lambda: done(over) if done is not None else None)
 
     def after_applying(self, job: Callable[[], object]) -> None:
         """Run a job once no worker applies any more: now, or when the last worker has answered after a Ctrl-C."""
@@ -176,12 +179,15 @@ class StepDriver:
     def _end(self, id_: int, error: BaseException) -> None:
         self._notify_end(id_, self._step, error_text(error))
 
-    def _applied(self, opened: _OpenStep, done: Done | None = None, reports: Sequence[StepReport] = ()) -> None:
-        """Record that all stages have done the step."""
+    def _report(self, done: Done, reports: Sequence[StepReport]) -> Callable[[], object]:
+        over = [id_ for id_, report in zip(self._losses.tasks, reports, strict=True) if report.over]
+        return lambda: done([*reports], over)
+
+    def _applied(self, opened: _OpenStep, done: Callable[[], object]) -> None:
+        """Record that all stages have done the step, before a checkpoint of it, which may fail."""
         self._open = None
         self.commit_state.reached(opened.number)
-        if done is not None:
-            done([*reports], [id_ for id_, report in zip(self._losses.tasks, reports, strict=True) if report.over])
+        done()
         self.on_applied(opened.number)
 
     def _settle(self, seconds: float | None) -> None:
@@ -214,7 +220,8 @@ class StepDriver:
         elif not interrupted:
             self._not_applied(error, opened.number)
         elif all(map(_succeeded, opened.running.values())):
-            self._applied(opened, done, [StepReport.unpacked(future.value()) for future in opened.running.values()])
+            reports = [StepReport.unpacked(future.value()) for future in opened.running.values()]
+            self._applied(opened, self._report(done, reports))
         else:
             try:
                 wait_all(opened.running.values())

@@ -52,7 +52,7 @@ from rpcbench.pipeline.data_parallel import GradientAllReduce
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, nbytes, requires_grad
 from rpcbench.pipeline.gradient_sums import EngineSums, SplitBackward, Sums, TiedGradients
 from rpcbench.pipeline.ops import Kind, Op, places_in
-from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed
+from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed, seeded
 from rpcbench.pipeline.split import Groups, grouped
 from rpcbench.pipeline.stage import StageWorker, WeightStash, here
 from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, noted
@@ -327,17 +327,21 @@ class StepExecution:
         return microbatch.part(self._task.targets, *self._bounds[op.microbatch])
 
     def _forward(self, op: Op, values: _Values) -> Messages:
-        last = op.stage == self._worker.last_stage
         if not self._task.train:
-            made = self._module(op, values)
-            if last:
-                self._outputs[op.microbatch] = self._shown(op, made)
-            return [] if last else self._exchange.given(op, self._worker.values(op.stage, made))
+            return self._evaluate(op, values)
         given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
-        if last:
+        if op.stage == self._worker.last_stage:
             self._losses[op.microbatch] = given[0].item() * self._weights[op.microbatch]
         self._keep(op, values, given)
         return self._exchange.given(op, given)
+
+    def _evaluate(self, op: Op, values: _Values) -> Messages:
+        with seeded(seed(self._task.seed, op)):  # dropout as a function, for example, draws in evaluation, too
+            made = self._module(op, values)
+            if op.stage == self._worker.last_stage:
+                self._outputs[op.microbatch] = self._shown(op, made)
+                return []
+        return self._exchange.given(op, self._worker.values(op.stage, made))
 
     def _shown(self, op: Op, output: Any) -> Any:
         """Return the output for the driver in evaluation, or its scores where there are targets."""

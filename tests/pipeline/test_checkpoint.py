@@ -263,6 +263,22 @@ def test_an_error_about_a_damaged_manifest_names_its_folder(tmp_path: Path, data
         checkpoint._sources(tmp_path, found, {0: {name: name for name in checkpoint._shapes_in(found)}})
 
 
+def test_a_step_counts_though_the_checkpoint_after_it_fails(
+    agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    pipe = pipeline(checkpoint=tmp_path, checkpoint_every=1)
+    monkeypatch.setattr(optimizer_files, "publish", full)
+    with pipe.batch(*batch(0)) as made:
+        with pytest.raises(OSError, match="no space left") as told:
+            made.apply(last=True)
+        assert told.value.__notes__ == ["optimizer step 1 is done; the checkpoint after it failed"]
+        assert made.applied and len(made._told) == 2  # so that no worker is asked to release what it has released
+    assert pipe.optimizer_step == 1
+
+
 def test_resume_from_a_folder_without_a_manifest_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     pipe = pipeline(checkpoint=tmp_path, checkpoint_every=1)
     with pytest.raises(PipelineError, match=r"no whole checkpoint: there is no checkpoint\.json"):

@@ -59,3 +59,23 @@ def test_predict_and_evaluate_between_steps_do_not_change_training(cluster: Clus
                 pipe.evaluate(x, y)
         seen.append(losses)
     assert seen[0] == seen[1] and len(set(seen[0])) == 3
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x)  # in evaluation mode, too
+
+
+@pytest.mark.process
+def test_random_numbers_in_evaluation_come_from_the_seed_of_the_pipeline(cluster: Cluster) -> None:
+    x, seen = torch.ones(6, 4), []
+    cluster.run("all", "import torch; before = torch.get_rng_state()")
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), Noisy(), nn.Linear(8, 2))
+        pipe = Pipeline(split(model, cluster.workers, balance=[1, 2]), "1f1b", 3)
+        seen.append([pipe.predict(x), pipe.predict(x)])
+    (first, second), again = seen
+    assert torch.equal(first, again[0]) and torch.equal(second, again[1]) and not torch.equal(first, second)
+    assert not torch.equal(first[:2], first[2:4])  # each micro-batch has numbers of its own
+    assert all(cluster.run("all", "torch.equal(before, torch.get_rng_state())").values())
