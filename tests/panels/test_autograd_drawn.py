@@ -175,6 +175,7 @@ def test_one_context_is_chosen_and_stays_so_after_its_release(show):
 def test_in_training_the_last_context_that_has_ended_stands_still(show):
     at = world(2)
     shown = show("autograd", at)
+    shown.page.evaluate("() => { const now = performance.now(); performance.now = () => now; }")  # the clock stands
     for step in range(1, 5):
         record(at, step, [(step, 0, 1)], {0: 0, 1: 1})
         if step > 1:
@@ -182,6 +183,7 @@ def test_in_training_the_last_context_that_has_ended_stands_still(show):
             at[0]["tables"]["graphs"].pop(str(step - 2), None)
         shown.move(at)
         assert shown_context(shown) == "1", "it was there first, and is shown for a while"
+    shown.page.evaluate("delete performance.now")
     shown.page.wait_for_selector(f"{CARD}[data-context='4']")  # no other one has come
 
 

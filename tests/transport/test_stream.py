@@ -24,7 +24,7 @@ from rpcbench.wire import framing
 from rpcbench.wire.framing import END, Frame, Limits, Parts
 from rpcbench.wire.messages import Body
 
-LARGE = bytes(range(256)) * (1 << 16)  # 16 MB: many times the capacity of a stream
+LARGE = bytes(range(256)) * (1 << 15)  # 8 MB: many times the capacity of a stream
 
 
 class End:
@@ -88,7 +88,7 @@ def test_a_sent_message_arrives_with_its_payload_and_buffers(ends: tuple[End, En
 @pytest.mark.parametrize("ends", ALL, indirect=True)
 @pytest.mark.parametrize("may_wait", [True, False])
 def test_both_ends_can_send_more_than_the_sockets_hold(ends: tuple[End, End], may_wait: bool) -> None:
-    """Three calls and echoes of 16 MB each way, none awaited: a reading thread must never block in a write."""
+    """Three calls and echoes of 8 MB each way, none awaited: a reading thread must never block in a write."""
     for end in ends:
         end.read(lambda frame, end=end: end.send(b"echo", *frame.body.buffers) if frame.control == b"call" else None)
     senders = [
