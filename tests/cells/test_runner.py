@@ -48,6 +48,8 @@ class Agent:
         if channel == runner.INTERRUPT_HANDLED:
             self.heard.append(notice)
             return
+        if channel == runner.QUEUED:
+            return
         self.handlers[runner.SHOWN](member, {"cell": notice["cell"], "shown": notice["n"] + 1})
         if notice["kind"] == "end":
             self.end = notice["content"]
