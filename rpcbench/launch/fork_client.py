@@ -192,12 +192,14 @@ class ForkServerClient:
 
     def _detect_hang(self, number: int, handle: ProcessHandle) -> None:
         """Wait for the report that a killed process has ended; without one in time, the server hangs."""
-        for seconds in (_HANG_SECONDS, _GLANCE_SECONDS):  # twice, as this process itself may have been stopped
-            with contextlib.suppress(TimeoutError):
-                handle.wait(seconds)
-        if handle.poll() is None and not self._lost and has_ended(handle):
-            self.is_hung = True
-            self._take({"exited": number, "status": -signal.SIGKILL})
+        with contextlib.suppress(TimeoutError):
+            handle.wait(_HANG_SECONDS)
+        while handle.poll() is None and not self._lost:
+            with contextlib.suppress(TimeoutError):  # once more, as this process itself may have been stopped
+                handle.wait(_GLANCE_SECONDS)
+            if handle.poll() is None and has_ended(handle):
+                self.is_hung = True
+                self._take({"exited": number, "status": -signal.SIGKILL})
 
     def _gone(self) -> RpcError:
         return ShutdownError(self._lost) if self._stopping else RpcError(self._lost)

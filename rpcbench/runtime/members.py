@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
@@ -45,6 +46,32 @@ GONE = ("left", "lost")
 """The events after which a member does not return."""
 
 
+class _Watcher:
+    """A handler of changes. It gets them in their order, one at a time, each on a pool thread."""
+
+    def __init__(self, handler: MemberHandler, spawn: Callable[[Job], None]) -> None:
+        self._handler, self._spawn = handler, spawn
+        self._lock = threading.Lock()
+        self._ahead: deque[tuple[str, WorkerInfo, str]] = deque()  # the first one is being handled
+
+    def tell(self, kind: str, member: WorkerInfo, reason: str) -> None:
+        with self._lock:
+            self._ahead.append((kind, member, reason))
+            idle = len(self._ahead) == 1
+        if idle:
+            self._spawn(self._handle)
+
+    def _handle(self) -> None:
+        try:
+            self._handler(*self._ahead[0])
+        finally:  # an error is reported by the pool, and the next change is handled all the same
+            with self._lock:
+                self._ahead.popleft()
+                more = bool(self._ahead)
+            if more:
+                self._spawn(self._handle)
+
+
 class Members:
     def __init__(self, me: str, machine: LockedNode, spawn: Callable[[Job], None]) -> None:
         # (name, reason) → a better reason, say with an exit status; may block a moment for it.
@@ -54,7 +81,7 @@ class Members:
         self._machine = machine
         self._spawn = spawn
         self._found: dict[str | int, WorkerInfo] = {}  # cache; replaced at each change
-        self._watchers: list[MemberHandler] = []
+        self._watchers: list[_Watcher] = []
         self._changes = Condition()
 
     def all(self) -> list[WorkerInfo]:
@@ -124,8 +151,8 @@ class Members:
 
     # -- changes
     def watch(self, handler: MemberHandler) -> None:
-        """Call `handler` (on a pool thread) when members join, leave or are lost."""
-        self._watchers.append(handler)
+        """Call `handler` (on a pool thread, in order) when members join, leave or are lost."""
+        self._watchers.append(_Watcher(handler, self._spawn))
 
     def came(self, member: Member) -> None:
         self._tell("joined", member, "")
@@ -144,4 +171,4 @@ class Members:
         info = WorkerInfo._make((member.name, member.id))
         self._changes.notify_all()
         for watcher in self._watchers:
-            self._spawn(partial(watcher, kind, info, reason))
+            watcher.tell(kind, info, reason)

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,9 +42,13 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
 
 def test_a_waiting_thread_calls_help_along_once_and_then_sleeps() -> None:
     helped: list[bool] = []
-    future: Future[int] = Future(help_along=lambda waits: helped.append(waits()))
     timer = threading.Timer(0.05, lambda: future.deliver(lambda: 3, here))
-    timer.start()
+
+    def help_along(waits: Callable[[], bool]) -> None:
+        helped.append(waits())
+        timer.start()
+
+    future: Future[int] = Future(help_along=help_along)
     assert future.wait() == 3 and helped == [True]
     timer.join()
 
@@ -147,9 +152,15 @@ def test_wait_all_raises_the_first_error() -> None:
 def test_a_signal_ends_the_wait_and_not_the_future() -> None:
     future: Future[int] = Future()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without this handler
+
+    def interrupt() -> None:
+        while not future._waiters:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
     try:
-        threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Thread(target=interrupt).start()
             future.wait()
     finally:
         signal.signal(signal.SIGINT, before)

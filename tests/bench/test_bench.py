@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import random
 import subprocess
@@ -21,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import command, rows
+from benchmarks import command, member, rows
 from benchmarks.__main__ import main
 from benchmarks.compare import Plan
 from benchmarks.member import batch
@@ -162,12 +163,12 @@ def test_a_batch_excludes_its_warm_up_and_fails_for_a_wrong_result() -> None:
         batch(Operation(lambda: 1, lambda result: result == 2), 0.0)
 
 
-def test_the_time_of_an_operation_is_divided_by_its_calls() -> None:
-    clock = iter([5.0, 11.0])
-    operation = Operation(lambda: time.sleep(0.02), lambda _: True, calls=4)
-    seconds, cpu = batch(operation, 0.0, lambda: next(clock))
+def test_the_time_of_an_operation_is_divided_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, now = iter([5.0, 11.0]), itertools.count(0.0, 0.02)  # each look at the time takes 0.02 s
+    monkeypatch.setattr(member, "perf_counter", lambda: next(now))
+    seconds, cpu = batch(Operation(lambda: None, lambda _: True, calls=4), 0.0, lambda: next(clock))
     assert cpu == pytest.approx(6.0 / 3 / 4)
-    assert all(0.005 <= each < 0.02 for each in seconds)
+    assert seconds == pytest.approx([0.005] * 3)
 
 
 def test_the_ratio_is_the_time_of_the_other_side_divided_by_ours() -> None:

@@ -10,7 +10,12 @@ from lab import LESSON, SECONDS, settles
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
 TRAIN, HAND, STOP = "pipe.step(x[batch]", "dist_autograd.backward(", "%cluster stop"
-# While the cell runs, which may be only four seconds. In the RRefs panel only the ages change, once a second.
+TRAIN_ON = """
+import pathlib
+while not pathlib.Path({!r}).exists():
+    for batch in torch.randperm(len(x)).split(128):
+        pipe.step(x[batch], y[batch])"""
+# While the cell runs. In the RRefs panel only the ages change, once a second.
 CHANGES = {"Pipeline": 2, "Autograd contexts": 2, "RRefs": 1}
 
 # Keeps, for each panel, the pictures that came one after another while the cell ran. The prompt of such a cell shows a
@@ -61,9 +66,12 @@ def rref_words(tables):
 
 
 @pytest.mark.parametrize("lab", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)], indirect=True)
-def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show):
+def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show, tmp_path):
     lesson = nbformat.read(LESSON, 4)
     lesson.cells = [cell for cell in lesson.cells if not any(":" in tag for tag in cell.metadata.get("tags", ()))]
+    seen = tmp_path / "seen"
+    (train,) = [cell for cell in lesson.cells if TRAIN in cell.source]
+    train.source += TRAIN_ON.format(str(seen))
     notebook = show(lesson, LESSON.name)  # without exercises
     page = notebook.page
     kernel = psutil.Process(notebook.value("__import__('os').getpid()"))
@@ -71,6 +79,7 @@ def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show
 
     notebook.run_above(STOP)
     page.wait_for_function(MOVED, arg=CHANGES, polling=50)
+    seen.touch()
     notebook.ended(HAND)
     assert notebook.errors() == []
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from rpcbench.distributed.groups import NamedGroup
 
 pytestmark = pytest.mark.process
 
-INIT = "import torch, rpcbench.distributed as dist\ndist.init_process_group('gloo', timeout={})"
+INIT = "import torch, rpcbench.distributed as dist\ndist.init_process_group('gloo', timeout=100)"
 SUM = "dist.all_reduce(x := torch.ones(1)); x.item()"
 HANG_SECONDS = 25.0  # five times the limit; without a notice of the end it would be the group's timeout
 Deed = Callable[[], Any]
@@ -38,8 +39,8 @@ def cluster() -> Iterator[rpcbench.Cluster]:
         yield made
 
 
-def begin(cluster: rpcbench.Cluster, timeout: float = 100) -> None:
-    cluster.run("all", INIT.format(timeout))
+def begin(cluster: rpcbench.Cluster) -> None:
+    cluster.run("all", INIT)
     assert cluster.run("all", SUM) == {name: float(len(cluster.workers)) for name in cluster.workers}
 
 
@@ -52,17 +53,27 @@ def kill_oneself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hurry(seconds: float) -> None:
+    """On a worker: let its next waits end after so long."""
+    groups.member(None).world.seconds = seconds
+
+
 def reduced() -> float:
     dist.all_reduce(x := torch.ones(1))
     return x.item()
 
 
 def test_a_timeout_names_the_missing_rank_and_where_the_others_wait(cluster: rpcbench.Cluster) -> None:
-    begin(cluster, timeout=5)
-    with pytest.raises(RpcTimeoutError) as caught:
-        cluster.run("all", "if dist.get_rank() != 1:\n    dist.all_reduce(torch.ones(2))")
+    begin(cluster)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(cluster.run, "worker3", "pass\ndist.all_reduce(torch.ones(2))")
+        until(lambda: cluster.rpc_sync("worker1", all_wait, (2,)))
+        cluster.rpc_sync("worker1", hurry, (1.0,))
+        with pytest.raises(RpcTimeoutError) as caught:
+            cluster.run("worker1", "pass\ndist.all_reduce(torch.ones(2))")
+        assert isinstance(other.exception(), RpcTimeoutError)
     story = str(caught.value)
-    assert "5 s have passed in all_reduce(SUM) of float32[2]:\n" in story
+    assert "1 s have passed in all_reduce(SUM) of float32[2]:\n" in story
     assert "rank 1 (worker2) has not come\n" in story
     assert all(f"rank {rank} (worker{rank + 1}) waits there, at " in story for rank in (0, 2)), story
     assert "line 2: dist.all_reduce(torch.ones(2))" in story
@@ -71,10 +82,14 @@ def test_a_timeout_names_the_missing_rank_and_where_the_others_wait(cluster: rpc
 
 
 def test_a_timeout_names_the_collective_that_the_missing_rank_waits_in(cluster: rpcbench.Cluster) -> None:
-    begin(cluster, timeout=5)
+    begin(cluster)
+    other = cluster.rpc_async("worker2", outcome, (lambda: dist.recv(torch.ones(1), 2),), timeout=2 * HANG_SECONDS)
+    until(lambda: cluster.rpc_sync("worker1", all_wait, (1,)))
+    cluster.rpc_sync("worker1", hurry, (1.0,))
     with pytest.raises(RpcTimeoutError) as caught:
-        cluster.run("all", "dist.recv(torch.ones(1), 2) if dist.get_rank() == 1 else dist.barrier()")
+        cluster.run("worker1", "dist.barrier()")
     assert "has not come; it waits in" in str(caught.value)
+    assert other.wait().startswith("RpcTimeoutError")
 
 
 @pytest.mark.parametrize("rank", [0, 2])  # rank 0 keeps the store
@@ -93,9 +108,9 @@ def test_a_killed_rank_is_named_to_the_waiting_ranks_at_once(cluster: rpcbench.C
 
 
 def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have reported that they wait."""
-    world = groups.member(None).world
-    return world.store.check([f"waits/{rank}" for rank in ranks])
+    """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
+    store = groups.member(None).world.store
+    return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
 def interrupted(cluster: rpcbench.Cluster, worker: str, code: str) -> None:
@@ -131,8 +146,8 @@ def test_an_end_reaches_a_wait_in_torch_after_the_connection_to_another_rank_has
 ) -> None:
     begin(cluster)
     before = cluster.rpc_sync("worker3", connections)
-    waits = cluster.rpc_async("worker3", torch.distributed.all_reduce, (torch.ones(2),), timeout=HANG_SECONDS)
-    until(lambda: "all_reduce" in str(cluster.stack("worker3")))  # it waits for worker2, which does not call
+    waits = cluster.rpc_async("worker3", torch.distributed.recv, (torch.ones(2), 1), timeout=HANG_SECONDS)
+    until(lambda: "work.wait()" in str(cluster.stack("worker3")))  # for worker2, which sends nothing
     cluster.rpc_sync("worker1", world._abort)
     until(lambda: cluster.rpc_sync("worker3", connections) == before - 1)
     assert not waits.done()

@@ -88,9 +88,9 @@ def test_a_rank_that_is_killed_while_torch_creates_a_group_is_named_at_once(
 
 
 def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have reported that they wait."""
-    world = groups.member(None).world
-    return world.store.check([f"waits/{rank}" for rank in ranks])
+    """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
+    store = groups.member(None).world.store
+    return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
 def interrupted(cluster: rpcbench.Cluster) -> None:

@@ -146,6 +146,7 @@ def failed_futures() -> tuple[str, str, bool, str]:
     future = outcome(work.get_future().wait)
     early = dist.irecv(torch.ones(1), (me() + 1) % 4, tag=7)
     unready = outcome(early.result)
+    dist.barrier()  # no rank sends before all have looked
     dist.isend(torch.ones(1), (me() - 1) % 4, tag=7).wait()
     early.wait()
     return future, type(work.exception()).__name__, work.is_success(), unready

@@ -106,8 +106,11 @@ def waits(method: str, seconds: float) -> str:
 def test_an_incomplete_rendezvous_times_out_and_names_the_missing_ranks(
     cluster: rpcbench.Cluster, tmp_path: Path
 ) -> None:
-    method = f"file://{tmp_path}/meeting"
-    first, second = wait_all([cluster.rpc_async(f"worker{i}", waits, (method, 0.5 * i)) for i in (1, 2)])
+    meeting = tmp_path / "meeting"
+    method = f"file://{meeting}"
+    patient = cluster.rpc_async("worker1", waits, (method, 100))
+    until(lambda: meeting.exists() and b"here/0" in meeting.read_bytes())
+    first, second = wait_all([patient, cluster.rpc_async("worker2", waits, (method, 0.5))])
     assert first == second and "Of 3 ranks 2 had come; missing: 2." in first and first.startswith("RpcTimeoutError: ")
     how = {"init_method": method, "world_size": 3}  # a late rank meets the ones that try again
     assert sorted(on(cluster, dict.fromkeys(["worker1", "worker2", "worker3"], how)))[2] == (2, 3, 111)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from worlds import PATIENCE
 
 import rpcbench
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
+from rpcbench.runtime import deadlocks
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -62,7 +64,8 @@ def test_every_public_name_has_a_docstring():
 @pytest.fixture(scope="module")
 def names():
     """The names that examples can use, with a running cluster."""
-    with rpcbench.Cluster(2) as cluster:
+    with pytest.MonkeyPatch.context() as patch, rpcbench.Cluster(2) as cluster:
+        patch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)  # `cluster.stack` reports a slow worker as one that hangs
         yield {"cluster": cluster, "torch": torch, "rpcbench": rpcbench, "rpc": rpc, "dist_autograd": dist_autograd}
 
 

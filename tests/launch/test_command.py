@@ -118,11 +118,12 @@ def interrupts() -> int:
     return len(_interrupts)
 
 
-def test_an_interrupt_reaches_the_main_thread_of_the_worker(cluster: rpcbench.Cluster) -> None:
-    shown = threading.Timer(0.5, cluster.interrupt, ("worker3",))
+def test_an_interrupt_reaches_the_main_thread_of_the_worker(cluster: rpcbench.Cluster, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shown = threading.Thread(target=lambda: (until(runs.exists), cluster.interrupt("worker3")))
     shown.start()
     with pytest.raises(KeyboardInterrupt):
-        cluster.run("worker3", "import time\ntime.sleep(100)")
+        cluster.run("worker3", f"import pathlib, time\npathlib.Path({str(runs)!r}).touch()\ntime.sleep(100)")
     shown.join()
     cluster.rpc_sync("worker3", count_interrupts)
     cluster.interrupt("worker3")  # the worker is idle

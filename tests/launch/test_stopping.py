@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from sizes import long
-from worlds import stop, until
+from worlds import PATIENCE, stop, until
 
 import rpcbench
 from rpcbench.base.conditions import Condition
@@ -180,6 +180,18 @@ class Fake:
         self._end("kill")
 
 
+class Interrupting(Fake):
+    """One that Ctrl-C follows soon after the first look at it."""
+
+    looks = 0
+
+    def poll(self) -> int | None:
+        self.looks += 1
+        if self.looks == 1:
+            threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        return super().poll()
+
+
 def see_to(*handles: Fake, grace: float = 0.05) -> list[str]:
     def running() -> list[Any]:
         return [handle for handle in handles if handle.poll() is None]
@@ -196,9 +208,7 @@ def test_stopped_waits_and_then_sends_sigterm_and_sigkill() -> None:
 
 
 def test_ctrl_c_ends_the_wait_and_terminates_the_workers() -> None:
-    worker = Fake("a", Condition(), "terminate")
-    interrupt = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-    interrupt.start()
+    worker = Interrupting("a", Condition(), "terminate")
     with pytest.raises(KeyboardInterrupt):
         see_to(worker, grace=600.0)
     assert worker.status == 0
@@ -228,7 +238,7 @@ def test_workers_can_end_and_start_while_the_fork_server_is_stopped(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_client, "_HANG_SECONDS", 0.3)
-    with rpcbench.Cluster(3, grace=1.0) as cluster:
+    with rpcbench.Cluster(3, grace=0.0) as cluster:
         hung = cluster._launcher._server()  # type: ignore[attr-defined]
         stop(hung.pid)
         try:
@@ -309,15 +319,19 @@ def _no_fork_server() -> None:
 @pytest.mark.process
 def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = rpcbench.Cluster(1)
-    launch = cluster._launch
+    launch, close, launched = cluster._launch, cluster._launcher.close, threading.Event()
 
     def late(configs: list[WorldConfig]) -> list[Handle]:
         ending.start()
         until(lambda: cluster._ended, "the end to begin")
-        return launch(configs)
+        try:
+            return launch(configs)
+        finally:
+            launched.set()
 
     ending = threading.Thread(target=cluster.shutdown)
     monkeypatch.setattr(cluster, "_launch", late)
+    monkeypatch.setattr(cluster._launcher, "close", lambda: (launched.wait(PATIENCE), close()))
     with pytest.raises(ShutdownError, match="this cluster is shut down"):
         cluster.scale(3)
     ending.join()

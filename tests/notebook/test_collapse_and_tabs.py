@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import pytest
 from IPython.core.error import UsageError
+from worlds import until
 
 from rpcbench.notebook import require_extra
 from rpcbench.notebook.async_cells import in_tabs
@@ -50,10 +52,14 @@ def test_tabs_hold_what_each_worker_shows_and_end_as_text_too(kernel):
 
 
 @pytest.mark.process
-def test_an_interrupted_cell_leaves_its_tabs_with_all_that_was_shown(kernel):
-    code = "%%remote all --tabs --timeout 0.5\nimport time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
-    reply = kernel.run(code)
-    assert reply.ename == "RpcTimeoutError"
+def test_an_interrupted_cell_leaves_its_tabs_with_all_that_was_shown(kernel, tmp_path):
+    ready = f"print('ready')\npathlib.Path({str(tmp_path)!r}, rpc.get_worker_info().name).touch()"
+    stop = threading.Thread(target=lambda: (until(lambda: len([*tmp_path.iterdir()]) == 2), kernel.interrupt()))
+    stop.start()
+    imports = "import pathlib, time\nfrom rpcbench import rpc"
+    reply = kernel.run(f"%%remote all --tabs\n{imports}\n{ready}\nwhile True:\n    time.sleep(0.01)")
+    stop.join()
+    assert reply.ename == "KeyboardInterrupt"
     last = [content for kind, content in reply.outputs if kind == "update_display_data"][-1]
     assert last["data"]["text/plain"] == "[worker1] ready\n[worker2] ready"
 

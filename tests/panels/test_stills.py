@@ -175,7 +175,7 @@ def test_colours_are_those_of_the_live_panels():
 @pytest.mark.parametrize("end", ["c.shutdown()", *long("pass")])
 def test_below_a_panel_stands_its_last_picture_in_a_notebook_that_ran_without_a_browser(end):
     cells = [
-        "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1)\nrpcbench.panel('rrefs')",
+        "import rpcbench\nfrom rpcbench import rpc\nc = rpcbench.Cluster(1, grace=60)\nrpcbench.panel('rrefs')",
         "r = rpc.remote('worker1', int)\nr.to_here()",
         end,
         "c.shutdown()",

@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worlds import nothing_left, world
+from worlds import PATIENCE, nothing_left, world
 
 from rpcbench.launch.cluster import Cluster
+from rpcbench.pipeline import driver
 from rpcbench.runtime.agent import Agent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient_driver() -> Iterator[None]:
+    """A driver that waits until workers have answered what they have done, also on a machine that is busy elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_GRACE_SECONDS", PATIENCE)
+        yield
 
 
 @pytest.fixture

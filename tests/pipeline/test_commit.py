@@ -23,7 +23,7 @@ from worlds import far_world, stop, until
 
 from rpcbench import Cluster
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, split
+from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, driver, split
 from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.driver import StepDriver
 from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
@@ -405,7 +405,10 @@ def test_an_error_states_the_step_of_each_stage_after_a_death_during_the_commit(
 
 
 @pytest.mark.process
-def test_a_failed_step_ends_although_a_stopped_coordinator_does_not_answer(cluster: Cluster) -> None:
+def test_a_failed_step_ends_although_a_stopped_coordinator_does_not_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.5)
     pipe = mortal(cluster, {3: Raises()}, optimizer=(torch.optim.SGD, {"lr": 0.1}))
     pipe.step(*small_data())
     before = pipe.state_dict()
@@ -428,6 +431,7 @@ def test_a_failed_step_ends_although_a_stopped_coordinator_does_not_answer(clust
 def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
+    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.5)
     _gate.clear()
     _reached.clear()
     answers, abort = threading.Event(), Slots.abort

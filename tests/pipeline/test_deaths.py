@@ -19,9 +19,10 @@ from worlds import far_world, until
 
 from rpcbench import Cluster
 from rpcbench.base.errors import StageLostError
-from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.pipeline import Pipeline, PipelineError, split, stage
 from rpcbench.pipeline.execution import StepExecution
 from rpcbench.pipeline.mailboxes import Mailbox
+from rpcbench.pipeline.step_log import WorkerPhase
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
@@ -199,9 +200,9 @@ class Holds(nn.Module):
 
 
 def is_waiting() -> bool:
-    tables = current.current().tables()
-    running = [row for row in tables["steps"].values() if row["state"] == "running"]
-    return bool(running) and not any(row["step"] == running[0]["step"] for row in tables["ops"].values())
+    running = [row["step"] for row in current.current().tables()["steps"].values() if row["state"] == "running"]
+    places = [worker.record.place for worker in current.current().part(stage._Directory).workers.values()]
+    return any(place.step in running and place.doing is WorkerPhase.WAITS for place in places)
 
 
 def test_an_error_names_the_operation_that_a_killed_worker_was_waiting_to_begin(

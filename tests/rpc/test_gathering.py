@@ -139,8 +139,26 @@ def test_the_leader_ignores_a_follower_that_has_left_before_the_result(agents: l
     _send_result(agents[0], states, 20)
 
 
-def test_all_gather_raises_at_its_timeout_and_the_next_round_works(agents: list[Agent], on: As) -> None:
-    answers = [on(agent, api._all_gather, 0, EVERYONE, timeout=0.2) for agent in agents[:2]]
+def given(agents: list[Agent], *followers: Agent) -> bool:
+    """Whether the leader has the objects of these followers, and no other one."""
+    led = list(agents[0].part(_GatherRounds)._led)
+    return [set(states.gathered_objects) for states in led] == [{agent.name for agent in followers}]
+
+
+@pytest.fixture
+def patient(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks of the followers stand still, so that no timeout ends the call with their object."""
+    for agent in agents[1:]:
+        now = agent.links.clock()
+        monkeypatch.setattr(agent.links, "clock", lambda now=now: now)
+
+
+def test_all_gather_raises_at_its_timeout_and_the_next_round_works(
+    agents: list[Agent], on: As, patient: None
+) -> None:
+    answers = [on(agents[1], api._all_gather, 0, EVERYONE, timeout=0.2)]
+    until(lambda: given(agents, agents[1]))
+    answers.append(on(agents[0], api._all_gather, 0, EVERYONE, timeout=0.2))
     for answer in answers:
         with pytest.raises(RpcTimeoutError, match="in _all_gather"):
             answer.result(20)
@@ -148,10 +166,14 @@ def test_all_gather_raises_at_its_timeout_and_the_next_round_works(agents: list[
     assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1, "worker2": 2}] * 3
 
 
-def test_followers_that_do_not_receive_the_result_in_time_are_named(agents: list[Agent], on: As) -> None:
+def test_followers_that_do_not_receive_the_result_in_time_are_named(
+    agents: list[Agent], on: As, patient: None
+) -> None:
     gate = threading.Event()
     Slow.gates.append(gate)
-    answers = [on(agent, api._all_gather, Slow(), timeout=0.5) for agent in agents]
+    answers = [on(agent, api._all_gather, Slow(), timeout=0.5) for agent in agents[1:]]
+    until(lambda: given(agents, *agents[1:]))
+    answers.insert(0, on(agents[0], api._all_gather, Slow(), timeout=0.5))
     told = r"Followers \['worker1', 'worker2'\] timed out in _all_gather after 0.50"
     with pytest.raises(RpcTimeoutError, match=told):
         answers[0].result(20)

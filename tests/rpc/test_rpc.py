@@ -181,7 +181,7 @@ def alone(runtime: Path, no_leaks: None) -> Iterator[rpc.TensorPipeRpcBackendOpt
 
 def test_a_world_of_one_member_serves_its_own_calls(alone: rpc.TensorPipeRpcBackendOptions) -> None:
     rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=alone)
-    assert rpc.rpc_sync("me", int, ("7",)) == 7 and rpc.get_worker_info() == rpc.WorkerInfo("me", 0)
+    assert rpc.rpc_sync("me", int, ("7",), timeout=SECONDS) == 7 and rpc.get_worker_info() == rpc.WorkerInfo("me", 0)
     rpc.shutdown()
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import nothing_left, until, world
+from worlds import PATIENCE, nothing_left, until, world
 
 import rpcbench
 from rpcbench.base import futures
 from rpcbench.base.errors import DeadlockError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
-from rpcbench.runtime import current
+from rpcbench.runtime import current, deadlocks
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import ASK, Watchdog
 
@@ -178,7 +178,16 @@ def outer() -> None:
     rpc_sync("worker2", hold, ("inner",))
 
 
-def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent]) -> None:
+@pytest.fixture
+def patient(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks stand still, so that calls have run less than a second, and a member may answer late."""
+    monkeypatch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)
+    for agent in agents:
+        now = agent.links.clock()
+        monkeypatch.setattr(agent.links, "clock", lambda now=now: now)
+
+
+def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent], patient: None) -> None:
     call = rpc_async("worker1", outer)
     assert event("inner runs").wait(20)
     waiter = threading.Thread(target=call.wait, name="waiter")
@@ -202,7 +211,7 @@ def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent]) -
     ]
 
 
-def test_explain_shows_why_a_call_has_not_begun(agents: list[Agent]) -> None:
+def test_explain_shows_why_a_call_has_not_begun(agents: list[Agent], patient: None) -> None:
     agents[1]._pool.limit = 1
     first = rpc_async("worker1", hold, ("first",))
     assert event("first runs").wait(20)
@@ -223,7 +232,10 @@ def test_explain_names_a_member_that_does_not_respond(agents: list[Agent], monke
     assert "worker2 does not respond: it is stopped" in rpcbench.explain()
 
 
-def test_a_long_wait_is_logged_once(agents: list[Agent], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_once(
+    agents: list[Agent], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)
     agents[0].part(Watchdog).patience = 0.2
     call = rpc_async("worker1", hold, ("long",))
     with caplog.at_level(logging.WARNING, "rpcbench"):

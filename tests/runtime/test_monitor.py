@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from worlds import PATIENCE, until
 
+from rpcbench.runtime import pool
 from rpcbench.runtime.pool import LONG, Monitor
 
 
@@ -55,6 +57,14 @@ def monitor() -> Iterator[Monitor]:
     assert len(threads) == 1
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the monitor sees, which stands still."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(pool, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: now[0]))
+    return now
+
+
 def test_a_read_lock_that_is_free_for_long_is_given_to_the_pool_once(monitor: Monitor) -> None:
     lock = Lock(monitor)
     for turn in range(3):
@@ -62,20 +72,24 @@ def test_a_read_lock_that_is_free_for_long_is_given_to_the_pool_once(monitor: Mo
         until(lambda turn=turn: lock.given == turn + 1)  # type: ignore[misc]
 
 
-def test_a_read_lock_that_is_acquired_in_time_is_not_given_to_the_pool(monitor: Monitor) -> None:
+def test_a_read_lock_that_is_acquired_in_time_is_not_given_to_the_pool(clock: list[float], monitor: Monitor) -> None:
     quick, slow = Lock(monitor), Lock(monitor)
     quick.release()
     assert quick.acquire()
     slow.release()
+    clock[0] += 1.0
     until(lambda: slow.given == 1)
     assert quick.given == 0
 
 
-def test_the_monitor_sleeps_without_free_locks_and_looks_again_at_the_next_release(monitor: Monitor) -> None:
+def test_the_monitor_sleeps_without_free_locks_and_looks_again_at_the_next_release(
+    clock: list[float], monitor: Monitor
+) -> None:
     for turn in range(3):
         lock = Lock(monitor)
         lock.release()
         assert monitor._looks
+        clock[0] += 1.0
         until(lambda lock=lock: lock.given == 1)  # type: ignore[misc]
         until(lambda: not monitor._looks, f"sleep after call {turn}")
 

@@ -201,15 +201,22 @@ def test_idle_threads_end_after_a_while(pool: Pool, monkeypatch: pytest.MonkeyPa
 def test_a_job_that_is_given_to_a_thread_at_its_timeout_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that wants to end may be taken already: then it waits for its job, for as long as that takes."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
-    pool.spawn(lambda: None)
-    until(lambda: figures(pool)["idle"] == 1)
-    give = module.PoolThread.give
+    wants, taken = threading.Event(), threading.Event()
+    retire, give = pool.retire, module.PoolThread.give
+
+    def retires(thread: module.PoolThread) -> bool:
+        wants.set()
+        assert taken.wait(PATIENCE)
+        return retire(thread)
 
     def late(thread: module.PoolThread, job: Callable[[], object] | None) -> None:
-        time.sleep(0.3)
+        taken.set()
         give(thread, job)
 
+    monkeypatch.setattr(pool, "retire", retires)
     monkeypatch.setattr(module.PoolThread, "give", late)
+    pool.spawn(lambda: None)
+    assert wants.wait(PATIENCE)
     done = threading.Event()
     pool.spawn(done.set)
     assert done.wait(PATIENCE)

@@ -326,6 +326,10 @@ def test_the_clock_of_another_host_is_measured(tmp_path: Path, monkeypatch: pyte
             other.stop()
 
 
+def received(world: Any) -> set[str]:
+    return {row["kind"] for row in messages_view(world)["messages"].values() if row["state"] == "received"}
+
+
 def test_a_trace_has_what_followed_from_its_body_and_nothing_from_before(agents: list[Agent]) -> None:
     collector = collect.current_collector()
     stop = collector.subscribe(lambda: None, MESSAGES)
@@ -334,6 +338,7 @@ def test_a_trace_has_what_followed_from_its_body_and_nothing_from_before(agents:
         rref = remote("worker1", dict)
         rref.to_here()
         del rref
+        until(lambda: "UserDelete" in received(collector.world()))
     assert seen.complete
     rows = seen.view["messages"].values()
     assert {"Create", "Fetch", "UserDelete"} <= {row["kind"] for row in rows}
@@ -348,7 +353,9 @@ def test_a_trace_says_where_not_all_have_told(agents: list[Agent], monkeypatch: 
     faults = install(Faults(), agents[2])
     faults.hold("Notice")
     with trace() as seen:
+        until(lambda: all(agent.machine.ask(lambda node: node.delivery.told) for agent in agents[:2]))
         rpc_sync("worker1", abs, (-1,))
+        until(lambda: "abs" in str(messages_view(collect.current_collector().world())))
     assert not seen.complete and any(row["label"] == "abs" for row in seen.view["messages"].values())
     faults.heal()
 

@@ -331,12 +331,15 @@ def test_stacks_are_those_of_all_threads_that_run_the_users_program(agents: list
     GATES["spin"] = threading.Event()
     actions, future = agents[0].part(Actions), rpc_async("worker1", spin, ("spin",))
 
+    texts: list[str] = []
+
     def said() -> str:
         actions.begin("stacks", "worker1").result(20)
-        return str(actions.table()["stacks worker1"]["text"])
+        texts.append(str(actions.table()["stacks worker1"]["text"]))
+        return texts[-1]
 
     until(lambda: "in spin: while not GATES" in said())
-    lines = said().splitlines()
+    lines = texts[-1].splitlines()
     assert re.fullmatch(r"At \S+( \w+)?, worker1:", lines[0])
     assert any("spin, a call of notebook, which has run" in line for line in lines)
     assert any(line.startswith("  MainThread runs") for line in lines) and "in said: actions.begin" in "".join(lines)
