@@ -148,9 +148,10 @@ def test_replicas_differ_after_a_death_while_applying_and_a_checkpoint_restores_
 
 
 def hurry(seconds: float) -> None:
-    """On a worker: give so long to the operations of the group that it has."""
-    (worker,) = current.current().part(stage._Directory).workers.values()
-    worker.column._group._set_default_timeout(timedelta(seconds=seconds))
+    """On a worker: give so long to the operations of the groups that it has."""
+    columns = [worker.column for worker in current.current().part(stage._Directory).workers.values()]
+    for group in [column._group for column in columns if column is not None and column._group is not None]:
+        group._set_default_timeout(timedelta(seconds=seconds))
 
 
 def test_a_step_fails_in_time_if_a_worker_hangs_in_the_all_reduce(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import RRefHandle
-from rpcbench.runtime.members import WorkerInfo
+from rpcbench.runtime.members import WorkerInfo, _Watcher
 from rpcbench.transport.base import Link
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Message, Notice, View
@@ -243,3 +243,24 @@ def test_a_process_can_have_several_worlds_in_turn_and_two_at_once(tmp_path: Pat
             with current.using(other):
                 assert len(rpc_sync("worker1", members)) == 3
             assert len(rpc_sync("worker1", members)) == 2
+
+
+def test_a_watcher_gets_changes_one_at_a_time_in_their_order() -> None:
+    jobs: list[Callable[[], object]] = []
+    seen: list[str] = []
+
+    def handler(kind: str, member: WorkerInfo, reason: str) -> None:
+        seen.append(kind)
+        if kind == "lost":
+            watcher.tell("joined", member, "")  # while this one is handled
+            raise RuntimeError("of the handler")
+
+    watcher = _Watcher(handler, jobs.append)
+    watcher.tell("suspect", WorkerInfo("worker1", 1), "silent")
+    watcher.tell("lost", WorkerInfo("worker1", 1), "silent")
+    (job,) = jobs
+    job()
+    with pytest.raises(RuntimeError, match="of the handler"):
+        jobs[1]()
+    jobs[2]()
+    assert seen == ["suspect", "lost", "joined"] and len(jobs) == 3
