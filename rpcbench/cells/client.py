@@ -7,7 +7,8 @@ Rules
   and always raises KeyboardInterrupt. A second Ctrl-C does not wait.
 - A worker's error is raised here with its own type, after the results of all other workers were bound. While others
   still run the cell, a line in its output reports the error at once.
-- A worker runs the cells of one client in the order in which they were begun here, whatever their inputs weigh.
+- A worker runs the cells of one client in the order in which they were begun here, whatever their inputs weigh. Inputs
+  are pickled on a thread of the pool, in that order: a change meanwhile may be sent along.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.errors import RemoteError, SerializationError, WorkerLostError
+from rpcbench.base.errors import CallCancelled, RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
 from rpcbench.cells.display import (
     OutputArea,
@@ -45,6 +46,7 @@ from rpcbench.cells.runner import INTERRUPT, QUEUED, Cell, run_cell
 from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
+from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.publisher import Health
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ class _WorkerRun:
         self.values: Values = {}
         self.error: Exception | None = None
         self.asked = False  # the cell may have reached the worker
+        self.stopped = False  # it was interrupted, so it is not sent any more
         self.replied = Event()  # set after `settled` and its callback, so threads that wait for it find these done
         self.settled = False  # `values` or `error` is final
         self.output_buffer = OutputBuffer(area, functools.partial(prompts.take_over, member, self.replied.is_set))
@@ -232,7 +235,7 @@ class SendOrder:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()  # of threads of the pool. The main thread takes none: Ctrl-C may end it anywhere
+        self._lock = threading.Lock()  # guards the first cell of each worker; `enter` appends without it
         # By worker: the number of each cell, and its send. Of the first one, the send is None once it was begun.
         self._cells: dict[int, deque[tuple[int, Callable[[], object] | None]]] = defaultdict(deque)
         agent.on_notice(QUEUED, lambda worker, notice: self.passed(worker, notice["cell"]))
@@ -249,7 +252,10 @@ class SendOrder:
             if not cells or cells[0] != (cell, None):
                 return
             cells.popleft()
-        self._agent.submit(functools.partial(self._send_first, worker))
+        if self._agent.running:
+            self._agent.submit(functools.partial(self._send_first, worker))
+        else:  # no thread runs jobs any more, and a send fails at once
+            self._send_first(worker)
 
     def _send_first(self, worker: int) -> None:
         with self._lock:
@@ -286,7 +292,9 @@ class RunningCell:
     def begin(self, relay: OutputRouter, order: SendOrder) -> None:
         for part in self._parts:
             part.asked = True  # before the cell can run: Ctrl-C waits for all workers that may run it
-            order.enter(part.member.id, self._cell.number, functools.partial(self._send, part, relay))
+            with uninterrupted:
+                relay.open(part.member.id, self._cell.number, part.output_buffer)
+                order.enter(part.member.id, self._cell.number, functools.partial(self._send, part, relay))
 
     def answer(self) -> CellResult:
         """Wait for all workers until the deadline; then interrupt those that are late."""
@@ -301,6 +309,7 @@ class RunningCell:
         self._news.end()
         for part in self._parts:
             if not part.replied.is_set():
+                part.stopped = True
                 notice = {"cell": self._cell.number}
                 # On a pool thread: a send may block, and a second Ctrl-C must not cut it in half.
                 self._agent.submit(functools.partial(self._agent.notify, part.member.id, INTERRUPT, notice))
@@ -337,8 +346,9 @@ class RunningCell:
 
     def _send(self, part: _WorkerRun, relay: OutputRouter) -> None:
         worker = part.member.id
-        relay.open(worker, self._cell.number, part.output_buffer)
         try:
+            if part.stopped:
+                raise CallCancelled("the cell was interrupted before it was sent")
             # A timeout of 0 is none: the client itself counts the cell's time.
             cell = part.of_its_own(self._cell)
             future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
@@ -417,14 +427,16 @@ class CellClient:
         news = _FailureReporter(screen)
 
         def on_settled(part: _WorkerRun) -> None:
-            self._order.passed(part.member.id, cell.number)
-            if part.error is not None:
-                news.failed(part)
-                if way.on_failure is not None:
-                    way.on_failure(part.member.name, part.error)
-            elif way.replayed:
-                self.history.note(part.member.name, part.of_its_own(cell))
-            changed()
+            try:
+                if part.error is not None:
+                    news.failed(part)
+                    if way.on_failure is not None:
+                        way.on_failure(part.member.name, part.error)
+                elif way.replayed:
+                    self.history.note(part.member.name, part.of_its_own(cell))
+                changed()
+            finally:
+                self._order.passed(part.member.id, cell.number)
 
         parts = [
             _WorkerRun(member, area, prompts, on_settled, remedy, ask.own.get(member.name, {}))

@@ -195,9 +195,10 @@ class ForkServerClient:
         with contextlib.suppress(TimeoutError):
             handle.wait(_HANG_SECONDS)
         while handle.poll() is None and not self._lost:
-            with contextlib.suppress(TimeoutError):  # once more, as this process itself may have been stopped
+            over = has_ended(handle)
+            with contextlib.suppress(TimeoutError):  # also then, as this process itself may have been stopped
                 handle.wait(_GLANCE_SECONDS)
-            if handle.poll() is None and has_ended(handle):
+            if over and handle.poll() is None:
                 self.is_hung = True
                 self._take({"exited": number, "status": -signal.SIGKILL})
 

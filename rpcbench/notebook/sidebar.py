@@ -168,11 +168,12 @@ class Sidebar:
         self._alone = threading.Lock()  # of two pages that start a cluster at once, the second finds the first one's
         self._starting = ""  # progress of a start, shown by all pages
         self._panels: dict[str, Any] = {}  # by comm id
-        comm.get_comm_manager().register_target(TARGET, self.opened)
+        self._manager = comm.get_comm_manager()  # another one once ipykernel is loaded, in IPython without a kernel
+        self._manager.register_target(TARGET, self.opened)
 
     def close(self) -> None:
         """Serve no more requests, and close the comms of watching pages."""
-        comm.get_comm_manager().unregister_target(TARGET, self.opened)
+        self._manager.unregister_target(TARGET, self.opened)
         self._watchers.close()
         for comm_id in list(self._panels):
             self._shut(comm_id)

@@ -96,7 +96,7 @@ class BatchRunner:
         self.reduction, self.has_loss = reduction, has_loss
         self.updates = schedule_cache.whole.updates  # optimizers step within the step
         self._book, self._names, self._inputs = schedule_cache, names, inputs
-        self._seeds, self._others = seeds, StepSeeds(seeds.base + 1)  # evaluation draws from seeds of its own
+        self._seeds = seeds
         self._windows: dict[tuple[int, bool], int] = {}  # (micro-batches, trains) → window
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
@@ -167,8 +167,7 @@ class BatchRunner:
         orders = self._book.fitting(samples)
         microbatch.sizes(samples, orders.microbatches)  # raises before anything is sent
         orders = orders if train else orders.forwards
-        seeds = self._seeds if train else self._others  # evaluation in between leaves training as it was
-        step, seed, inputs = next(_STEPS), seeds.draw(), model_inputs(x, self._inputs)
+        step, seed, inputs = next(_STEPS), self._seeds.draw(train), model_inputs(x, self._inputs)
         tasks: dict[int, Task] = {}
         for place, id_ in enumerate(self._names):
             share = orders.microbatches, orders.replica(place), orders.replicas

@@ -260,7 +260,7 @@ class Checkpoints:
             "format": _FORMAT,
             "optimizer_step": worker_group.commit_state.number,
             "optimizer": self._optimizer,
-            "seeds": {"base": self._seeds.base, "drawn": self._seeds.drawn},
+            "seeds": {"base": self._seeds.base, "drawn": self._seeds.drawn, "evaluated": self._seeds.evaluated},
             "stages": stages,
         }
 
@@ -285,6 +285,7 @@ class Checkpoints:
         with worker_group.commit_state.replaced(manifest["optimizer_step"]):  # all files fit: now the stages change
             worker_group.on_stages(read, sources)
         self._seeds.base, self._seeds.drawn = manifest["seeds"]["base"], manifest["seeds"]["drawn"]
+        self._seeds.evaluated = manifest["seeds"].get("evaluated", 0)  # early manifests have none
         number: int = manifest["optimizer_step"]
         return number
 

@@ -28,15 +28,19 @@ for torch's."""
 
 
 class StepSeeds:
-    """The sequence of seeds of steps: each depends on `base`, 0 to 2**62 - 1, and on how many were `drawn` before."""
+    """The sequences of seeds of training steps and of evaluations, which leave those of training as they were. A seed
+    depends on `base`, 0 to 2**62 - 1, and on how many of its sequence were drawn before."""
 
-    def __init__(self, base: int, drawn: int = 0) -> None:
-        self.base, self.drawn = base, drawn  # both are in checkpoints
+    def __init__(self, base: int, drawn: int = 0, evaluated: int = 0) -> None:
+        self.base, self.drawn, self.evaluated = base, drawn, evaluated  # all three are in checkpoints
 
-    def draw(self) -> int:
+    def draw(self, train: bool = True) -> int:
         """Return the next seed, 0 to 2**62 - 1."""
-        self.drawn += 1
-        return _mixed(self.base, self.drawn) >> 2
+        if train:
+            self.drawn += 1
+            return _mixed(self.base, self.drawn) >> 2
+        self.evaluated += 1
+        return _mixed(self.base + 1, self.evaluated) >> 2
 
 
 def seed(step_seed: int, op: Op) -> int:

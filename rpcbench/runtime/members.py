@@ -46,30 +46,39 @@ GONE = ("left", "lost")
 """The events after which a member does not return."""
 
 
-class _Watcher:
+class _OrderedHandler:
     """A handler of changes. It gets them in their order, one at a time, each on a pool thread."""
 
     def __init__(self, handler: MemberHandler, spawn: Callable[[Job], None]) -> None:
         self._handler, self._spawn = handler, spawn
         self._lock = threading.Lock()
-        self._ahead: deque[tuple[str, WorkerInfo, str]] = deque()  # the first one is being handled
+        self._ahead: deque[tuple[str, WorkerInfo, str]] = deque()
+        self._busy = False  # a thread handles a change, or will
 
     def tell(self, kind: str, member: WorkerInfo, reason: str) -> None:
         with self._lock:
             self._ahead.append((kind, member, reason))
-            idle = len(self._ahead) == 1
-        if idle:
+            if self._busy:
+                return
+            self._busy = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
             self._spawn(self._handle)
+        except RuntimeError:  # the system allows no thread now: the next change brings this one
+            self._busy = False
+            raise
 
     def _handle(self) -> None:
+        change = self._ahead.popleft()
         try:
-            self._handler(*self._ahead[0])
+            self._handler(*change)
         finally:  # an error is reported by the pool, and the next change is handled all the same
             with self._lock:
-                self._ahead.popleft()
-                more = bool(self._ahead)
-            if more:
-                self._spawn(self._handle)
+                self._busy = bool(self._ahead)
+            if self._busy:
+                self._go_on()
 
 
 class Members:
@@ -81,7 +90,7 @@ class Members:
         self._machine = machine
         self._spawn = spawn
         self._found: dict[str | int, WorkerInfo] = {}  # cache; replaced at each change
-        self._watchers: list[_Watcher] = []
+        self._watchers: list[_OrderedHandler] = []
         self._changes = Condition()
 
     def all(self) -> list[WorkerInfo]:
@@ -152,7 +161,7 @@ class Members:
     # -- changes
     def watch(self, handler: MemberHandler) -> None:
         """Call `handler` (on a pool thread, in order) when members join, leave or are lost."""
-        self._watchers.append(_Watcher(handler, self._spawn))
+        self._watchers.append(_OrderedHandler(handler, self._spawn))
 
     def came(self, member: Member) -> None:
         self._tell("joined", member, "")

@@ -319,8 +319,9 @@ _PARCELS = {  # values between stages; see `pipeline.exchange`
 }  # fmt: skip
 _NOTICES = {
     "cell": "output of a cell", "shown": "output is shown", "answer": "answer to input()", "heard": "interrupt handled",
-    "interrupt": "interrupt the cell", "comm": "message of a widget", "pipeline ends": "step is aborted",
-    "pipeline credits": "room for values", "pipeline rings": "shared memory", "pipeline values": "value is ready",
+    "interrupt": "interrupt the cell", "queued": "cell is queued", "comm": "message of a widget",
+    "pipeline ends": "step is aborted", "pipeline credits": "room for values", "pipeline rings": "shared memory",
+    "pipeline values": "value is ready",
 }  # fmt: skip
 _PIPELINE_CALLS = {
     "pipeline run": "pipeline step", "pipeline apply": "commit of a step", "pipeline stop": "stop of a step",

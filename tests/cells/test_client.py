@@ -13,6 +13,8 @@ from rpcbench.cells.runner import INTERRUPT, QUEUED, Cell
 class Agent:
     """An agent whose threads do not run, as on a busy machine."""
 
+    running = True
+
     def __init__(self):
         self.submitted = []
         self.notices = {}
@@ -42,7 +44,7 @@ def test_stop_names_a_worker_that_may_run_the_cell_already(monkeypatch):
     sent = RunningCell(
         agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace())
     )
-    sent.begin(SimpleNamespace(), SendOrder(agent))
+    sent.begin(SimpleNamespace(open=lambda *of: None), SendOrder(agent))
     assert sent.stop() == ([], ["worker1"])
     assert agent.submitted[-1].args[1:] == (INTERRUPT, {"cell": 7})
 
@@ -76,3 +78,30 @@ def test_a_cell_that_ctrl_c_left_without_a_turn_is_sent_before_the_next_one():
     order.passed(7, 1)
     agent.turn()
     assert sent == [1, 2]
+
+
+def test_when_the_agent_has_ended_a_waiting_cell_is_sent_at_once_and_fails():
+    agent, sent = Agent(), []
+    order = SendOrder(agent)
+    for cell in (1, 2, 3):
+        order.enter(7, cell, lambda cell=cell: (sent.append(cell), order.passed(7, cell)) if cell > 1 else None)
+    agent.turn()
+    agent.running = False
+    order.passed(7, 1)
+    assert sent == [2, 3] and agent.submitted == []
+
+
+def test_an_interrupted_cell_is_not_sent_any_more(monkeypatch):
+    monkeypatch.setattr(client, "_handling_seconds", lambda: 0.01)
+    agent, closed = Agent(), []
+    agent.notify = lambda *of: None
+    prompts = SimpleNamespace(take_over=print, look=lambda: None, close=lambda: None)
+    relay = SimpleNamespace(open=lambda *of: None, close=lambda *of: closed.append(of))
+    settled = []
+    part = _WorkerRun(SimpleNamespace(name="worker1", id=1), None, prompts, settled.append, "")
+    sent = RunningCell(agent, Cell(7, "1"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace()))
+    sent.begin(relay, SendOrder(agent))
+    sent.interrupt()
+    agent.turn()
+    assert settled == [part] and str(part.error) == "the cell was interrupted before it was sent"
+    assert closed == [(1, 7)]

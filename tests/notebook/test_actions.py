@@ -113,6 +113,17 @@ def ask(no_leaks, commands):
     assert TARGET not in comm.get_comm_manager().targets
 
 
+def test_it_ends_where_it_began_though_the_manager_of_comms_is_another_one_now(monkeypatch):
+    """As in IPython without a kernel, once something has loaded ipykernel."""
+    before, after = comm.base_comm.CommManager(), comm.base_comm.CommManager()
+    monkeypatch.setattr(comm, "get_comm_manager", lambda: before)
+    sidebar = Sidebar(Commands(), SimpleNamespace(auto=SimpleNamespace(targets=""), at=lambda clusters: []))
+    assert list(before.targets) == [TARGET]
+    monkeypatch.setattr(comm, "get_comm_manager", lambda: after)
+    sidebar.close()
+    assert before.targets == after.targets == {}
+
+
 AGAIN = {"text": "Started again: worker1. Its variables are lost."}
 
 

@@ -218,7 +218,9 @@ class Slow:
         return int, (7,)
 slow = Slow()""")
     kernel.run("%%remote worker1 --async -i slow\nresult = slow + 1")
+    kernel.run("handle = _")
     assert kernel.run("%%remote worker1\nprint(result)").text == "8\n"
+    assert kernel.run("handle.wait()").status == "ok"
 
 
 def test_the_stop_button_silences_a_flood(kernel):

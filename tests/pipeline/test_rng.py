@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.process
-def test_random_numbers_in_evaluation_come_from_the_seed_of_the_pipeline(cluster: Cluster) -> None:
+def test_random_numbers_in_evaluation_come_from_the_seed_of_the_pipeline(cluster: Cluster, tmp_path: Path) -> None:
     x, seen = torch.ones(6, 4), []
     cluster.run("all", "import torch; before = torch.get_rng_state()")
     for _ in range(2):
@@ -79,3 +80,8 @@ def test_random_numbers_in_evaluation_come_from_the_seed_of_the_pipeline(cluster
     assert torch.equal(first, again[0]) and torch.equal(second, again[1]) and not torch.equal(first, second)
     assert not torch.equal(first[:2], first[2:4])  # each micro-batch has numbers of its own
     assert all(cluster.run("all", "torch.equal(before, torch.get_rng_state())").values())
+    pipe.save(tmp_path)
+    third = pipe.predict(x)
+    other = Pipeline(split(model, cluster.workers, balance=[1, 2]), "1f1b", 3)
+    other.load(tmp_path)
+    assert torch.equal(other.predict(x), third)

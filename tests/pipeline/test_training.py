@@ -16,7 +16,7 @@ from torch.nn import functional
 from worlds import until
 
 from rpcbench.base.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
-from rpcbench.pipeline import Pipeline, PipelineError, split
+from rpcbench.pipeline import Pipeline, PipelineError, driver, split
 from rpcbench.pipeline.microbatch import cut
 from rpcbench.pipeline.step_log import KEPT_STEPS
 from rpcbench.runtime.agent import Agent
@@ -157,7 +157,10 @@ def _interrupt() -> None:
     _thread.interrupt_main()
 
 
-def test_a_step_that_is_interrupted_while_optimizers_step_is_counted_later(agents: list[Agent]) -> None:
+def test_a_step_that_is_interrupted_while_optimizers_step_is_counted_later(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.5)
     _gate.clear()
     _reached.clear()
     Gated.stepping = itertools.count(1)

@@ -15,7 +15,7 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import RRefHandle
-from rpcbench.runtime.members import WorkerInfo, _Watcher
+from rpcbench.runtime.members import WorkerInfo, _OrderedHandler
 from rpcbench.transport.base import Link
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Message, Notice, View
@@ -255,7 +255,7 @@ def test_a_watcher_gets_changes_one_at_a_time_in_their_order() -> None:
             watcher.tell("joined", member, "")  # while this one is handled
             raise RuntimeError("of the handler")
 
-    watcher = _Watcher(handler, jobs.append)
+    watcher = _OrderedHandler(handler, jobs.append)
     watcher.tell("suspect", WorkerInfo("worker1", 1), "silent")
     watcher.tell("lost", WorkerInfo("worker1", 1), "silent")
     (job,) = jobs
