@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import tqdm
 from worlds import PATIENCE
 
 import rpcbench
@@ -66,6 +67,7 @@ def names():
     """The names that examples can use, with a running cluster."""
     with pytest.MonkeyPatch.context() as patch, rpcbench.Cluster(2) as cluster:
         patch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)  # `cluster.stack` reports a slow worker as one that hangs
+        patch.setattr("tqdm.auto.tqdm", tqdm.tqdm)  # that of notebooks, if a test has loaded ipykernel, prints its bars
         yield {"cluster": cluster, "torch": torch, "rpcbench": rpcbench, "rpc": rpc, "dist_autograd": dist_autograd}
 
 
