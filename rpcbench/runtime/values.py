@@ -219,13 +219,14 @@ class ObjectStore:
             value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._home, handles, name_of)
             encoded = self.codec.fully(value, outgoing, CALL, route)
         body, tensors = encoded
+        forks = self._share(handles, to) if handles else ()  # before the record: it refuses RRefs of lost owners
         scope = None
         if recorder is not None and (context is not None or tensors):
             if context is not None:
                 scope = recorder.sending(context, tensors, to, label)
             else:
                 recorder.unrecorded(tensors, label)
-        return body, self._share(handles, to) if handles else (), scope
+        return body, forks, scope
 
     def pack(self, to: int, value: Any, label: str, context: int | None) -> PickledParts:
         """Pack a reply, in that autograd context."""
@@ -235,10 +236,11 @@ class ObjectStore:
         if encoded is None:
             encoded = self.codec.fully(value, OutgoingHandles(self._home, handles, None), "result", route)
         body, tensors = encoded
+        forks = self._share(handles, to) if handles else ()
         scope = None
         if context is not None and self.recorder is not None:
             scope = self.recorder.sending(context, tensors, to, label)
-        return body, self._share(handles, to) if handles else (), scope
+        return body, forks, scope
 
     def _name_of(self, to: int, keeps: list[RRefHandle], value: object) -> tuple[int | str, ...] | None:
         """Return the name by which `to` finds an RRef that it owns, else None. The handle's fork outlives the call."""

@@ -17,7 +17,7 @@ from torch import nn
 from worlds import config, entries, nothing_left, until, world
 
 from rpcbench import autograd
-from rpcbench.base.errors import MessageTooLarge, RpcError
+from rpcbench.base.errors import MessageTooLarge, RpcError, WorkerLostError
 from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.init import start_agent
@@ -382,6 +382,21 @@ def test_a_message_that_could_not_be_sent_is_not_recorded(agents: list[Agent]) -
         entry._limits = limits
         assert not autograd._current_context()._send_functions()
         autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()], mode="fast")
+        assert x in autograd.get_gradients(context)
+
+
+def test_a_call_that_is_refused_for_an_rref_of_a_lost_owner_is_not_recorded(agents: list[Agent]) -> None:
+    dead = remote("worker1", work, (leaf(1),))
+    dead.to_here()
+    agents.pop(1)._peers.close()
+    with pytest.raises(WorkerLostError):
+        dead.to_here()
+    x = leaf(3)
+    with autograd.context() as context:
+        with pytest.raises(WorkerLostError, match="cannot be passed on"):
+            rpc_sync("worker2", work, (x * 2, dead))
+        assert not autograd._current_context()._send_functions()
+        autograd.backward(context, [rpc_sync("worker2", work, (x,)).sum()], mode="fast")
         assert x in autograd.get_gradients(context)
 
 
