@@ -29,6 +29,14 @@ class Reply:
     payload: list[dict] = field(default_factory=list)
     comms: list[dict] = field(default_factory=list)
 
+    def show(self, kind, content):
+        """Add an output. Text joins the text of the same stream before it, as in a notebook."""
+        last, before = self.outputs[-1] if self.outputs else ("", {})
+        if kind == last == "stream" and content["name"] == before["name"]:
+            before["text"] += content["text"]
+        else:
+            self.outputs.append((kind, content))
+
     @property
     def text(self):
         return "".join(c["text"] for kind, c in self.outputs if kind == "stream")
@@ -74,7 +82,7 @@ class Kernel:
                 reply.comms.append(message)
             if kind in _NOT_OUTPUT:
                 return
-            reply.outputs.append((kind, content))
+            reply.show(kind, content)
             if stops and all(text in reply.text for text in stops[0]):
                 stops.pop(0)
                 self.interrupt()
