@@ -30,13 +30,15 @@ def references(wait: bool = True) -> None:
 
 
 def settled() -> list[Any]:
-    """The RRefs of all members, once owners and users agree."""
+    """The RRefs of all members, once owners and users agree twice: a freed value drops its RRefs a moment later."""
     deadline = time.monotonic() + PATIENCE
+    before: set[Any] | None = None
     while True:
         found = every()
         counted, held = ({fork for leak in found if leak.held is side for fork in leak.forks} for side in (False, True))
-        if counted == held or time.monotonic() > deadline:
+        if counted == held == before or time.monotonic() > deadline:
             return found
+        before = counted
         time.sleep(0.02)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worlds import config, until, world
+from worlds import PATIENCE, config, until, world
 
 from rpcbench.base.ids import MESSAGES, OWN
 from rpcbench.rpc import remote, rpc_sync
@@ -116,11 +116,20 @@ def test_a_message_is_under_way_until_it_has_come(collector: Collector, agents: 
     assert call["state"] == "received"
 
 
+_gate = threading.Event()
+
+
+def wait_at_the_gate() -> None:
+    _gate.wait(PATIENCE)
+
+
 def test_a_message_that_went_twice_is_one_that_was_tried_twice(collector: Collector, agents: list[Agent]) -> None:
     faults = install(Faults(retry_seconds=0.05), agents[0])
     faults.drop("Cancel")
-    agents[0].call(1, time.sleep, (1.0,), timeout=0.05)
+    _gate.clear()
+    agents[0].call(1, wait_at_the_gate, timeout=0.05)
     until(lambda: [row["state"] for row in shown(collector, "Cancel")] == ["received"])
+    _gate.set()
     (cancel,) = shown(collector, "Cancel")
     assert cancel["tries"] >= 2
 
