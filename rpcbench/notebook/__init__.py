@@ -1,4 +1,4 @@
-"""Floor 8: magics and their displays in a notebook, and four helpers of all magics.
+"""Floor 8: magics and their displays in a notebook, and five helpers of all magics.
 
 A magic whose line requests help (`%cluster help`, `%%remote --help`) shows its usage instead of running. The error
 about a missing optional package gives the command that installs it.
@@ -38,6 +38,12 @@ def admit_widgets() -> None:
             raise
     else:
         output.enable_custom_widget_manager()
+
+
+def warn(text: str) -> None:
+    """Write a line to stderr. It appears above the output that follows."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()  # a kernel sends each stream at times of its own
 
 
 class MagicParser(argparse.ArgumentParser):

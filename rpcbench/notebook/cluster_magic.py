@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,6 +26,7 @@ from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS, launcher_names
 from rpcbench.launch.status import ProcessSampler, WorkerStatus
+from rpcbench.notebook import warn
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -149,12 +149,7 @@ class StartReports(NamedTuple):
     warn: Callable[[str], object]  # takes a warning about scarce resources
 
 
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()  # a warning appears above the output that follows
-
-
-IN_CELL = StartReports(Starting, _to_stderr)
+IN_CELL = StartReports(Starting, warn)
 
 
 class Commands:

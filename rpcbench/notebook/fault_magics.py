@@ -38,7 +38,7 @@ from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import short
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, require_extra, with_help
+from rpcbench.notebook import MagicParser, require_extra, warn, with_help
 from rpcbench.notebook.async_cells import HERE, CellHandle, LocalCell
 from rpcbench.telemetry.recording import Recording, Still, record
 from rpcbench.telemetry.trace import Trace, trace
@@ -279,7 +279,7 @@ class TraceMagics(Magics):
                 display(MessagesPanel(Still(seen.world)))  # type: ignore[no-untyped-call]
             raise
         if not seen.complete:
-            sys.stderr.write("Not all workers have reported their messages: some may be missing here.\n")
+            warn("Not all workers have reported their messages: some may be missing here.")
         return MessagesPanel(Still(seen.world))
 
 

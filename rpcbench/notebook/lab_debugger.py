@@ -20,7 +20,6 @@ import functools
 import itertools
 import math
 import queue
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from rpcbench.base.errors import RpcError
 from rpcbench.cells.runner import is_busy
 from rpcbench.launch.cluster import Cluster
 from rpcbench.launch.kernel_worker import prepare_debugger
+from rpcbench.notebook import warn
 from rpcbench.notebook.cluster_magic import running
 
 _PATIENCE = 30.0  # seconds that a cell waits for idle workers: another client's code may run there
@@ -49,9 +49,9 @@ _OF_STOP = {
 _OF_ALL = ("setBreakpoints", "setExceptionBreakpoints")
 _PROCESSES = (
     "JupyterLab's breakpoints stop in cells on kernel workers, and {} are none: start workers with "
-    "%cluster start 2 --kind kernel, or write breakpoint() into the cell.\n"
+    "%cluster start 2 --kind kernel, or write breakpoint() into the cell."
 )
-_BUSY = "{} is busy: it gets JupyterLab's breakpoints when a cell begins after its present one has ended.\n"
+_BUSY = "{} is busy: it gets JupyterLab's breakpoints when a cell begins after its present one has ended."
 
 Message = dict[str, Any]
 """A request, reply or event of the debug adapter protocol."""
@@ -239,9 +239,9 @@ class LabDebugger:
             idle = [name for name in new if name not in busy]
             busy += asyncio.run_coroutine_threadsafe(self._reach(cluster, idle), self._loop).result()
             if busy:
-                sys.stderr.write(_BUSY.format(", ".join(busy)))
+                warn(_BUSY.format(", ".join(busy)))
         elif part_of_worker(info.raw_cell)[1] and self._has_breakpoints(info.raw_cell):
-            sys.stderr.write(_PROCESSES.format(", ".join(cluster.workers)))
+            warn(_PROCESSES.format(", ".join(cluster.workers)))
 
     def _has_breakpoints(self, cell: str) -> bool:
         path = get_file_name(cell)  # type: ignore[no-untyped-call]
@@ -261,7 +261,7 @@ class LabDebugger:
         await self._place()
         for task in tasks.keys() - late:
             if error := task.exception():
-                sys.stderr.write(f"{error}: breakpoints do not stop there.\n")
+                warn(f"{error}: breakpoints do not stop there.")
         return sorted(tasks[task] for task in late)
 
     async def _place(self) -> None:

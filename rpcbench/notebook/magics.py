@@ -40,7 +40,7 @@ from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import of_user, short, with_rendering
 from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, admit_widgets, require_extra, with_help
+from rpcbench.notebook import MagicParser, admit_widgets, require_extra, warn, with_help
 from rpcbench.notebook.async_cells import CellHandle, in_tabs
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
@@ -288,7 +288,7 @@ class ClusterMagics(Magics):
         if running.lost and not set(words) <= {*names}:  # `all`, a slice or a group
             lost = " ".join(running.lost)
             how = running.inseparable or f"%cluster restart {lost} starts it again"
-            sys.stderr.write(f"Not on {lost}, which is lost: {how}.\n")
+            warn(f"Not on {lost}, which is lost: {how}.")
         return names
 
     def settled(self, several: bool, ask: CellInputs, answer: CellResult) -> dict[str, Any]:

@@ -387,7 +387,7 @@ def test_another_runtime_runs_all_rows_that_it_supports(name: str, tmp_path: Pat
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_one_run_measures_rows_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`.ci/run` runs all rows."""
+    """`python -m benchmarks --quick` runs all rows."""
     file = tmp_path / "figures.json"
     texts = [SMALL, "busy thread", "panel", "plain loop", "bare", "in one process, d=16", "first call"]
     only = [argument for text in texts for argument in ("--only", text)]
