@@ -96,6 +96,7 @@ class Slots:
         self._changes = Condition()
         self._filled: dict[tuple[int, ...], Opened] = {}
         self._over: float = -1  # this step and all before it are over; infinity: all
+        self._voted = -1  # the latest step that this worker has voted for, not as the coordinator
         self._committed = -1  # the latest step that was committed: it can no longer be aborted
         self._aborted: dict[int, str] = {}  # step → reason
         self._closed = ""  # the reason why no step can run any more
@@ -141,12 +142,13 @@ class Slots:
 
     def check(self, step: int) -> None:
         """Raise as `take` if the step cannot go on; WorkerLostError also if another worker has reported the loss."""
-        if self._closed:
+        if not self.aborted(step):
+            return
+        if self._over == math.inf:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
-        if self.aborted(step):
-            reason = self._aborted.get(step, "it has ended on this worker")
-            died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
-            raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
+        reason = self._aborted.get(step, "it has ended on this worker")
+        died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
+        raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
 
     def aborted(self, step: int) -> bool:
         """Return whether a step is aborted or over."""
@@ -164,6 +166,14 @@ class Slots:
         del dropped
         return True
 
+    def vote(self, step: int) -> None:
+        """Record that this worker votes for the commit of a step. Raises as `check` if it was aborted before."""
+        with self._lock:
+            if not self.aborted(step):
+                self._voted = step
+                return
+        self.check(step)
+
     def agree(self, step: int) -> None:
         """Commit a step: from now on it cannot be aborted. Raises as `check` if it was aborted before."""
         with self._lock:
@@ -172,10 +182,14 @@ class Slots:
                 return
         self.check(step)
 
-    def close(self, reason: str) -> None:
-        """Abort all steps: a process that every step needs has left."""
+    def close(self, reason: str, in_doubt: bool = True) -> None:
+        """Abort all steps: a process that every step needs has left. `in_doubt`: also one that this worker has voted
+        for; else its decision still comes, and it is the last step."""
         with self._lock:
-            self._closed, self._over = reason, math.inf
+            self._closed = reason
+            if not in_doubt and self._voted > self._over:
+                return  # until `finish`
+            self._over = math.inf
             dropped = self._drop(self._over)
         self.wake_waiters()
         del dropped
@@ -183,9 +197,9 @@ class Slots:
     def finish(self, step: int) -> None:
         """End a step on this worker, and drop its values."""
         with self._lock:
-            self._over = max(self._over, step)
+            self._over = math.inf if self._closed else max(self._over, step)
             self._aborted = {later: reason for later, reason in self._aborted.items() if later > step}
-            dropped = self._drop(step)
+            dropped = self._drop(self._over)
         del dropped
 
     def _drop(self, last: float) -> list[Any]:

@@ -26,7 +26,8 @@ Guarantees
 #
 # A step that is aborted before the coordinator decides is applied nowhere. So a driver that aborts a step asks the
 # coordinator, and its answer is that of all. If the coordinator is lost, the driver asks each of the others: a worker
-# can be aborted until it has received its O.
+# can be aborted until it has received its O. If a third worker is lost after a worker's R, that worker still waits for
+# its O: the coordinator may have decided before it noticed the loss.
 
 from __future__ import annotations
 
@@ -125,6 +126,7 @@ class CommitProtocol:
             self._mail.slots.agree(step)  # the decision: the driver can no longer abort the step
             self._send_decision(step)
         else:
+            self._mail.slots.vote(step)
             self._mail.send(Slot(step, VOTE, 0, self._first, self._own), (_WORD,))
             self._mail.take(Slot(step, DECISION, 0, self._own, self._first))
             self._mail.slots.agree(step)

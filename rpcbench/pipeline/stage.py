@@ -211,11 +211,12 @@ class _Directory:
         agent.on_notice(VALUE_IN_RING, self._look)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        """Close the slots of each pipeline whose driver or worker has left: no step of it can end."""
+        """Close the slots of each pipeline whose driver or worker has left: no step of it can end, but one in doubt."""
         if kind in GONE:
             for worker in list(self.workers.values()):
                 if who.id == worker.driver or who.id in worker.workers:
-                    worker.slots.close(f"{who.name} has gone: {reason}")
+                    decides = who.id in (worker.driver, worker.workers[0])  # the latter is the coordinator
+                    worker.slots.close(f"{who.name} has gone: {reason}", in_doubt=decides)
 
     def _ends(self, _source: int, told: tuple[str, int, str]) -> None:
         key, step, reason = told

@@ -28,6 +28,7 @@ from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.driver import StepDriver
 from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
 from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
+from rpcbench.rpc import rpc_sync
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.trace import trace
@@ -98,6 +99,40 @@ def test_an_aborted_step_is_not_committed_although_its_decision_has_arrived() ->
     assert slots.abort(4, "nobody goes on")
     with pytest.raises(WorkerLostError, match="worker4 has gone"):
         slots.agree(4)
+
+
+def test_a_worker_that_has_voted_hears_the_decision_although_a_third_one_is_lost() -> None:
+    slots = Slots()
+    slots.vote(1)
+    slots.close("worker4 has gone", in_doubt=False)
+    slots.put(decision := Slot(1, DECISION, 0, 7, 4), lambda: ("O",))
+    assert slots.take(decision) == ("O",)
+    slots.agree(1)
+    slots.finish(1)
+    for begins in slots.vote, slots.agree, slots.check:
+        with pytest.raises(WorkerLostError, match="step 2 was aborted: worker4 has gone"):
+            begins(2)
+
+
+def test_the_loss_of_a_process_that_decides_ends_a_step_in_doubt() -> None:
+    slots = Slots()
+    slots.vote(1)
+    slots.close("worker4 has gone", in_doubt=False)
+    slots.close("worker1 has gone")
+    with pytest.raises(WorkerLostError, match="worker1 has gone"):
+        slots.take(Slot(1, DECISION, 0, 7, 4))
+
+
+def test_an_abort_ends_a_step_in_doubt_and_no_worker_votes_after_a_loss() -> None:
+    slots, other = Slots(), Slots()
+    slots.vote(1)
+    slots.close("worker4 has gone", in_doubt=False)
+    assert slots.abort(1, "enough")
+    with pytest.raises(PipelineError, match="enough"):
+        slots.take(Slot(1, DECISION, 0, 7, 4))
+    other.close("worker4 has gone", in_doubt=False)
+    with pytest.raises(WorkerLostError, match="worker4 has gone"):
+        other.vote(1)
 
 
 # -- in a pipeline
@@ -361,17 +396,25 @@ def test_a_batch_cannot_be_used_after_its_step(agents: list[Agent]) -> None:
 
 # -- deaths
 def dies_at(kind: int, before: bool, sign: str) -> None:
-    """Make this process end when it sends a commit message of this kind, before or after the message has gone out."""
+    """Make this process end when it sends a commit message of this kind, before or after the message has gone out. A
+    decision is then committed by the other worker."""
     send = Mailbox.send
 
     def watched(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
         if slot.kind == kind and before:
             die(sign)
         send(self, slot, values)
+        if slot.kind == kind == DECISION:
+            until(lambda: slot.step in rpc_sync("worker2", commits), "its commit")
         if slot.kind == kind:
             die(sign)
 
     Mailbox.send = watched  # type: ignore[method-assign]
+
+
+def commits() -> list[int]:
+    """The latest steps that were committed on this worker."""
+    return [worker.slots._committed for worker in current.current().part(stage_._Directory).workers.values()]
 
 
 BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)

@@ -16,11 +16,14 @@ import torch
 from dying import SECONDS, data, killed
 from torch import nn
 from torch.nn import functional
+from worlds import until
 
 from rpcbench import Cluster
 from rpcbench.base.errors import ConnectionLostError, StageLostError
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline.data_parallel import ReplicaGroup
+from rpcbench.pipeline.exchange import DECISION, Slot
+from rpcbench.pipeline.mailboxes import Mailbox
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
@@ -65,6 +68,19 @@ def dies_in_the_all_reduce(sign: str, signal_: int = signal.SIGKILL) -> None:
 
 def dies_in_its_optimizer(sign: str) -> None:
     torch.optim.SGD.step = lambda self, closure=None: die(sign)  # type: ignore[assignment, method-assign]
+
+
+def hears_the_decision_late() -> None:
+    """Have this process take its next decision of a commit when it knows that another worker was lost."""
+    take = Mailbox.take
+
+    def late(self: Mailbox, slot: Slot) -> tuple[Any, ...]:
+        if slot.kind == DECISION:
+            Mailbox.take = take  # type: ignore[method-assign]
+            until(lambda: self.slots._closed != "", "a loss")
+        return take(self, slot)
+
+    Mailbox.take = late  # type: ignore[method-assign]
 
 
 def pipeline(cluster: Cluster, **options: Any) -> Pipeline:
@@ -136,6 +152,7 @@ def test_replicas_differ_after_a_death_while_applying_and_a_checkpoint_restores_
     pipe = pipeline(cluster, **options)
     pipe.step(*data())
     cluster.rpc_sync("worker4", dies_in_its_optimizer, (str(tmp_path / "sign"),))
+    cluster.rpc_sync("worker2", hears_the_decision_late)
     error = killed(pipe, tmp_path / "sign")
     assert error.at == {"worker4": "in the optimizer of stage 1"}
     assert error.held == {0: (2, 2), 1: (2, 2), 2: (2, 2), 3: (1, 2)}
