@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.errors import PipelineError, WorkerLostError
+from rpcbench.base.errors import ConnectionLostError, PipelineError, WorkerLostError
 from rpcbench.base.futures import Future, collect_all, settle_all, wait_all
 from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline import execution
@@ -237,9 +237,9 @@ class StepDriver:
         _await(asked, seconds)
         stopped = _answer(asked.get(first))
         if stopped is not None:
-            opened.going = [] if stopped else self._ids
             for id_ in others if stopped else ():  # wakes those that wait for it
                 self._end(id_, error)
+            opened.going = [] if stopped else self._ids  # last: a Ctrl-C before it repeats all this
         elif self._is_gone(first, asked):
             rest = self._asked_to_stop(others, error)
             _await(rest, seconds)
@@ -247,7 +247,7 @@ class StepDriver:
             alone = self._losses.watch.has_ended(first, self._step)  # it may have committed without notifying any
             opened.going = [first, *going] if going or alone else []
         elif first in asked:  # alive, but slow: its answer comes later
-            asked[first].add_done_callback(partial(self._late, others, self._step, error))
+            asked[first].add_done_callback(partial(self._late, self._step, error))
 
     def _asked_to_stop(self, ids: Sequence[int], error: BaseException) -> _Running:
         """Ask the workers that are left to abort the step: id → future, True if it is aborted there."""
@@ -264,10 +264,16 @@ class StepDriver:
         failed = id_ in asked and asked[id_].done()
         return id_ in (watch.await_gone() if failed else watch.gone())  # a call fails before the loss is published
 
-    def _late(self, others: Sequence[int], step: int, error: BaseException, stopped: Future[bool]) -> None:
+    def _late(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
         """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""
+        first, *others = self._ids
         for id_ in others if _answer(stopped) else ():
             self._notify_end(id_, step, error_text(error))
+        found = stopped.outcome()
+        if found is not None and isinstance(found[1], ConnectionLostError):  # no answer, but it lives: ask again
+            with contextlib.suppress(WorkerLostError):
+                again = self._ask(first, execution.stop, step, error_text(error))
+                again.add_done_callback(partial(self._late, step, error))
 
     def _not_run(self, error: BaseException) -> None:
         """Handle an error before the commit. Raises StageLostError if its cause is the loss of a worker."""

@@ -99,7 +99,7 @@ class Slots:
         self._voted = -1  # the latest step that this worker has voted for, not as the coordinator
         self._committed = -1  # the latest step that was committed: it can no longer be aborted
         self._aborted: dict[int, str] = {}  # step → reason
-        self._closed = ""  # the reason why no step can run any more
+        self._closed = ""  # the reason why no further step can begin
 
     def put(self, slot: tuple[int, ...], values: Opened) -> None:
         with self._lock:  # else a value that comes while a step ends would stay
@@ -183,8 +183,8 @@ class Slots:
         self.check(step)
 
     def close(self, reason: str, in_doubt: bool = True) -> None:
-        """Abort all steps: a process that every step needs has left. `in_doubt`: also one that this worker has voted
-        for; else its decision still comes, and it is the last step."""
+        """Abort all steps: a process that every step needs has left. `in_doubt`: abort also a step that this worker has
+        voted for. Otherwise that step still waits for its decision or an abort, and is the last one."""
         with self._lock:
             self._closed = reason
             if not in_doubt and self._voted > self._over:

@@ -31,8 +31,9 @@ Here a stage receives and returns a tuple of values; a stage of a plain chain ha
 # A task with `applies` then waits for the two-phase commit (`mailboxes`), and `_apply` steps the optimizers. The crash
 # record has the phase:  WAITS ─► RUNS ─► SENDS ─► ... ─► READY ─► commit ─► APPLIES ─► APPLIED
 #
-# A step ends early when its slots are aborted, by `stop`, by a notice of another worker or by the loss of a worker: the
-# next wait raises. `run` holds `worker.step_lock`, so a step begins only after the rest of an aborted one has returned.
+# A step ends early when its slots are aborted: by `stop`, by a notice of another worker, or by the loss of a worker
+# unless this one has voted. The next wait raises. `run` holds `worker.step_lock`, so a step begins only after the rest
+# of an aborted one has returned.
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Guarantees
 # A step that is aborted before the coordinator decides is applied nowhere. So a driver that aborts a step asks the
 # coordinator, and its answer is that of all. If the coordinator is lost, the driver asks each of the others: a worker
 # can be aborted until it has received its O. If a third worker is lost after a worker's R, that worker still waits for
-# its O: the coordinator may have decided before it noticed the loss.
+# its O: the coordinator may have decided before it noticed the loss. If it has not, the driver ends that wait.
 
 from __future__ import annotations
 

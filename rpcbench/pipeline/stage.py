@@ -211,7 +211,7 @@ class _Directory:
         agent.on_notice(VALUE_IN_RING, self._look)
 
     def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
-        """Close the slots of each pipeline whose driver or worker has left: no step of it can end, but one in doubt."""
+        """Close the slots of each pipeline whose driver or worker has left. Only a step in doubt may still end well."""
         if kind in GONE:
             for worker in list(self.workers.values()):
                 if who.id == worker.driver or who.id in worker.workers:

@@ -22,11 +22,13 @@ from test_deaths import pipeline as mortal
 from worlds import far_world, stop, until
 
 from rpcbench import Cluster
-from rpcbench.base.errors import WorkerLostError
+from rpcbench.base.errors import ConnectionLostError, WorkerLostError
+from rpcbench.base.futures import Future
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, driver, split
 from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.driver import StepDriver
 from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
+from rpcbench.pipeline.execution import stop as stop_step
 from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
 from rpcbench.rpc import rpc_sync
 from rpcbench.runtime import current
@@ -512,6 +514,43 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
         (second,) = agents[2].part(stage_._Directory).workers.values()
         until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
     assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
+
+
+def test_a_coordinator_whose_answer_is_lost_is_asked_again(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the other worker waits no more, without another request of the user."""
+    _gate.clear()
+    _reached.clear()
+    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
+    pipe = pipeline(net, optimizer=SGD, microbatches=1)
+    (second,) = agents[2].part(stage_._Directory).workers.values()
+    ask, losses = pipe.worker_group.steps._ask, [ConnectionLostError("on purpose")]
+
+    def loses_one(id_: int, function: Any, *args: Any) -> Any:
+        if function is not stop_step or not losses:
+            return ask(id_, function, *args)
+        lost: Future[bool] = Future()
+        lost.set_exception(losses.pop())
+        return lost
+
+    def interrupt() -> None:
+        assert _reached.wait(20)
+        until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(pipe.worker_group.steps, "_ask", loses_one)
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pipe.step(*data(24))
+            until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
+            assert not losses
+        finally:
+            _gate.set()
+        interrupting.result(20)
+    assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1
 
 
 class Raises(torch.nn.Linear):
