@@ -67,15 +67,15 @@ def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(clu
 
 def test_status_shows_a_stopped_worker_and_a_killed_one(no_leaks: None) -> None:
     with rpcbench.Cluster(2) as made:
-        stopped = psutil.Process(made.pid("worker1"))
-        stopped.suspend()
+        pid = made.pid("worker1")
         try:
+            stop(pid)
             os.kill(made.pid("worker2"), signal.SIGKILL)
             until(lambda: made.status()[1].state == "killed by SIGKILL", "the news")
             first, second = made.status()
             assert first.state == "stopped" and (second.memory, second.uptime) == (None, 0.0)
         finally:
-            stopped.resume()
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_cluster_stays_usable_after_bad_input(cluster: rpcbench.Cluster) -> None:
