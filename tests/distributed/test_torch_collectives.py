@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from worlds import until
+from worlds import PATIENCE, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -333,7 +334,7 @@ def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, everyone
     until(lambda: everyone(kernel_stands) == [False] * 3)
 
 
-CALLS = 400
+CALLS, LOOKS = 400, 10
 
 
 def busy(count: int) -> int:
@@ -344,11 +345,13 @@ def busy(count: int) -> int:
 
 
 def test_watches_may_begin_and_end_while_a_program_runs(three: rpcbench.Cluster) -> None:
-    running = [three.rpc_async(name, busy, (CALLS,)) for name in three.workers]
-    looks = 0
-    while not all(future.done() for future in running) or looks < 3:
+    running = [three.rpc_async(name, busy, (CALLS,), timeout=0) for name in three.workers]
+    for _ in range(LOOKS):  # not without end: a rank that begins a watch waits, and with it the other two
         assert rpcbench.collectives(50).rows
-        looks += 1
+    deadline = time.monotonic() + PATIENCE
+    while not all(future.done() for future in running):
+        assert time.monotonic() < deadline, str(three.stack())
+        time.sleep(0.01)
     assert wait_all(running) == [CALLS] * 3
     rows = list(rpcbench.collectives(50).rows.values())
     numbers = [row["number"] for row in rows if row["op"].startswith("all_reduce") and row["group"] == "world"]
