@@ -241,18 +241,19 @@ def test_a_worker_killed_before_apply_leaves_all_parameters_unchanged(cluster: C
 
 
 class Fatal(torch.optim.SGD):
-    """Ends its process, or raises, in the `turn`-th step of the optimizer `where`, before or after it has stepped."""
+    """Ends its process, or raises, before or after the step `turn` of all optimizers of a worker, counted from 0.
 
-    made = itertools.count()
+    A worker makes its optimizers side by side, but steps them in the order of its stages.
+    """
 
-    def __init__(self, params: Any, what: str, where: tuple[str, int], turn: int, sign: str) -> None:
+    steps = itertools.count()
+
+    def __init__(self, params: Any, what: str, worker: str, turn: int, sign: str) -> None:
         super().__init__(params, lr=0.1)
-        self.mine = where == (current.current().name, next(self.made))
-        self.what, self.turn, self.sign = what, turn, sign
+        self.what, self.worker, self.turn, self.sign = what, worker, turn, sign
 
     def step(self, closure: Any = None) -> Any:
-        self.turn -= 1
-        if self.mine and self.turn == 0:
+        if next(self.steps) == self.turn and current.current().name == self.worker:
             if "after" in self.what:
                 super().step(closure)
             if "raise" in self.what:
@@ -269,42 +270,42 @@ def undisturbed(cluster: Cluster, steps: int, **options: Any) -> dict[str, torch
 
 
 @pytest.mark.parametrize(
-    ("schedule", "what", "where", "at"),
+    ("schedule", "what", "worker", "turn", "at"),
     [
-        ("1f1b", "before", ("worker2", 0), 1),
-        ("1f1b", "after", ("worker1", 0), 0),
-        ("interleaved", "before", ("worker2", 1), 3),
+        ("1f1b", "before", "worker2", STEPS, 1),
+        ("1f1b", "after", "worker1", STEPS, 0),
+        ("interleaved", "before", "worker2", 2 * STEPS + 1, 3),
     ],
 )
 def test_an_error_states_the_possible_steps_of_a_worker_killed_while_it_applies(
-    cluster: Cluster, tmp_path: Path, schedule: str, what: str, where: tuple[str, int], at: int
+    cluster: Cluster, tmp_path: Path, schedule: str, what: str, worker: str, turn: int, at: int
 ) -> None:
     expected, sign = undisturbed(cluster, STEPS + 1, schedule=schedule), tmp_path / "sign"
     for name in cluster.workers:
-        cluster.rpc_sync(name, forget_made)
-    pipe = pipeline(cluster, schedule=schedule, optimizer=(Fatal, {
-        "what": what, "where": where, "turn": STEPS + 1, "sign": str(sign)}))  # fmt: skip
+        cluster.rpc_sync(name, forget_steps)
+    fatal = (Fatal, {"what": what, "worker": worker, "turn": turn, "sign": str(sign)})
+    pipe = pipeline(cluster, schedule=schedule, optimizer=fatal)
     for _ in range(STEPS):
         pipe.step(*data())
     error = killed(pipe, sign)
-    assert error.at == {where[0]: f"in the optimizer of stage {at}"}
+    assert error.at == {worker: f"in the optimizer of stage {at}"}
     for each in pipe.stages:
-        lost = each.worker == where[0]
+        lost = each.worker == worker
         assert error.held[each.index] == ((STEPS, STEPS + 1) if lost else (STEPS + 1, STEPS + 1))
     assert f"while optimizer step {STEPS + 1} was applied" in str(error) and "no parameter" not in str(error)
     assert f"at optimizer step {STEPS} or {STEPS + 1}, went with it" in str(error)
     check_survivor(cluster, pipe, next(iter(cluster.workers)), expected)
 
 
-def forget_made() -> None:
-    Fatal.made = itertools.count()
+def forget_steps() -> None:
+    Fatal.steps = itertools.count()
 
 
 @pytest.mark.parametrize("what", ["raise before", "raise after"])
 def test_an_optimizer_error_states_the_step_of_each_stage(cluster: Cluster, what: str) -> None:
     for name in cluster.workers:
-        cluster.rpc_sync(name, forget_made)
-    fatal = (Fatal, {"what": what, "where": ("worker1", 0), "turn": 2, "sign": ""})
+        cluster.rpc_sync(name, forget_steps)
+    fatal = (Fatal, {"what": what, "worker": "worker1", "turn": 1, "sign": ""})
     pipe = pipeline(cluster, optimizer=fatal)
     pipe.step(*data())
     words = "stage 0 holds optimizer step 1 or 2, stage 1 holds optimizer step 2. Before the pipeline can go on, "
