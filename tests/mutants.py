@@ -172,7 +172,7 @@ def numbers_do_not_tell_incarnations(patch: pytest.MonkeyPatch) -> None:
 
 
 def owners_are_taken_for_their_predecessors(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Node, "_alive", lambda self, worker, life: True)
+    patch.setattr(Node, "alive", lambda self, worker, life: True)
 
 
 def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> None:

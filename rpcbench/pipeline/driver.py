@@ -340,14 +340,15 @@ class WorkerGroup:
         self.ties = ties(self.row)  # within a replica; the all-reduce keeps replicas equal
         ids = list(dict.fromkeys(self.homes.values()))
         watch = ProcessWatch(agent, ids)
+        processes = watch.processes | {agent.id: agent.incarnation}
         self._losses = LostStages(watch, self.homes, self.commit_state)
         self.steps = StepDriver(self._ask, self._end, ids, self.homes, self._losses, self.commit_state)
         with watch.opening() as records:  # the files are removed once both processes have mapped them
             for id_ in ids:
                 modules = self._own(id_, self.modules)
                 ports = {stage: self.row[stage].ports for stage in modules}
-                homes = self.layout.homes(id_, self.homes)
-                made = (self._key, modules, homes, loss_fn, ports, self.ties, records.get(id_, ""), numerics, ids)
+                homes, record = self.layout.homes(id_, self.homes), records.get(id_, "")
+                made = (self._key, modules, homes, loss_fn, ports, self.ties, record, numerics, ids, processes)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
                 self._taken[id_] = inputs_of(ports.values())
             self._await_made(self.workers.values())

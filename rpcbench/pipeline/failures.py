@@ -160,11 +160,11 @@ _SECONDS = 1.0
 
 
 class ProcessWatch:
-    """The processes of the workers `ids`, all alive when this is made."""
+    """The processes of the workers `ids`, all alive when this is made. `processes`: id → incarnation."""
 
     def __init__(self, agent: Agent, ids: Sequence[int]) -> None:
         self._agent = agent
-        self._processes = agent.machine.ask(lambda node: {id_: node.members.members[id_].incarnation for id_ in ids})
+        self.processes = agent.machine.ask(lambda node: {id_: node.members.members[id_].incarnation for id_ in ids})
         self._records: dict[int, CrashRecord] = {}  # those on this host
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class ProcessWatch:
         """Yield the path of each worker's crash record, to be opened there inside the block; none for other hosts."""
 
         def near(node: Node) -> list[int]:
-            return [id_ for id_ in self._processes if node.members.members[id_].host == node.members.me.host]
+            return [id_ for id_ in self.processes if node.members.members[id_].host == node.members.me.host]
 
         with files(self._agent.config.directory, self._agent.machine.ask(near)) as paths:
             self._records = {id_: CrashRecord.at(path) for id_, path in paths.items()}
@@ -180,12 +180,7 @@ class ProcessWatch:
 
     def gone(self) -> list[int]:
         """Return the ids of the workers that are known to be lost."""
-
-        def look(node: Node) -> list[int]:
-            members = node.members.members
-            return [i for i, born in self._processes.items() if i not in members or members[i].incarnation != born]
-
-        return self._agent.machine.ask(look)
+        return self._agent.member_table.ended(self.processes)
 
     def await_gone(self) -> list[int]:
         """As `gone`, after an error that a loss may have caused: waits up to `_SECONDS` for the report."""

@@ -204,6 +204,7 @@ class _Directory:
 
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
+        self._member_table = agent.member_table
         agent.on_member(self._member)
         agent.on_notice(ENDS, self._ends)
         agent.on_notice(CREDITS, self._taken)
@@ -214,7 +215,8 @@ class _Directory:
         """Close the slots of each pipeline whose driver or worker has left. Only a step in doubt may still end well."""
         if kind in GONE:
             for worker in list(self.workers.values()):
-                if who.id == worker.driver or who.id in worker.workers:
+                # A pipeline that was made since may have another process with this id.
+                if who.id in self._member_table.ended(worker.processes):
                     decides = who.id in (worker.driver, worker.workers[0])  # the latter is the coordinator
                     worker.slots.close(f"{who.name} has gone: {reason}", in_doubt=decides)
 
@@ -264,6 +266,7 @@ class StageWorker:
         record: str,  # path of the crash record; empty: no process reads it
         numerics: PrecisionConfig,
         workers: Sequence[int],  # ids of all workers of the pipeline
+        processes: Mapping[int, int],  # id → incarnation: those of the workers and of the driver
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
@@ -278,6 +281,7 @@ class StageWorker:
         self.forward_context = ForwardContext(numerics, self.modules.values())
         self.optimizers: dict[int, LocalOptimizer | None] = {}
         self.driver, self.workers = caller(), workers  # the driver makes this object by a call
+        self.processes = processes
         self.last_stage = len(homes.stages) - 1
         self.share = homes.replica, len(homes.column)
         """The index of this replica, and the number of replicas."""

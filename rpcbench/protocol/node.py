@@ -76,7 +76,7 @@ class Node:
         self.contexts = Contexts(me.id, self.name)
         self.members = Membership(me, world_size, launched)
         self.leaks: list[HeldFork] = []  # forks that members still held when they left a closing world
-        self.rrefs.alive, self.rrefs.life_of = self._alive, self._life_of
+        self.rrefs.alive, self.rrefs.life_of = self.alive, self._life_of
         self.delivery = Delivery(me.incarnation, lossy)
         self.gone = DepartedMembers()
         # Messages of processes that no View has named yet: (sequence number, message, time), by sender.
@@ -408,6 +408,14 @@ class Node:
         self.rrefs.check()
         self.contexts.check()
 
+    def alive(self, worker: int, life: int) -> bool | None:
+        """Return whether this incarnation is in the world; None if it may have joined without a View naming it yet."""
+        member = self._process(worker)
+        if member is not None and member.incarnation == life:
+            return True
+        latest = self.members.past.get(worker, -1) if member is None else member.incarnation
+        return False if latest >= life or self.members.ended else None
+
     # -- internals
     def _after(self, effects: Effects, outbox: Outbox) -> Effects:
         """Follow up members that left or joined, then number the messages."""
@@ -445,14 +453,6 @@ class Node:
     def _process(self, worker: int) -> m.Member | None:
         """Return the process that has this id; this process counts even before a View names it."""
         return self.members.me if worker == self.me else self.members.members.get(worker)
-
-    def _alive(self, worker: int, life: int) -> bool | None:
-        """Return whether this incarnation is in the world; None if it may have joined without a View naming it yet."""
-        member = self._process(worker)
-        if member is not None and member.incarnation == life:
-            return True
-        latest = self.members.past.get(worker, -1) if member is None else member.incarnation
-        return False if latest >= life or self.members.ended else None
 
     def _left(self, gone: fx.MemberLeft) -> Effects:
         worker = gone.member.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
@@ -98,6 +98,10 @@ class Members:
         members = self._machine.ask(lambda node: list(node.members.members.values()))
         return [WorkerInfo._make((member.name, member.id)) for member in sorted(members)]
 
+    def ended(self, processes: Mapping[int, int]) -> list[int]:
+        """Return the ids of those of these processes, id → incarnation, that are known to have left the world."""
+        return self._machine.ask(lambda node: [i for i, life in processes.items() if node.alive(i, life) is False])
+
     def name(self, worker: int) -> str:
         """Return the name of a member, also of one that has left."""
         return self._machine.ask(lambda node: node.name(worker))
@@ -160,7 +164,10 @@ class Members:
 
     # -- changes
     def watch(self, handler: MemberHandler) -> None:
-        """Call `handler` (on a pool thread, in order) when members join, leave or are lost."""
+        """Call `handler` (on a pool thread, in order) when members join, leave or are lost.
+
+        The call may come late, when another process has taken the id already: see `ended`.
+        """
         self._watchers.append(_OrderedHandler(handler, self._spawn))
 
     def came(self, member: Member) -> None:

@@ -22,6 +22,7 @@ from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, PipelineError, split, stage
 from rpcbench.pipeline.execution import StepExecution
 from rpcbench.pipeline.mailboxes import Mailbox
+from rpcbench.pipeline.stage import _Directory
 from rpcbench.pipeline.step_log import WorkerPhase
 from rpcbench.runtime import current
 
@@ -332,7 +333,15 @@ def test_a_worker_restarted_between_two_steps_has_lost_its_stage(cluster: Cluste
     cluster.restart("worker2")
     with pytest.raises(StageLostError, match=r"worker2 was lost between two steps.*restarted since"):
         pipe.step(*data())
-    assert pipeline(cluster).step(*data()).loss > 0
+    new = pipeline(cluster)
+    cluster.rpc_sync("worker1", hear_of_an_end, ("worker2", "it left"))
+    assert new.step(*data()).loss > 0
+
+
+def hear_of_an_end(name: str, reason: str) -> None:
+    """Tell this worker's pipelines of the end of an earlier process of another worker, as a late thread does."""
+    agent = current.current()
+    agent.part(_Directory)._member("left", agent.member(name), reason)
 
 
 def test_a_worker_lost_on_another_host_is_reported_without_its_operation(tmp_path: Path) -> None:
