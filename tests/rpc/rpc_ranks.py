@@ -417,17 +417,22 @@ def leader_of_an_open_world_dies(rank: int, url: str) -> None:
     if rank == 0:
         Path(f"{url.removeprefix('file://')}").touch()
         threading.Event().wait()
+    there = Path(f"{url.removeprefix('file://')}").parent / "there"
     await_rank(3 - rank)
     rpc.rpc_sync("rank1", both_there)
     if rank == 1:
         pid = rpc.rpc_sync("rank0", os.getpid)
+        await_file(there)  # rank 2 has its answer, which the end of the world would take from it
+        there.unlink()
         os.kill(pid, signal.SIGKILL)
+    else:
+        there.touch()
     await_gone(0)
     with pytest.raises(WorkerLostError, match="rank0 is gone"):
         rpc.rpc_sync("rank0", who)
     with pytest.raises(WorkerLostError, match="its world ended with its leader, rank0"):
         rpc.rpc_sync(f"rank{3 - rank}", who)
-    told = Path(f"{url.removeprefix('file://')}").parent
+    told = there.parent
     (told / f"told{rank}").touch()
     await_file(told / f"told{3 - rank}")  # a rank that shuts down says goodbye, and has left from then on
     (told / f"told{3 - rank}").unlink()
