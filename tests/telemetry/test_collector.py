@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worlds import config, until, world
+from worlds import PATIENCE, config, until, world
 
 from rpcbench.base.config import LAST_WORDS_SECONDS
 from rpcbench.rpc import RRef, remote, rpc_sync
@@ -65,12 +65,12 @@ def test_who_looks_sees_what_is_there_and_all_that_follows(collector: Collector,
     ]  # fmt: skip
     (row,) = picture[1]["tables"]["owned"].values()
     assert row["type"] == "int" and row["ready"]
-    assert changed.is_set()
+    assert changed.wait(PATIENCE)  # told after the picture has changed
     changed.clear()
     late = [remote("worker2", int, (number,)) for number in range(30)]
     rpc_sync("worker1", fetch, (late[0],))
     until(lambda: len(collector.world()[2]["tables"]["owned"]) == 30 and equal(collector, agents))
-    assert changed.is_set()
+    assert changed.wait(PATIENCE)
     del early, late
     until(lambda: collector.world()[2]["tables"]["owned"] == {} and equal(collector, agents))
     stop()
@@ -140,10 +140,10 @@ def test_it_looks_as_long_as_one_does(collector: Collector, agents: list[Agent])
     until(lambda: listening(agents) == [True] * 3 and equal(collector, agents))
     stop_first()
     stop_first()
-    calls.clear()
-    rref = remote("worker1", int, (1,))
-    until(lambda: len(collector.world()[1]["tables"]["owned"]) == 1)
-    until(lambda: "second" in calls)
+    for number in (1, 2):  # a thread that was about to call both when the first stopped may do so once
+        calls.clear()
+        rref = remote("worker1", int, (number,))
+        until(lambda: len(collector.world()[1]["tables"]["owned"]) == 1 and "second" in calls)
     assert "first" not in calls
     stop_second()
     until(lambda: listening(agents) == [False] * 3)
