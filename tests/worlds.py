@@ -74,7 +74,10 @@ def stop(pid: int) -> None:
 
 
 def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # this thread has just ended
 
 
 def nothing_left(agents: list[Agent]) -> None:
