@@ -52,12 +52,20 @@ def test_the_device_maps_of_a_cluster_apply_to_all_members(no_leaks: None) -> No
         rpcbench.Cluster(1, device_maps={"worker1": {"cuda:99": "cpu"}})
 
 
-def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(cluster: rpcbench.Cluster) -> None:
-    future = cluster.rpc_async("worker1", time.sleep, (0.2,))
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(
+    cluster: rpcbench.Cluster, tmp_path: Path
+) -> None:
+    future = cluster.rpc_async("worker1", wait_for_file, (str(tmp_path / "go"),))
     first, second = cluster.status()
     assert (first.name, first.pid, first.state, first.incarnation) == ("worker1", cluster.pid("worker1"), "ready", 0)
     assert (first.calls, second.calls) == (1, 0)
     assert first.uptime > 0 and first.memory is not None and 1 << 20 < first.memory < 1 << 30
+    (tmp_path / "go").touch()
     future.wait()
     burn = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
     cluster.rpc_sync("worker2", exec, (burn,))

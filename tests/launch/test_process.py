@@ -200,7 +200,8 @@ def test_close_works_before_any_start(bench):
 def test_close_ends_workers_that_have_only_just_started(bench):
     handles = [bench.start("idle") for _ in range(4)]
     bench.launcher.close()
-    assert [handle.poll() for handle in handles] == [-signal.SIGTERM] * 4
+    # One that has not begun to run within the grace still blocks SIGTERM, and gets SIGKILL.
+    assert {handle.poll() for handle in handles} <= {-signal.SIGTERM, -signal.SIGKILL}
 
 
 @both
@@ -217,6 +218,7 @@ def test_workers_of_a_killed_fork_server_end_and_the_server_is_replaced(bench):
 
 def test_a_terminated_fork_server_leaves_the_directory_to_the_notebook(bench):
     handle = bench.start("idle")
+    bench.answer(handle)  # it runs, and no longer blocks SIGTERM
     os.kill(bench.fork_server_of(handle), signal.SIGTERM)
     assert handle.wait(SECONDS) == -signal.SIGTERM
     until(lambda: _starts(bench))

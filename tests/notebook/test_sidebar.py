@@ -186,7 +186,8 @@ def test_a_page_shows_what_stays_on_and_ends_it_while_a_cell_runs(kernel, page, 
     cell, text, reply = (part.format(folder=tmp_path) for part in MODES[name])
     watch = page.open(do="watch")
     assert page.hears(watch)["modes"] == []
-    kernel.run(cell)
+    done = kernel.run(cell)
+    page.kept += done.comms + done.strays  # what the page was told meanwhile
     (mode,) = page.hears(watch, lambda seen: seen["modes"])["modes"]
     assert (mode["name"], mode["text"]) == (name, text)
     with busy(kernel, tmp_path):
@@ -201,7 +202,9 @@ def test_the_number_of_held_messages_is_shown_until_they_are_released(kernel, pa
     kernel.run('%%step --hold Call\nrpc.rpc_sync("worker1", abs, (-1,))')
     watch = page.open(do="watch")
     page.hears(watch, lambda seen: [mode["text"] for mode in seen["modes"]] == ["1 message held"])
-    assert kernel.run("_.go()").status == "ok"
+    reply = kernel.run("_.go()")
+    assert reply.status == "ok"
+    page.kept += reply.comms + reply.strays
     page.hears(watch, lambda seen: seen["modes"] == [])
     page.close(watch)
 

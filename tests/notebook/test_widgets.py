@@ -14,7 +14,7 @@ SLIDER = """%%remote worker1
 from ipywidgets import IntSlider
 slider = IntSlider(5, description='speed')
 seen = []
-slider.observe(lambda change: (print('moved to', change['new']), seen.append(change['new'])), 'value')
+slider.observe(lambda change: (seen.append(change['new']), print('moved to', change['new'])), 'value')
 slider"""
 
 
