@@ -210,21 +210,21 @@ def look() -> bool:
 
 
 def waited_for(rank: int, url: str) -> None:
-    """A program may prepare its functions after `init_rpc` has returned; a call of a faster rank waits for that."""
-    global settled
+    """A call of a faster rank waits until `init_rpc` has set the states of RPC here."""
     states = api._init_rpc_states
 
     def late(agent: Any) -> None:
+        global settled
         while not agent.machine.ask(lambda node: bool(node.calls.serving)):
             time.sleep(0.005)
         settled_before.append(settled)
-        states(agent)
+        settled = True
+        states(agent)  # from here on calls are served
 
     settled_before: list[bool] = []
     if rank == 1:
         api._init_rpc_states = late
     join(rank, url)
-    settled = True
     if rank != 1:
         assert rpc.rpc_sync("rank1", look)
     rpc.shutdown()
@@ -441,6 +441,8 @@ def leader_of_an_open_world_dies(rank: int, url: str) -> None:
     await_rank(3 - rank)
     assert rpc.rpc_sync(f"rank{3 - rank}", who) == f"rank{3 - rank}"
     rpc.rpc_sync("rank1", both_done)
+    if rank == 1:
+        await_gone(2)  # it has its answer, which this rank would take from it by leaving
     rpc.shutdown()
 
 

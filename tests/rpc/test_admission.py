@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,15 +59,23 @@ def test_a_rank_that_stays_taken_is_refused_long_before_the_deadline(
     assert len(list(left)) > 500, "it stops asking long before its deadline"
 
 
-def test_a_rank_that_waits_for_a_world_gets_the_error_of_its_founder(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_world_gets_the_error_of_its_founder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def config(name: str, rank: int) -> WorldConfig:
         return WorldConfig(name, rank, "c", str(tmp_path), b"secret", world_size=2, launched=False)
 
     waiting = threading.Event()
     told: list[IncompleteWorldError] = []
+    ask = init._first_answer
+
+    def first_answer(*args: Any) -> Any:
+        waiting.set()  # from here on it sees failures of founders
+        return ask(*args)
+
+    monkeypatch.setattr(init, "_first_answer", first_answer)
 
     def wait() -> None:
-        waiting.set()
         with pytest.raises(IncompleteWorldError) as error:
             init.request_incarnation(config("worker1", 1), False, time.monotonic() + 60)
         told.append(error.value)

@@ -204,7 +204,7 @@ def test_init_rpc_fails_if_its_world_stays_incomplete(
     message: str,
     census: str,
 ) -> None:
-    monkeypatch.setattr(init, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(init, "JOIN_SECONDS", 4.0)
     monkeypatch.setattr(init, "_LONG_SECONDS", 1.5)  # by then this process is in its world, alone
     with pytest.raises(IncompleteWorldError, match=message) as caught:
         rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=alone)

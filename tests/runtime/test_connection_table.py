@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rpcbench.base.errors import NotConnectedError, RefusedError
+from rpcbench.runtime import reconnect
 from rpcbench.runtime.reconnect import ConnectionEntry, ConnectionTable, Reconnector
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.stream import ConnectionEnd
@@ -197,7 +198,8 @@ def test_a_resumption_is_never_reported_before_its_break(pair: Pair) -> None:
     assert pair.told == ["broken", "resumed"] and not pair.silently_lost()
 
 
-def test_a_process_that_has_ended_is_reported_once_and_barred(pair: Pair) -> None:
+def test_a_process_that_has_ended_is_reported_once_and_barred(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnect, "_TOGETHER", 20.0)  # for which the first of both threads waits for the other
     first, second = pair.connect(), pair.connect()
     second.connection.cut()
     pair.attempts = [hung_up, nobody]

@@ -72,7 +72,7 @@ def test_an_agent_without_watchers_records_and_publishes_nothing(agents: list[Ag
 
 def test_a_watcher_gets_the_tables_and_then_all_changes(agents: list[Agent]) -> None:
     before = make(2)
-    until(lambda: len(agents[1].tables()["owned"]) == 2)
+    until(lambda: [row["ready"] for row in agents[1].tables()["owned"].values()] == [True, True])
     watcher = Watcher(agents[0])
     watcher.follow()
     assert watcher.tables["owned"] == agents[1].tables()["owned"] and len(watcher.tables["owned"]) == 2

@@ -268,7 +268,7 @@ def test_a_caller_receives_its_own_replies(two: list[Agent]) -> None:
         return noted.receivers == [threading.main_thread()] * 10
 
     until(receives_all, "ten replies that their caller has received")
-    assert receiver._idle and not two[0]._pool.monitor._since, "the monitor has nothing to watch"
+    until(lambda: receiver._idle and not two[0]._pool.monitor._since, "the monitor to have nothing to watch")
 
 
 def ask_on(turns: int) -> int:
@@ -406,13 +406,13 @@ def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_idle_thread(two: li
     _gate.clear(), _held.clear()
     long = rpc_async("worker1", hold)
     until(lambda: bool(_held), "the call")
-    thread = next(thread for thread in two[1]._pool._threads if thread.lends is not None)
+    thread = next(thread for thread in list(two[1]._pool._threads) if thread.lends is not None)
     receiver: Any = _receiver(two[1])
     until(lambda: _lends(receiver), "another thread, which is idle")
     _gate.set()
     assert long.wait()
     until(lambda: thread.lends is None, "the end of the call")
-    assert thread.receives is None and receiver._idle
+    until(lambda: thread.receives is None and receiver._idle, "the idle thread to have the loop")
 
 
 class _Quiet:
