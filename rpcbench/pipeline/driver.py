@@ -261,8 +261,8 @@ class StepDriver:
     def _is_gone(self, id_: int, asked: _Running) -> bool:
         """Return whether a worker that has not answered is lost."""
         watch = self._losses.watch
-        failed = id_ in asked and asked[id_].done()
-        return id_ in (watch.await_gone() if failed else watch.gone())  # a call fails before the loss is published
+        found = asked[id_].outcome() if id_ in asked else None
+        return id_ in (watch.await_gone(found[1]) if found else watch.gone())  # a call fails before the report comes
 
     def _late(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
         """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""

@@ -139,7 +139,7 @@ class LostStages:
 
     def raise_if_lost(self, error: BaseException, when: str, *, changed: bool) -> None:
         """Raise StageLostError if the cause of an error is the loss of a worker; else return."""
-        if isinstance(error, WorkerLostError | ConnectionLostError) and (gone := self.watch.await_gone()):
+        if isinstance(error, WorkerLostError | ConnectionLostError) and (gone := self.watch.await_gone(error)):
             raise self._lost(gone, when, changed) from error
 
     def _lost(self, gone: Sequence[int], when: str, changed: bool) -> StageLostError:
@@ -155,8 +155,12 @@ class LostStages:
         return error
 
 
-_SECONDS = 1.0
-"""How long the report of a loss may take to arrive here after another process has noticed it."""
+_REPORT_SECONDS = 6.0
+"""How long the report of a loss may take to arrive here after another process has noticed it: the leader of the world
+waits up to 5 s for the launcher's reason."""
+
+_DOUBT_SECONDS = 1.0
+"""The same after a call has failed with its connection, which is a loss only if no new connection is made."""
 
 
 class ProcessWatch:
@@ -182,9 +186,10 @@ class ProcessWatch:
         """Return the ids of the workers that are known to be lost."""
         return self._agent.member_table.ended(self.processes)
 
-    def await_gone(self) -> list[int]:
-        """As `gone`, after an error that a loss may have caused: waits up to `_SECONDS` for the report."""
-        self._agent.member_table.wait_until(lambda: bool(self.gone()), _SECONDS)
+    def await_gone(self, error: BaseException | None) -> list[int]:
+        """As `gone`, after an error that a loss may have caused: waits for the report as long as it may take."""
+        seconds = _REPORT_SECONDS if isinstance(error, WorkerLostError) else _DOUBT_SECONDS
+        self._agent.member_table.wait_until(lambda: bool(self.gone()), seconds)
         return self.gone()
 
     def at(self, id_: int, step: int, ops: Sequence[Op]) -> str:

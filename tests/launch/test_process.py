@@ -296,8 +296,8 @@ def notebook_to_kill(mode, answers):
 def test_a_killed_notebook_leaves_no_process_and_no_directory(mode, tmp_path):
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.kill()
-        until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["fork_server"]]), 5)
-        until(lambda: not Path(facts["directory"]).exists(), 5)
+        until(lambda: all(gone(pid) for pid in [*facts["workers"], facts["fork_server"]]))
+        until(lambda: not Path(facts["directory"]).exists())
         assert not gone(facts["holder"])
 
 
@@ -306,5 +306,5 @@ def test_workers_of_a_killed_fork_server_end_while_the_notebook_is_stopped(mode,
     with notebook_to_kill(mode, tmp_path) as (notebook, facts):
         notebook.send_signal(signal.SIGSTOP)
         os.kill(facts["fork_server"], signal.SIGKILL)
-        until(lambda: all(gone(pid) for pid in facts["workers"]), 5)
+        until(lambda: all(gone(pid) for pid in facts["workers"]))
         shutil.rmtree(facts["directory"])

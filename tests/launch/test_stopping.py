@@ -68,7 +68,7 @@ def all_of(*names: str) -> set[str]:
 @pytest.mark.process
 @pytest.mark.parametrize("kind", EACH)
 def test_exit_handlers_run_at_scale_restart_and_shutdown(no_leaks: None, kind: str, tmp_path: Path) -> None:
-    with rpcbench.Cluster(3, **KINDS[kind]) as cluster:
+    with rpcbench.Cluster(3, grace=25.0, **KINDS[kind]) as cluster:
         prepare(cluster, tmp_path)
         if not cluster.inseparable:
             cluster.scale(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.process
@@ -103,7 +105,8 @@ def test_the_stop_button_works_after_a_breakpoint(failed, stop):
     assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
     assert "still runs" not in reply.evalue
     sleeps = "%%remote worker1\nimport time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
-    assert "----> 4     time.sleep(0.01)" in failed.run(sleeps, stop_at=[["ready"]]).traceback
+    # "ready" is seen a moment before the worker is in its loop.
+    assert re.search("----> (2 print|3 while|4     time)", failed.run(sleeps, stop_at=[["ready"]]).traceback)
 
 
 def test_unloading_gives_the_magic_back(failed):

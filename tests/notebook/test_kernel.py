@@ -17,6 +17,7 @@ pytestmark = pytest.mark.process
 
 SHOWN = {"stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"}
 SLEEP = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
+AT = r"----> (2 print|3 while|4     time)"  # where it may stand once what it prints is seen
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +153,7 @@ def test_leaving_is_an_error_not_the_end_of_the_worker(kernel):
 def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
     reply = kernel.run(f"%%remote all\n{SLEEP}", stop_at=[["[worker1] ready", "[worker2] ready"]])
     assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt")
-    assert reply.traceback.count("----> 4     time.sleep(0.01)") == 2
+    assert len(re.findall(AT, reply.traceback)) == 2
     assert "[worker1]" in reply.traceback
     assert "[worker2]" in reply.traceback
     assert "rpcbench" not in reply.traceback, "frames of the machinery"
@@ -335,7 +336,7 @@ def test_a_cell_that_takes_too_long_is_interrupted_and_shows_where_it_stood(kern
     reply = kernel.run(f"%%remote worker1 --timeout 0.5\n{SLEEP}")
     kernel.run("desk._WorkerRun.finish = finish")
     assert (reply.status, reply.ename) == ("error", "RpcTimeoutError")
-    assert "----> 4     time.sleep(0.01)" in reply.traceback
+    assert re.search(AT, reply.traceback)
     assert "the cell ran for more than 0.5 s and was interrupted" in reply.traceback
     assert kernel.run("%%remote all --timeout 30\n1").status == "ok"
 

@@ -140,10 +140,14 @@ def test_one_look_serves_all_viewers_of_a_source(publisher):
     first.gate.clear()
     first.entered.clear()
     source.change()
+    assert first.entered.wait(PATIENCE)  # perhaps the thread saw this change before the second viewer was woken
+    first.entered.clear()
+    source.change()
+    first.gate.set()
     assert first.entered.wait(PATIENCE)
     looks = source.looks
-    first.gate.set()
-    second.until(lambda: second.seen[-1] == 1)
+    for each in (first, second):
+        each.until(lambda each=each: each.seen[-1] == 2)
     assert source.looks == looks
 
 

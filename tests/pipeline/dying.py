@@ -11,8 +11,8 @@ import torch
 from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline
 
-SECONDS = 5.0
-"""The goal is one second."""
+SECONDS = 10.0
+"""The goal is one second; on a busy machine the leader waits up to 5 s for the reason of the death."""
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 from dying import data, killed
 from torch import nn
 from torch.nn import functional
-from worlds import far_world, until
+from worlds import PATIENCE, far_world, until
 
 from rpcbench import Cluster
 from rpcbench.base.errors import StageLostError
-from rpcbench.pipeline import Pipeline, PipelineError, split, stage
+from rpcbench.pipeline import Pipeline, PipelineError, failures, split, stage
 from rpcbench.pipeline.execution import StepExecution
 from rpcbench.pipeline.mailboxes import Mailbox
 from rpcbench.pipeline.stage import _Directory
@@ -342,6 +343,26 @@ def hear_of_an_end(name: str, reason: str) -> None:
     """Tell this worker's pipelines of the end of an earlier process of another worker, as a late thread does."""
     agent = current.current()
     agent.part(_Directory)._member("left", agent.member(name), reason)
+
+
+def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, asked = pipeline(cluster), threading.Event()
+    pipe.step(*data())
+    table = cluster.agent.member_table
+    explain = table.explain
+
+    def late(name: str, reason: str) -> str:
+        asked.set()
+        time.sleep(3 * failures._DOUBT_SECONDS)
+        return explain(name, reason)
+
+    monkeypatch.setattr(table, "explain", late)
+    os.kill(cluster.pid("worker2"), signal.SIGKILL)
+    assert asked.wait(PATIENCE)
+    with pytest.raises(StageLostError, match=r"worker2 was lost in step 2, before its first operation.*SIGKILL"):
+        pipe.step(*data())
 
 
 def test_a_worker_lost_on_another_host_is_reported_without_its_operation(tmp_path: Path) -> None:

@@ -236,6 +236,7 @@ def test_a_pair_that_does_not_reconnect_in_time_is_separated(tmp_path: Path, mon
     with world(tmp_path, 3, grace_seconds=0.3) as agents:
         for agent in agents[:2]:
             monkeypatch.setattr(agent._peers._opener, "dial", _unreachable)
+        monkeypatch.setattr(agents[1]._peers._reconnector, "_grace", 3.0)  # so that member 0 gives up first
         before = agents[0].call("worker1", wait_here)
         cut(agents)
         with pytest.raises(ConnectionLostError):

@@ -128,7 +128,7 @@ def test_refused_strangers_leave_no_descriptors_and_no_memory(door: Door) -> Non
 def test_silent_strangers_do_not_block_a_member(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more of them than the agent handles at once, and each keeps its connection open as long as it can."""
     for each in ("HANDSHAKE_SECONDS", "LOCAL_HANDSHAKE_SECONDS"):
-        monkeypatch.setattr(addresses, each, 0.5)
+        monkeypatch.setattr(addresses, each, 2.5)
     silent = [door.knock() for _ in range(100)]
     try:
         stream, peer = Opener(SECRET).dial(door.address, Identity("test", 5, "worker5", 0), 20.0)
@@ -278,7 +278,7 @@ def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_disconnected(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in ("HANDSHAKE_SECONDS", "LOCAL_HANDSHAKE_SECONDS"):
-        monkeypatch.setattr(addresses, each, 0.5)
+        monkeypatch.setattr(addresses, each, 2.5)
     stream = door.knock()
     stream.limit(10.0)
     answer = 0 if door.address.startswith("tls") else 512

@@ -158,8 +158,8 @@ def test_a_member_retransmits_its_last_messages_before_it_leaves(tmp_path: Path)
 
 def test_faults_can_be_installed_in_a_running_world(tmp_path: Path) -> None:
     with disturbed(tmp_path, Faults(), Faults()) as agents:
-        faults = install(Faults(retry_seconds=RETRY), agents[1])
-        faults.delay("Result", 0.3)
+        faults = install(Faults(retry_seconds=10 * RETRY), agents[1])
+        faults.delay("Result", 1.5)
         with pytest.raises(RpcTimeoutError):
             agents[0].call(1, divmod, (1, 1), timeout=0.05).wait()
         assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)

@@ -63,7 +63,7 @@ def test_a_kind_of_message_fails_as_often_as_the_options_ask(join: Any) -> None:
 
 
 def test_a_kind_of_message_is_delayed_as_long_as_the_options_ask(join: Any) -> None:
-    join(faulty_options("", [], {"PYTHON_CALL": 0.5}))
+    join(faulty_options("", [], {"PYTHON_CALL": 2.0}))
     with pytest.raises(RpcTimeoutError):
         rpc.rpc_sync("alone", divmod, (17, 5), timeout=0.1)
     assert rpc.rpc_sync("alone", divmod, (17, 5)) == (3, 2)
