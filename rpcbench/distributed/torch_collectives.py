@@ -241,6 +241,9 @@ class Probe:
 PROBE = Probe()
 
 
+_Groups = dict[tuple[str, str], WatchedGroup | None]
+
+
 class TorchCollectives:
     """Reports of torch's collectives to the table of one agent: `agent.part(TorchCollectives)`."""
 
@@ -251,7 +254,7 @@ class TorchCollectives:
         self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
         self._token = ""  # of that world, alike on all ranks
         # by torch's name, and type of device; None: not one of the program's. One object for each backend
-        self._groups: dict[tuple[str, str], WatchedGroup | None] = {}
+        self._groups: _Groups = {}
         self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
         self._recorded: dict[str, int] = {}  # scope of a group → number of the last collective that has a row
         self._backends: dict[str, str] = {}  # group → the flight recorder's name of its backend
@@ -268,16 +271,20 @@ class TorchCollectives:
             if on == self._on:
                 return
             self._on = on
-            PROBE.set(self, on)  # first: so no collective falls between the flight recorder and the kernel
+            before = self._groups
             if on:
-                self._begin()
+                self._groups = {}  # before the kernel runs, which then waits for the lock to find its group
+            PROBE.set(self, on)  # before the rest: so no collective falls between the flight recorder and the kernel
+            if on:
+                self._begin(before)
             else:
                 self._wake.set()  # ends the poller
 
-    def _begin(self) -> None:
+    def _begin(self, before: _Groups) -> None:
+        """`before`: the groups of the last watch, which may have been used since."""
         if self._look():  # operations of an earlier watch
             self._start_poller()
-        before, self._groups, self._record = self._groups, {}, {}  # they may have been used since the last watch
+        self._record = {}
         for group in filter(None, before.values()):
             for way in group.ways:
                 self._told.forget(f"{group.scope}.{way}")

@@ -172,7 +172,7 @@ class Agent(Home):
         self.pending.fail_all(ShutdownError(f"{self.name} has shut down"))  # no reply can resolve a call any more
         self._bootstrap.give_up()
         self.closing.set()
-        self.bus.filled.set()
+        self.bus.news.notify_all()
         self._pool.close(patience)
         self.links.closed()
 

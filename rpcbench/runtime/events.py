@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rpcbench.base.conditions import Event
+from rpcbench.base.conditions import Condition
 from rpcbench.base.ids import ChangedRows, Made, Row, Table, Tables
 from rpcbench.wire.messages import Body, Message, Notice
 
@@ -66,7 +66,8 @@ class EventLog:
     def __init__(self) -> None:
         self.listening = self.telling = False  # a watcher asks for changes; for messages
         self.on_watch: list[Callable[[], object]] = []  # called after a watch has begun or ended; may block briefly
-        self.filled = Event()  # there are changes or messages to drain
+        self.filled = False  # there are changes or messages to drain
+        self.news = Condition()  # notified when it is filled, and at the end of the last watch or of the agent
         self.hidden: set[str] = set()  # channels left out: those that carry the events themselves
         self._lock = threading.Lock()  # guards the five below
         self._changed: dict[tuple[str, str], Made] = {}  # (table, key), oldest first
@@ -89,8 +90,7 @@ class EventLog:
             if len(self._changed) > CAPACITY:
                 del self._changed[next(iter(self._changed))]
                 self._dropped += 1
-            if not self.filled.is_set():  # cheaper than to set it again
-                self.filled.set()
+            self._fill()
 
     def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
         """Record that a message was sent, received or lost; called only while a watcher asks for messages."""
@@ -102,8 +102,7 @@ class EventLog:
                 self._messages.popleft()
                 self._missed += 1
             self._messages.append(row)
-            if not self.filled.is_set():
-                self.filled.set()
+            self._fill()
 
     def drain(self, most: int) -> ChangedRows:
         """Return the rows that changed first, with their current values; under the node's lock, as it owns the rows."""
@@ -127,9 +126,14 @@ class EventLog:
             self._clear_if_empty()
         return rows, missed
 
+    def _fill(self) -> None:
+        if not self.filled:
+            self.filled = True
+            self.news.notify_all()
+
     def _clear_if_empty(self) -> None:
         if not self._changed and not self._messages:
-            self.filled.clear()
+            self.filled = False
 
     def restart(self) -> int:
         """Drop waiting changes, which a snapshot taken now contains; return the number of the last batch."""

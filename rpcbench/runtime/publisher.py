@@ -163,7 +163,7 @@ class Publisher:
                 return
             self._listen()
             if not self._watchers:
-                self._agent.bus.filled.set()  # wakes the thread, which ends
+                self._agent.bus.news.notify_all()  # wakes the thread, which ends
         self._watch_changed()
 
     def _watch_changed(self) -> None:
@@ -181,15 +181,18 @@ class Publisher:
     def _publish(self) -> None:
         bus = self._agent.bus
         while True:
-            bus.filled.wait()
+            bus.news.wait_for(lambda: bus.filled or self._over())
             with self._lock:
-                if not self._watchers or not self._agent.running:
+                if self._over():
                     self._thread = None
                     bus.restart()
                     return
             self._send_batch(_BATCH)
             # All members of a host send at the same moments, so that a panel shows one state of all of them.
             time.sleep(PERIOD - time.monotonic() % PERIOD)
+
+    def _over(self) -> bool:
+        return not self._watchers or not self._agent.running
 
     def _send_batch(self, most: int) -> None:
         with self._telling:

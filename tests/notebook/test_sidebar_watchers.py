@@ -36,9 +36,10 @@ class World:
 
     def look(self):
         self.looks.release()
-        if isinstance(self.state, Exception):
-            raise self.state
-        return self.state
+        state = self.state  # once: another thread sets it
+        if isinstance(state, Exception):
+            raise state
+        return state
 
     def looked(self):
         assert self.looks.acquire(timeout=PATIENCE)

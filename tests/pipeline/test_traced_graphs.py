@@ -116,7 +116,7 @@ def test_a_traced_graph_computes_the_same_as_the_model(inner: nn.Module) -> None
 @pytest.mark.parametrize("inner", [Rests(), Attends()])
 def test_dropout_in_a_nested_graph_follows_the_training_mode(inner: nn.Module) -> None:
     first, _ = (stage.module for stage in stages(Around(inner)))
-    assert not torch.equal(first(X)[0], first(X)[0])
+    assert len({str(first(X)[0].tolist()) for _ in range(20)}) > 1  # two masks of few bits may be equal
     assert torch.equal(first.eval()(X)[0], first(X)[0])
 
 

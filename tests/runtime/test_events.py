@@ -30,7 +30,7 @@ def drained(bus: EventLog, most: int = 10) -> list[str]:
 def test_a_log_keeps_no_changes_while_it_is_not_listening(bus: EventLog) -> None:
     bus.listening = False
     note(bus, 1, 2)
-    assert bus.drain(10) == ChangedRows(0, {}, 0) and not bus.filled.is_set()
+    assert bus.drain(10) == ChangedRows(0, {}, 0) and not bus.filled
     bus.listening = True
     note(bus, 3)
     assert bus.drain(10) == ChangedRows(1, {"table": {"3": {"value": 3}}}, 0)
@@ -39,11 +39,11 @@ def test_a_log_keeps_no_changes_while_it_is_not_listening(bus: EventLog) -> None
 def test_changed_rows_are_drained_in_order_and_in_batches(bus: EventLog) -> None:
     note(bus, 1, 2, 3)
     assert bus.drain(2) == ChangedRows(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
-    assert bus.filled.is_set(), "there are more rows"
+    assert bus.filled, "there are more rows"
     assert bus.drain(2) == ChangedRows(2, {"table": {"3": {"value": 3}}}, 0)
-    assert not bus.filled.is_set() and bus.drain(2) == ChangedRows(2, {}, 0), "an empty batch has no number"
+    assert not bus.filled and bus.drain(2) == ChangedRows(2, {}, 0), "an empty batch has no number"
     note(bus, 4)
-    assert bus.filled.is_set()
+    assert bus.filled
 
 
 def test_a_row_that_changes_often_is_built_once_with_its_latest_value(bus: EventLog) -> None:
@@ -79,7 +79,7 @@ def test_only_later_changes_are_drained_after_a_restart(bus: EventLog) -> None:
     assert drained(bus) == ["1", "2"]
     note(bus, 3)
     assert bus.restart() == 1
-    assert not bus.filled.is_set() and drained(bus) == []
+    assert not bus.filled and drained(bus) == []
     note(bus, 4)
     assert bus.drain(10) == ChangedRows(2, {"table": {"4": {"value": 4}}}, 0)
 

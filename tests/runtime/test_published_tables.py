@@ -14,7 +14,7 @@ from worlds import PATIENCE, until, world
 from rpcbench.base.ids import Tables, apply
 from rpcbench.rpc import RRef, remote
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.publisher import TELEMETRY, WATCH
+from rpcbench.runtime.publisher import TELEMETRY, WATCH, Publisher
 
 
 @pytest.fixture
@@ -126,4 +126,23 @@ def test_an_agent_stops_publishing_when_its_watcher_is_lost(agents: list[Agent])
 def test_the_publisher_of_a_worker_ends_with_the_worker(agents: list[Agent]) -> None:
     Watcher(agents[0]).follow()
     agents[1].stop()
+    until(lambda: publishing() == 0)
+
+
+def test_the_publisher_ends_although_its_worker_stops_while_it_drains_the_log(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, send = threading.Event(), threading.Event(), Publisher._send_batch
+
+    def held(publisher: Publisher, most: int) -> None:
+        begun.set()
+        assert go.wait(PATIENCE)
+        send(publisher, most)
+
+    monkeypatch.setattr(Publisher, "_send_batch", held)
+    Watcher(agents[0]).follow()
+    rrefs = make(1)
+    assert begun.wait(PATIENCE) and rrefs
+    agents[1].stop()
+    go.set()
     until(lambda: publishing() == 0)
