@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jupyter_client.manager import KernelManager
+from traitlets.config import Config
 
 _numbers = itertools.count()
 
@@ -50,6 +51,11 @@ def _bound(holders: contextlib.ExitStack, number: int) -> int:
 def kernel_manager(**options: Any) -> KernelManager:
     """A kernel manager with these options, whose kernel listens at paths of its own."""
     return KernelManager(transport="ipc", ip=f"{_folder().name}/{next(_numbers)}", **options)
+
+
+def kernel_config() -> Config:
+    """A configuration for notebook clients, whose kernels so listen at paths of their own."""
+    return Config(KernelManager={"transport": "ipc", "ip": f"{_folder().name}/{next(_numbers)}"})
 
 
 @functools.cache

@@ -74,6 +74,13 @@ class _Entry:
     stale: bool = True  # the world has changed since the last look
     whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
 
+    def begin_look(self) -> bool:
+        """Return whether there is a change to look at. One that comes during this call is left to the next."""
+        if not self.stale:
+            return False
+        self.stale = False
+        return True
+
 
 def _phase(source: Source) -> Phase:
     found: Phase = getattr(source, "phase", LIVE)
@@ -120,7 +127,7 @@ class PanelFeed:
             entry.unsubscribe()
 
     def _wake(self, entry: _Entry) -> None:
-        if entry.stale:  # `_next` clears it before the world is read, which so has this change
+        if entry.stale:  # `begin_look` clears it before the world is read, which so has this change
             return
         entry.stale = True
         self._changes.notify_all()
@@ -145,10 +152,7 @@ class PanelFeed:
                     self._thread = None
                     return []
             now = time.monotonic()
-            due = [(entry, entry.stale) for entry in entries if entry.stale or entry.whole_at <= now]
-            if due:
-                for entry, _ in due:
-                    entry.stale = False
+            if due := [(entry, entry.begin_look()) for entry in entries if entry.stale or entry.whole_at <= now]:
                 return due
             first = min(entry.whole_at for entry in entries)
             self._changes.wait_for(partial(self._differs, entries), None if first == math.inf else first - now)

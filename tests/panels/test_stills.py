@@ -6,6 +6,7 @@ import base64
 import re
 from xml.etree import ElementTree
 
+import addresses
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -181,7 +182,7 @@ def test_below_a_panel_stands_its_last_picture_in_a_notebook_that_ran_without_a_
         "c.shutdown()",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
-    NotebookClient(book, timeout=120).execute()
+    NotebookClient(book, timeout=120, config=addresses.kernel_config()).execute()
     live, still = book.cells[0].outputs
     assert "application/vnd.jupyter.widget-view+json" in live["data"] and "text/html" not in live["data"]
     image = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', still["data"]["text/html"])
@@ -196,7 +197,7 @@ def test_it_is_in_a_notebook_that_ran_without_a_browser():
     made = f"{begin}\nr = rpc.remote('worker1', int)\nr.to_here()"
     code = f"{made}\ntry:\n    s = rpcbench.panel('rrefs').snapshot()\nfinally:\n    c.shutdown()\ns"
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(book, timeout=120).execute()
+    NotebookClient(book, timeout=120, config=addresses.kernel_config()).execute()
     (output,) = book.cells[0].outputs
     assert output["data"]["text/plain"].startswith("2 members, 1 RRef, 1 fork\n")
     assert output["data"]["text/html"].startswith("<img alt=")

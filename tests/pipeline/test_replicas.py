@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from covering import pairs
 from small import SGD, STAGES, data, grads, model, same
 from torch import nn
 from torch.nn import functional
-from worlds import PATIENCE, far_world, nothing_left, world
+from worlds import PATIENCE, far_world, nothing_left, until, world
 
 from rpcbench import Cluster
 from rpcbench.pipeline import Pipeline, PipelineError, data_parallel, schedule, split
@@ -34,6 +34,11 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
     with world(tmp_path, 5) as made:
         yield made
         nothing_left(made)
+        until(lambda: not waiting_for_gloo())
+
+
+def waiting_for_gloo() -> bool:
+    return any(thread.name == "rpcbench gloo" for thread in threading.enumerate())
 
 
 def replicated(
@@ -342,26 +347,31 @@ def test_sparse_gradients_are_refused(agents: list[Agent]) -> None:
 def test_a_replica_that_fails_while_a_group_is_formed_ends_the_wait_of_the_others(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others know its address by then, and wait inside gloo for its connection."""
-    get, fails = data_parallel.RendezvousStore.get, iter([True])
-    make, devices = data_parallel.c10d.ProcessGroupGloo.create_device, []
+    """The others have its address by then, and wait inside gloo for its connection, which does not come."""
+    gloo, fails, go_on = data_parallel.c10d.ProcessGroupGloo, iter([True]), threading.Event()
+    waits = threading.Event()
 
-    def kept(**where: Any) -> Any:
-        devices.append(make(**where))  # otherwise it may be freed before the others connect, which ends their wait
-        return devices[-1]
+    class Waits:
+        """Waits as gloo does, but not for minutes: its thread would disturb later tests."""
 
-    def once(self: data_parallel.RendezvousStore, key: str) -> bytes:
-        if next(fails, False):
-            raise ArithmeticError("on purpose")
-        return get(self, key)
+        _Options, create_device = gloo._Options, gloo.create_device  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(data_parallel.RendezvousStore, "get", once)
-    monkeypatch.setattr(data_parallel.c10d.ProcessGroupGloo, "create_device", kept)
-    pipe, begin = replicated(optimizer=SGD), time.monotonic()
-    with pytest.raises(ArithmeticError, match="on purpose"):
+        def __init__(self, store: data_parallel.RendezvousStore, rank: int, size: int, options: Any) -> None:
+            store.set(str(rank), b"its address")
+            if next(fails, False):
+                assert waits.wait(PATIENCE)
+                raise ArithmeticError("on purpose")
+            waits.set()
+            assert go_on.wait(PATIENCE)
+            raise RuntimeError("no connection")
+
+    pipe = replicated(optimizer=SGD)
+    with monkeypatch.context() as patch, pytest.raises(ArithmeticError, match="on purpose"):
+        patch.setattr(data_parallel.c10d, "ProcessGroupGloo", Waits)
         pipe.step(*data(4))
+    assert waiting_for_gloo()
     assert pipe.step(*data(4)).loss > 0
-    assert time.monotonic() - begin < PATIENCE < data_parallel.SECONDS
+    go_on.set()
     assert equal(pipe)
 
 

@@ -229,6 +229,7 @@ def test_who_looks_is_told_all_before_this_process_leaves(
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(publisher, "time", clock)
+            patch.setattr(collect, "LAST_REPORT_SECONDS", 20.0)
             collector.subscribe(lambda: None)
             until(lambda: equal(collector, agents))
             rrefs = [remote("worker1", int, (1,))]

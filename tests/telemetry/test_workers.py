@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import until, world
+from worlds import PATIENCE, until, world
 
 import rpcbench
 from rpcbench.launch.actions import Actions
@@ -232,7 +232,7 @@ def test_who_settles_does_not_wait_for_ever(agents: list[Agent], monkeypatch: py
 
 
 def wait_here(gate: str) -> None:
-    GATES[gate].wait(20)
+    GATES[gate].wait(4 * PATIENCE)
 
 
 GATES: dict[str, threading.Event] = {}
@@ -371,7 +371,6 @@ def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None)
         assert workers_view(source.world())["logs"]["2"]["text"] == "last words"
 
         actions.begin("restart", "worker2")
-        assert actions.table()["restart worker2"]["state"] == "runs"
         until(lambda: row(2)["incarnation"] == 1 and row(2)["pid"] == cluster.pid("worker2"))
         until(lambda: actions.table() == {})
         actions.begin("scale", "3")
@@ -392,12 +391,13 @@ def test_an_action_that_runs_is_not_begun_twice_and_failures_do_not_heap_up(agen
     class Owner:
         def restart(self, name: str) -> None:
             calls.append(name)
-            gate.wait(20)
+            gate.wait(PATIENCE)
             raise RuntimeError("no way")
 
     agents[0].owner = Owner()
     actions = agents[0].part(Actions)
     first, second = (actions.begin("restart", "worker1") for _ in range(2))
+    assert actions.table()["restart worker1"]["state"] == "runs"
     gate.set()
     with pytest.raises(RuntimeError, match="no way"):
         second.result(20)
