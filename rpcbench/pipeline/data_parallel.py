@@ -67,7 +67,8 @@ class RendezvousStore(c10d.Store):
 
 def make(store: RendezvousStore, rank: int, size: int, host: str, done: Callable[[Made], None]) -> None:
     """Make a new group when all its members have come; it listens at `host`. `done` gets the group or the error. A new
-    thread does it: if a member leaves after the others have its address, they block inside gloo for `SECONDS`."""
+    thread does it: if a member leaves after the others have its address, they block inside gloo, which tries five times
+    for `SECONDS` each."""
 
     def made() -> None:
         try:

@@ -14,7 +14,7 @@ SLIDER = """%%remote worker1
 from ipywidgets import IntSlider
 slider = IntSlider(5, description='speed')
 seen = []
-slider.observe(lambda change: (seen.append(change['new']), print('moved to', change['new'])), 'value')
+slider.observe(lambda change: (print('moved to', change['new']), seen.append(change['new'])), 'value')
 slider"""
 
 
@@ -59,7 +59,7 @@ def test_a_slider_moves_both_ways_while_the_worker_rests(kernel):
     model = shown(kernel)
     move(kernel, model, 8)
     logged(kernel, "moved to 8")
-    assert kernel.value("%remote worker1 (slider.value, seen)") == "(8, [8])"
+    until(kernel, "(slider.value, seen)", "(8, [8])")
     reply = kernel.run("%%remote worker1\nslider.value = 3")
     updates = [m["content"]["data"]["state"] for m in reply.comms if m["content"]["comm_id"] == model]
     assert {"value": 3} in updates
