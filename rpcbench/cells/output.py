@@ -239,7 +239,10 @@ class OutputStream:
         while (live := self._live) is not None and (tail := self._tail) is not None:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LOOK_SECONDS)
-            if (size := tail.size()) > tail.at:
+            size = tail.size()
+            with contextlib.suppress(queue.Empty):  # written before what the log has up to `size`
+                return self._queue.get_nowait()
+            if size > tail.at:
                 return live, _LOGGED, str(size)
         return self._queue.get()
 

@@ -150,6 +150,25 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
         assert (tmp_path / "log").read_text() == "child"
 
 
+def test_an_item_that_comes_while_the_log_is_looked_at_precedes_what_the_log_has_by_then():
+    stream = OutputStream.__new__(OutputStream)  # without the thread that takes the items
+    stream._queue, stream._live, item = queue.SimpleQueue(), KEY, (KEY, "stdout", "from Python")
+
+    class Tail:
+        at = 0
+
+        def size(self):
+            if not self.at:
+                stream._queue.put(item)  # and right after it, a child writes
+            return 8
+
+    stream._tail = Tail()
+    assert stream._next() == item
+    stream._queue = queue.SimpleQueue()
+    stream._tail.size = lambda: 8
+    assert stream._next() == (KEY, "logged", "8")
+
+
 def test_comm_messages_are_in_order_within_a_cell_and_sent_without_one_after_it(client_id):
     client_id.output_stream.tell("comm", "nobody has asked for anything yet")
 

@@ -90,7 +90,6 @@ class Kernel:
                 deeds.pop(text)()
 
         def asked(message):
-            assert message["parent_header"]["msg_id"] == cell
             reply.prompts.append((message["content"]["prompt"], message["content"]["password"]))
             answer = answers.pop(0)
             answer() if callable(answer) else self.client.input(answer)
@@ -105,7 +104,8 @@ class Kernel:
         while True:
             message = self._next(timeout)
             if message["msg_type"] == "input_request":
-                asked(message)
+                if message["parent_header"].get("msg_id") == cell:  # else of a prompt that ended unread
+                    asked(message)
             elif message["parent_header"].get("msg_id") != cell:
                 reply.strays.append(message)
             elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":

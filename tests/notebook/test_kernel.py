@@ -162,7 +162,7 @@ def test_the_stop_button_interrupts_everywhere_and_shows_where_it_stood(kernel):
 def test_a_second_press_waits_no_longer_and_says_who_still_runs(kernel, tmp_path):
     code = "%%remote worker1\nimport time\ntry:\n    print('ready')\n    while True:\n        time.sleep(0.01)\n"
     tidy = textwrap.indent(f"print('tidying')\n{_until(tmp_path / 'go')}", "    ")
-    reply = kernel.run(f"{code}finally:\n{tidy}", stop_at=[["ready"], ["tidying"]])
+    reply = kernel.run(f"{code}finally:\n{tidy}", stop_at=[["ready"], ["tidying\n"]])
     (tmp_path / "go").touch()
     assert reply.ename == "KeyboardInterrupt"
     assert "the cell still runs on worker1; cluster.restart('worker1')" in reply.traceback

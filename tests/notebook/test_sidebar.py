@@ -117,7 +117,6 @@ def test_a_page_sees_a_worker_die_and_starts_it_again_while_a_cell_runs(kernel, 
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("lost", "killed by SIGKILL", start))
         answer = page.acts("restart", "worker2")
         assert answer == {"text": "Started again: worker2. Its variables are lost."}
-        page.hears(watch, lambda seen: seen["doing"] == ["%cluster restart worker2 …"])
         page.hears(watch, lambda seen: workers(seen)["worker2"] == ("ready", "", start + 1) and not seen["doing"])
         assert page.asks(do="stay", watch=watch) == {"there": True}
     page.close(watch)

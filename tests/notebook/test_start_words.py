@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
 from IPython.core.error import UsageError
+from worlds import PATIENCE
 
 from rpcbench.cells.targets import Targets
 from rpcbench.notebook import cluster_magic
@@ -132,11 +134,10 @@ def test_stacks_are_shown_while_a_cell_runs_in_the_background(kernel):
     try:
         begins = "worker1:\n  runs the cell: import time …\n  MainThread runs\n      Cell worker1["
         idle = "\nworker2: nothing to do, and no thread waits\n"
-        for _ in range(100):  # until the cell has begun, and both workers reply in time
+        deadline, said = time.monotonic() + PATIENCE, ""
+        while not (said.startswith(begins) and idle in said):  # the cell begins, and both workers reply in time
+            assert time.monotonic() < deadline, said
             said = kernel.run("%cluster stack").text
-            if said.startswith(begins) and idle in said:
-                break
-        assert said.startswith(begins) and idle in said
     finally:
         kernel.run("handle.cancel()")
     assert "did you mean worker1" in kernel.run("%cluster stack wroker1").evalue

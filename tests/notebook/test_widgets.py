@@ -97,7 +97,7 @@ def test_a_callback_runs_while_the_cell_runs_and_prints_there(kernel):
     def begun():
         moved.append(move(kernel, model, 9, subshell=subshell))
 
-    reply = kernel.run(f"%%remote worker1\n{code}", when={"begun": begun})
+    reply = kernel.run(f"%%remote worker1\n{code}", when={"begun\n": begun})
     assert (reply.status, len(moved)) == ("ok", 1)
     assert "moved to 9\n" in reply.text
     kernel.client.control_channel.send(kernel.client.session.msg("delete_subshell_request", {"subshell_id": subshell}))

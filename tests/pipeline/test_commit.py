@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -154,10 +154,10 @@ _gate, _reached = threading.Event(), threading.Event()
 class Sees(torch.optim.SGD):
     """Counts its steps."""
 
-    stepped: Counter[int] = Counter()
+    stepped: ClassVar[list[object]] = []  # of both stages, which step at once
 
     def step(self, closure: Any = None) -> Any:
-        self.stepped[len(self.param_groups[0]["params"])] += 1
+        self.stepped.append(self)
         return super().step(closure)
 
 
@@ -193,7 +193,7 @@ def test_no_optimizer_steps_before_all_workers_have_their_gradients(agents: list
         finally:
             _gate.set()
         assert step.result(20).loss > 0
-    assert sum(Sees.stepped.values()) == 2
+    assert len(Sees.stepped) == 2
 
 
 _interrupting = threading.Lock()
@@ -463,7 +463,7 @@ def test_a_failed_step_ends_although_a_stopped_coordinator_does_not_answer(
     try:
         with pytest.raises(ArithmeticError, match="while the other one stands"):
             pipe.step(*small_data())
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert pipe.optimizer_step is None
     finally:
         os.kill(pid, signal.SIGCONT)

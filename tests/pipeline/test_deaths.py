@@ -348,16 +348,22 @@ def hear_of_an_end(name: str, reason: str) -> None:
 def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe, asked = pipeline(cluster), threading.Event()
+    pipe, asked, doubts = pipeline(cluster), threading.Event(), threading.Event()
     pipe.step(*data())
-    table = cluster.agent.member_table
+    table, await_gone = cluster.agent.member_table, failures.ProcessWatch.await_gone
     explain = table.explain
 
     def late(name: str, reason: str) -> str:
         asked.set()
-        time.sleep(3 * failures._DOUBT_SECONDS)
+        assert doubts.wait(PATIENCE)
+        time.sleep(1.5 * failures._DOUBT_SECONDS)
         return explain(name, reason)
 
+    def doubting(watch: failures.ProcessWatch, error: BaseException | None) -> list[int]:
+        doubts.set()
+        return await_gone(watch, error)
+
+    monkeypatch.setattr(failures.ProcessWatch, "await_gone", doubting)
     monkeypatch.setattr(table, "explain", late)
     os.kill(cluster.pid("worker2"), signal.SIGKILL)
     assert asked.wait(PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -144,16 +145,17 @@ def test_a_step_that_is_interrupted_before_its_commit_changes_nothing(agents: li
 class InterruptsTheThirdStep(torch.optim.SGD):
     """Interrupts the third step on one of two stages, before the other has stepped."""
 
+    steps = itertools.count(1)  # of both stages, which step at once
+
     def step(self, closure: Any = None) -> None:
-        _calls.append(1)
-        if len(_calls) == 5:
+        if next(self.steps) == 5:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         super().step(closure)
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_step_that_is_interrupted_while_optimizers_step_is_completed(agents: list[Agent]) -> None:
-    _calls.clear()
+    InterruptsTheThirdStep.steps = itertools.count(1)
     pipe = pipeline(optimizer=(InterruptsTheThirdStep, SGD[1]))
     history = pipe.fit(LOADER, 2, progress=False)
     assert history.interrupted and len(history.losses) == 3

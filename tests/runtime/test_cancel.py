@@ -223,6 +223,7 @@ def test_ctrl_c_in_to_here_cancels_the_fetch_and_keeps_the_value(agents: list[Ag
 def test_a_cancelled_asyncio_task_cancels_its_call(agents: list[Agent]) -> None:
     async def give_up() -> None:
         call = agents[0].call("worker1", until_cancelled)
+        until(lambda: "asks" in _ran)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(_as_coroutine(call), 0.2)
 

@@ -138,6 +138,6 @@ def test_a_lost_parcel_is_reported_to_its_sender(agents: list[Agent]) -> None:
     mine, box = inbox(agents[0]), inbox(agents[1])
     agents[0].parcels.post(1, "box", (0,), "activations", torch.ones(2))
     agents[0].parcels.post(1, "box", (1,), "activations", torch.ones(2))
-    until(lambda: bool(mine.lost))
+    until(lambda: bool(mine.lost) and bool(box.here))
     assert list(mine.lost) == [(0,)] and type(mine.lost[0,]) is ConnectionLostError
     assert list(box.here) == [(1,)]

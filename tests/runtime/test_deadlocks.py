@@ -192,8 +192,15 @@ def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent], p
     assert event("inner runs").wait(20)
     waiter = threading.Thread(target=call.wait, name="waiter")
     waiter.start()
-    until(lambda: bool(call._waiters) and "in outer: rpc_sync(" in str(rpcbench.explain()))
-    text = rpcbench.explain()
+    texts: list[Any] = []
+
+    def complete() -> bool:
+        texts[:] = [rpcbench.explain()]
+        sites, waits = texts[0].count("in outer: rpc_sync("), texts[0].count("less than 1 s and waits")
+        return bool(call._waiters) and (sites, waits) == (2, 2)
+
+    until(complete)
+    (text,) = texts
     event("inner").set()
     waiter.join(20)
     lines = [line.split(", at ")[0] for line in str(text).splitlines()]
@@ -238,6 +245,7 @@ def test_a_long_wait_is_logged_once(
     monkeypatch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)
     agents[0].part(Watchdog).patience = 0.2
     call = rpc_async("worker1", hold, ("long",))
+    assert event("long runs").wait(20)
     with caplog.at_level(logging.WARNING, "rpcbench"):
         waiter = threading.Thread(target=call.wait)
         waiter.start()

@@ -88,7 +88,8 @@ def test_a_leak_at_the_owner_names_the_users_and_the_line_that_made_the_value(ag
     assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it arrived as an argument"
     _kept.clear()
     until(lambda: leaks(agents[0]) == [])
-    assert agents[0].values.site(own._rref) is None
+    rref = own._rref
+    until(lambda: agents[0].values.site(rref) is None)
     del own
 
 

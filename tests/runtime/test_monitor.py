@@ -88,7 +88,7 @@ def test_the_monitor_sleeps_without_free_locks_and_looks_again_at_the_next_relea
     for turn in range(3):
         lock = Lock(monitor)
         lock.release()
-        assert monitor._looks
+        until(lambda: monitor._looks)
         clock[0] += 1.0
         until(lambda lock=lock: lock.given == 1)  # type: ignore[misc]
         until(lambda: not monitor._looks, f"sleep after call {turn}")

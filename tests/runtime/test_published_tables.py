@@ -65,6 +65,7 @@ def publishing() -> int:
 
 
 def test_an_agent_without_watchers_records_and_publishes_nothing(agents: list[Agent]) -> None:
+    until(lambda: publishing() == 0, "the end of publishers of earlier tests")
     make(3)[0].to_here()
     assert not any(agent.bus.listening for agent in agents) and publishing() == 0
     assert agents[1].bus.drain(10).rows == {}

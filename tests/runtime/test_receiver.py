@@ -448,8 +448,14 @@ class _Quiet:
             self.ended.set()
 
         receiver = Receiver(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
+        watch = self.watch
+        assert watch is not None
+        armed, arm = threading.Event(), watch.arm
+        watch.arm = lambda: (arm(), armed.set())  # type: ignore[method-assign,assignment]
         receiver.start()
         until(lambda: _lends(receiver), "an idle loop")
+        assert armed.wait(PATIENCE)  # the loop frees the lock first
+        watch.arm = arm  # type: ignore[method-assign]
         return receiver
 
     def _deliver(self, frame: Frame) -> None:
