@@ -275,7 +275,7 @@ class CellRunner:
             for patience in _BACKOFFS:
                 self._attempts[heard] = patience == _BACKOFFS[-1]
                 if not self._signal(key):
-                    yield False
+                    yield not heard.empty()  # handled in the moment in which the wait for it ended
                     return
                 # A signal that arrives just before the main thread begins to block does not end that wait: repeat it.
                 until = time.monotonic() + patience

@@ -76,8 +76,8 @@ class _OrderedHandler:
             self._handler(*change)
         finally:  # an error is reported by the pool, and the next change is handled all the same
             with self._lock:
-                self._busy = bool(self._ahead)
-            if self._busy:
+                more = self._busy = bool(self._ahead)
+            if more:  # not `_busy`, which another thread may have set since to go on by itself
                 self._go_on()
 
 

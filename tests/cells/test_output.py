@@ -12,6 +12,7 @@ import pytest
 from worlds import PATIENCE
 
 from rpcbench.base.errors import WorkerLostError
+from rpcbench.cells import output
 from rpcbench.cells.output import NO_CELL, WINDOW, CellKey, CellStream, OutputStream
 
 KEY = CellKey(0, 7)
@@ -92,7 +93,8 @@ def test_long_content_is_sent_in_parts_and_only_the_last_part_has_the_kind(clien
     assert "".join(n["content"] for n in notices[:-1]) == content
 
 
-def test_output_beyond_the_window_waits_for_acknowledgements(client_id):
+def test_output_beyond_the_window_waits_for_acknowledgements(client_id, monkeypatch):
+    monkeypatch.setattr(output, "_ACK_SECONDS", PATIENCE)
     ahead = []
 
     def write(output_stream):

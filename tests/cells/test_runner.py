@@ -332,7 +332,8 @@ def test_stop_interrupts_the_running_cell_and_cancels_a_queued_one(bench):
         first = in_background(lambda: bench.ask(1, lambda: (begun.set(), _sleep())))
         assert begun.wait(PATIENCE)
         second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
-        until(lambda: bench.agent.health.cells() == 2)
+        until(lambda: bench.runner._jobs.qsize() == 1, "a queued cell")
+        assert bench.agent.health.cells() == 2
         bench.runner.stop()
         for error in first(), second():
             assert isinstance(error, CallCancelled) and "KeyboardInterrupt" in str(error)

@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy.random  # here, so that forks inherit its state
@@ -49,7 +50,7 @@ def crash(config: WorldConfig) -> None:
 def idle(config: WorldConfig) -> None:
     answer(config, pid=os.getpid())
     while True:
-        signal.pause()
+        time.sleep(0.05)  # not one long wait, which a signal just before it would not end
 
 
 def stubborn(config: WorldConfig) -> None:

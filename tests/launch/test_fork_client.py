@@ -249,6 +249,8 @@ def test_guard_returns_only_after_its_request_was_sent(monkeypatch):
     guardian, sent, gate = fork_client.take_any(), [], threading.Event()
 
     class Slow:
+        makefile = guardian._channel.makefile  # of the reader, which may begin only now
+
         def sendall(self, data, channel=guardian._channel):
             assert gate.wait(SECONDS)
             sent.append(data)

@@ -208,7 +208,8 @@ def test_a_worker_whose_program_has_taken_the_signal_is_spared(no_leaks: None) -
     with rpcbench.Cluster(1) as made:
         pid = made.pid("worker1")
         made.rpc_sync("worker1", signal_default)
-        with Beside(made, "worker1", "import ctypes\nctypes.PyDLL(None).sleep(4)"):
+        code = "import ctypes, time\nwhile True:\n    ctypes.PyDLL(None).sleep(4)\n    time.sleep(0.5)"
+        with Beside(made, "worker1", code):
             said = seen(lambda: made.stack("worker1"), "has no handler that would report more")
         assert psutil.pid_exists(pid) and made.run("worker1", "3") == 3 and str(pid) in said
 

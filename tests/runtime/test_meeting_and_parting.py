@@ -265,3 +265,27 @@ def test_a_watcher_gets_changes_one_at_a_time_in_their_order() -> None:
         jobs[1]()
     jobs[2]()
     assert seen == ["suspect", "lost", "joined"] and len(jobs) == 3
+
+
+def test_a_change_that_comes_as_the_handling_of_the_last_one_ends_is_handled_once() -> None:
+    jobs: list[Callable[[], None]] = []
+    handled: list[str] = []
+    watcher = _OrderedHandler(lambda kind, who, reason: handled.append(reason), jobs.append)
+    lock, more = watcher._lock, ["second"]
+
+    class Lock:
+        """As a lock, after whose release another thread runs."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            if handled and more:
+                watcher.tell("lost", WorkerInfo("worker1", 1), more.pop())
+
+    watcher.tell("joined", WorkerInfo("worker1", 1), "first")
+    watcher._lock = Lock()  # type: ignore[assignment]
+    while jobs:
+        jobs.pop()()
+    assert handled == ["first", "second"]
