@@ -240,7 +240,7 @@ class OutputStream:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LOOK_SECONDS)
             size = tail.size()
-            with contextlib.suppress(queue.Empty):  # written before what the log has up to `size`
+            with contextlib.suppress(queue.Empty):  # an item of Python that precedes the growth of the log
                 return self._queue.get_nowait()
             if size > tail.at:
                 return live, _LOGGED, str(size)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 SHOWN = {"stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"}
 SLEEP = "import time\nprint('ready')\nwhile True:\n    time.sleep(0.01)"
-AT = r"----> (2 print|3 while|4     time)"  # where it may stand once what it prints is seen
+AT = r"----> (2 print|3 while|4     time)"  # its place once the text is seen
 
 
 @pytest.fixture(autouse=True)
