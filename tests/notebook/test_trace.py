@@ -40,9 +40,10 @@ def test_calls_between_workers_are_seen_from_the_notebook(kernel):
 
 
 def test_an_rref_is_followed_to_its_end(kernel):
-    users = "{*cluster.agent.tables()['users']}"
-    code = f"import time\nbefore = {users}\nr = rpc.remote('worker1', dict)\nr.to_here()\ndel r\n"
-    reply = kernel.run(f"%%trace\n{code}while {users} - before:\n    time.sleep(0.01)")
+    there = "return {*current.current().tables()['owned']}"
+    kernel.run(f"from rpcbench import rpc\ndef owned():\n    from rpcbench.runtime import current\n    {there}")
+    code = "import time\nbefore = rpc.rpc_sync('worker1', owned)\nr = rpc.remote('worker1', dict)\nr.to_here()\ndel r\n"
+    reply = kernel.run(f"%%trace\n{code}while rpc.rpc_sync('worker1', owned) - before:\n    time.sleep(0.01)")
     assert reply.status == "ok"
     kinds = {row[2] for row in rows(kernel)}
     assert {"Create", "Fetch", "Result", "UserDelete"} <= kinds
