@@ -170,8 +170,7 @@ def test_an_idle_fork_server_ends_with_a_notebook_that_exits():
     notebook, server, home = warm_notebook("")
     with notebook:
         assert notebook.wait(SECONDS) == 0
-    assert gone(server)
-    assert not home.exists()
+    until(lambda: gone(server) and not home.exists())
 
 
 def test_a_fork_of_the_notebook_has_no_fork_server():

@@ -184,7 +184,7 @@ def test_close_ends_all_workers_and_can_be_repeated(bench):
     child = [bench.answer(handle) for handle in handles][2]["child"]
     bench.launcher.close()
     assert [handle.poll() for handle in handles] == [-signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM]
-    assert gone(child)
+    until(lambda: gone(child))
     assert not bench.directory.path.exists()
     bench.launcher.close()
     with pytest.raises(ShutdownError):
