@@ -83,6 +83,24 @@ class Groups:
             def _split_scope(self, nodeid: str) -> str:
                 return self.groups.get(nodeid) or nodeid.partition("::")[0]
 
+            def remove_node(self, node: Any) -> str | None:
+                """Where a process has crashed, return the test that crashed, and hand out the tests after it.
+
+                pytest-xdist would also hand out that test, and groups that are complete: for the next test after such
+                a group a process waits for ever.
+                """
+                groups, self.assigned_work[node] = self.assigned_work[node], {}
+                super().remove_node(node)
+                crashed: str | None = None
+                for group, tests in groups.items():
+                    if crashed is None and (crashed := next((test for test in tests if not tests[test]), None)):
+                        tests[crashed] = True
+                    if not all(tests.values()):
+                        self.workqueue[group] = tests
+                for other in self.nodes if crashed else ():
+                    self._reschedule(other)
+                return crashed
+
         return Scheduler(config, log)
 
     def pytest_unconfigure(self) -> None:

@@ -90,3 +90,17 @@ def test_a_skipped_browser_test_fails_where_one_is_required(tmp_path: Path, requ
         timeout=60,
     )
     assert outcome in done.stdout
+
+
+@pytest.mark.process
+def test_a_crash_of_a_test_process_fails_one_test_and_the_others_run(tmp_path: Path) -> None:
+    """Also tests after it, and although other files are complete."""
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['running']")
+    for number in range(4):
+        (tmp_path / f"test_{number}.py").write_text("def test_passes(): pass")
+    crashes = "import os\ndef test_a(): pass\ndef test_b(): os.abort()\ndef test_c(): pass\ndef test_d(): pass"
+    (tmp_path / "test_last.py").write_text(crashes)
+    arguments = [sys.executable, "-m", "pytest", "-n", "1", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "."]
+    there = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    run = subprocess.run(arguments, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=120)
+    assert "1 failed, 7 passed" in run.stdout and "crashed while running 'test_last.py::test_b'" in run.stdout
