@@ -86,8 +86,8 @@ class Groups:
             def remove_node(self, node: Any) -> str | None:
                 """Where a process has crashed, return the test that crashed, and hand out the tests after it.
 
-                pytest-xdist would also hand out that test, and groups that are complete: for the next test after such
-                a group a process waits for ever.
+                pytest-xdist would also hand out that test, and complete groups. A process that gets a complete group
+                waits for ever.
                 """
                 groups, self.assigned_work[node] = self.assigned_work[node], {}
                 super().remove_node(node)
