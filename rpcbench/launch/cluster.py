@@ -180,15 +180,16 @@ class Cluster(BaseCluster):
 
     @staticmethod
     def saved(name: str, **changes: Any) -> Cluster:
-        """Start a cluster as a file describes it: the table `[tool.rpcbench.clusters.NAME]` of pyproject.toml, here or
-        in a folder above, else `[clusters.NAME]` of `~/.config/rpcbench.toml`.
+        """Start a cluster as a file describes it: the table `[clusters.NAME]` of `~/.config/rpcbench.toml`, else
+        `[tool.rpcbench.clusters.NAME]` of the nearest pyproject.toml, here or in a folder above.
 
         Args:
             name: The name in the file.
             changes: Arguments of `Cluster`, in place of those in the file.
 
         Raises:
-            ValueError: No file describes it, or the description is malformed; the text names the file.
+            ValueError: No file describes it, another user may have written the file, or the description is malformed;
+                the text names the file.
         """
         return Cluster(**find(name).changed(changes))
 

@@ -185,13 +185,14 @@ class Commands:
     def _start(self, words: Words) -> str:
         words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
         words, way = _way(words)
-        if words and words[0][:1].isalpha():
-            with _usage():
-                found = saved.find(words[0])
-                way = found.changed(way)
-            words, name = words[1:] or [str(way["n"])], name or found.name
-            del way["n"]
-        return self.start(_number(words, _WHICH_SIZE), way, name)
+        if not words or not words[0][:1].isalpha():
+            return self.start(_number(words, _WHICH_SIZE), way, name)
+        with _usage():
+            found = saved.find(words[0])
+            way = found.changed(way)
+        size = _number(words[1:] or [str(way["n"])], _WHICH_SIZE)
+        del way["n"]
+        return f"{self.start(size, way, name or found.name)} {found.file} describes {words[0]}."
 
     def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
         """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""

@@ -199,7 +199,7 @@ class ClusterMagics(Magics):
         %cluster start 2 --grace 30    allow 30 s for a worker to end when it is stopped (by default 5)
         %cluster start 2 --env OMP_NUM_THREADS=2    give workers a variable; as often as you like
         %cluster start 2 --python .venv/bin/python    run workers of this host with another interpreter
-        %cluster start lab          start a cluster that pyproject.toml or ~/.config/rpcbench.toml describes
+        %cluster start lab          start a cluster that ~/.config/rpcbench.toml or pyproject.toml describes
         %cluster start 2 --name b   start a second cluster, which becomes the current one
         %cluster join tcp://HOST:PORT    join workers that `torchrun … -m rpcbench.worker` started at this address
         %cluster use main           make another cluster the current one, which all magics and `cluster` use

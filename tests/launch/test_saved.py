@@ -1,7 +1,10 @@
-"""Clusters that pyproject.toml and the user's file describe: where they are found, and what a mistake says."""
+"""Clusters that the user's file and pyproject.toml describe: where they are found, which files are refused, and what a
+mistake says."""
 
 from __future__ import annotations
 
+import grp
+import os
 import re
 from pathlib import Path
 
@@ -29,7 +32,7 @@ python = "venv/bin/python"
 name = "mini"
 """
 USERS = """
-[clusters.lab]
+[clusters.other]
 workers = 9
 
 [clusters.mine]
@@ -51,21 +54,87 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-def test_the_nearest_project_comes_before_the_users_file(project: Path) -> None:
-    assert saved.names() == ["lab", "small", "mine"]
+def test_the_users_file_comes_before_the_nearest_project(project: Path, tmp_path: Path) -> None:
+    assert saved.names() == ["other", "mine", "lab", "small"]
     lab = saved.find("lab")
-    assert lab.name == "lab" and lab.arguments == {
+    assert lab.name == "lab" and lab.file == project / "pyproject.toml" and lab.arguments == {
         "n": 3, "launcher": "command", "grace": 7, "env": {"OMP_NUM_THREADS": 2, "MODE": "debug"},
         "options": {"template": "ssh {host} {cmd}", "hosts": ["node1", "node2"]},
     }  # fmt: skip
     assert saved.find("mine").arguments == {"n": 2, "kind": "kernel", "gpus": [0, 1]}
     small = saved.find("small")
     assert small.name == "mini" and small.arguments == {"n": 1, "python": str(project / "venv/bin/python")}
+    users = tmp_path / "config" / "rpcbench.toml"
+    users.write_text("[clusters.lab]\nworkers = 4")
+    assert saved.find("lab").file == users and saved.find("lab").arguments == {"n": 4}
 
 
 def test_the_file_of_an_outer_folder_is_not_read_where_a_nearer_one_is(project: Path) -> None:
     (project / "deep" / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
-    assert saved.names() == ["lab", "mine"] and saved.find("lab").arguments == {"n": 9}
+    assert saved.names() == ["other", "mine"]
+
+
+# -- files that others may have written
+def refused(words: str) -> None:
+    with pytest.raises(ValueError, match=f"pyproject.toml is not read, .*{words}"):
+        saved.find("lab")
+    assert saved.find("mine").name == "mine", "the user's own file comes first, and needs no other"
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = project / "pyproject.toml"
+    os.chown(file, NOBODY, NOBODY)
+    refused(rf"{re.escape(str(file))} belongs to user (nobody|{NOBODY})")
+    os.chown(file, 0, 0)
+    os.chown(project, NOBODY, NOBODY)
+    refused(rf"{re.escape(str(project))} belongs to user (nobody|{NOBODY})")
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    with pytest.raises(ValueError, match=r"rpcbench\.toml is not read, .*rpcbench\.toml belongs to user root"):
+        saved.find("lab")  # files of root, as with git
+
+
+def test_a_file_that_other_users_may_write_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = project / "pyproject.toml"
+    file.chmod(0o646)
+    refused(rf"other users may write {re.escape(str(file))} \(mode 0646\)")
+    file.chmod(0o644)
+    project.chmod(0o1777)  # as /tmp
+    refused(rf"other users may write {re.escape(str(project))} \(mode 1777\)")
+    project.chmod(0o755)
+    (project / "deep" / "pyproject.toml").symlink_to(file)
+    (project / "deep").chmod(0o757)  # anybody may point the link elsewhere
+    refused(r"other users may write .*deep \(mode 0757\)")
+
+
+def test_a_group_of_this_user_alone_may_write(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where each user has a group, and the mode of new files lets it write."""
+    me = saved._user(os.geteuid())
+    group = [me, "x", os.getegid(), []]
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(group))
+    (project / "pyproject.toml").chmod(0o664)
+    assert saved.find("lab").name == "lab"
+    group[3] = [me, "mallory"]
+    refused("other users may write .*mode 0664")
+    group[:1], group[3] = ["staff"], []
+    refused("other users may write .*mode 0664")
+
+
+@pytest.mark.parametrize("edge", ["home", "repository"])
+def test_a_file_above_the_home_or_the_repository_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, edge: str
+) -> None:
+    deep = project / "deep"
+    if edge == "home":
+        monkeypatch.setenv("HOME", str(deep))
+    else:
+        (deep / ".git").mkdir()
+    refused(rf"as it is above (your home|the repository) {re.escape(str(deep))}: copy the tables that you trust to ")
+    (deep / "pyproject.toml").write_text(PROJECT)
+    assert saved.find("lab").file == deep / "pyproject.toml"
 
 
 def test_changes_replace_and_add(project: Path) -> None:

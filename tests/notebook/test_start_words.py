@@ -42,7 +42,7 @@ def asked(tmp_path, monkeypatch):
 
     def start(words):
         commands = Commands(Targets(), lambda found: None)
-        commands.run("start", words.split("|"))
+        start.said = commands.run("start", words.split("|"))
         ((size, way),) = calls
         calls.clear()
         return size, way, *commands.named
@@ -76,7 +76,7 @@ def test_options_of_a_launcher_need_no_launcher_on_the_line(asked):
     assert asked("1|start=spawn") == (1, {"options": {"start": "spawn"}}, "main")
 
 
-def test_a_saved_cluster_has_its_name_and_the_line_takes_its_place(asked):
+def test_a_saved_cluster_has_its_name_and_the_line_takes_its_place(asked, tmp_path):
     template = "ssh {host} {cmd}"
     assert asked("lab") == (
         3,
@@ -86,6 +86,7 @@ def test_a_saved_cluster_has_its_name_and_the_line_takes_its_place(asked):
         },
         "lab",
     )  # fmt: skip
+    assert asked.said.endswith(f" {tmp_path / 'rpcbench.toml'} describes lab."), "the file is named"
     size, way, name = asked("lab|1|--name|big|hosts=h9|--env|MODE=fast|--env|B=2")
     assert (size, name) == (1, "big") and way["env"] == {"MODE": "fast", "B": "2"}
     assert way["options"] == {"template": template, "hosts": "h9"}
