@@ -1,8 +1,9 @@
 """Collectives and transfers of Python objects: the bytes of an object travel as a tensor of unknown length.
 
 Guarantees
-- An object travels as in a call: functions and classes of the notebook by value, tensors beside the pickle. One that
-  cannot be sent raises a CollectiveError with the reason on all ranks, and the group stays usable.
+- An object travels as in a call: functions and classes of the notebook by value, tensors beside the pickle. Its class
+  is the one that calls have brought here. One that cannot be sent raises a CollectiveError with the reason on all
+  ranks, and the group stays usable.
 - Nothing is unpickled before its sender is known, where this process has a secret: that of its world of RPC, as each
   worker of a cluster, or that of RPCBENCH_SECRET_FILE. Then each object is signed with it, for its group and operation;
   one that is not raises AuthenticationError.

@@ -4,8 +4,8 @@ cloudpickle reduces and rebuilds functions and classes; this module decides whic
 
 Guarantees
 - An equal function or class (see `importable`) of the receiver's own `__main__` is used instead of a copy.
-- A class keeps its identity: the same version is one class in all messages, and instances that return to the process
-  that defined it are instances of its own class. A changed cell makes a new version.
+- A class keeps its identity: in a process the same version is one class, whatever its messages came by, and instances
+  that return to the process that defined it are instances of its own class. A changed cell makes a new version.
 - A copy follows the members of its original; the receiver's own code is never modified.
 - A lock among the globals of a function of `__main__` is not sent: the receiver's own global of that name is used.
 - A TorchScript function of a module is sent by name; one of a notebook or a closure arrives as a `SentFunction`, once.
@@ -92,7 +92,7 @@ class _Version(NamedTuple):
 
 
 class CodeCache:
-    """The functions and classes by value of one agent, for any number of threads."""
+    """The functions and classes by value of one process, for any number of threads."""
 
     def __init__(self) -> None:
         # Weak, so that no version outlives the code of a cell that was run again.
@@ -151,6 +151,9 @@ class CodeCache:
             self._classes[version.mark] = value
         return version
 
+
+HERE = CodeCache()
+"""That of this process."""
 
 _LOCKS = (
     type(threading.Lock()), type(threading.RLock()), threading.Barrier, threading.Condition, threading.Event,

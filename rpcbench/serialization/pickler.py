@@ -99,10 +99,11 @@ class Externals(Protocol):
 
 
 class Codec:
-    """The encoder and decoder of one agent, for any thread; it keeps the identity of classes that are sent by value."""
+    """The encoder and decoder of one agent, or of another sender, for any thread. All of a process share `code`: a
+    class that arrives by value is one class, whichever of them has received it."""
 
-    def __init__(self) -> None:
-        self._code = CodeCache()
+    def __init__(self, code: CodeCache = closures.HERE) -> None:
+        self._code = code
         self._captured = CapturedData()
         self._idle: list[_Pickler] = []  # picklers to reuse; one that works is not in the list, so each has one thread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 import threading
@@ -66,6 +67,19 @@ def test_each_rank_has_its_place_and_results_come_by_rank(cluster: Cluster, caps
     cluster.spmd(lambda: print("rank", dist.get_rank()))
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[worker{rank + 1}] rank {rank}" for rank in range(3)]
     assert list(cluster["worker1"]) == [] and list(cluster["worker3"]) == ["os"]
+
+
+def test_objects_of_collectives_are_of_the_classes_that_the_function_knows(cluster: Cluster) -> None:
+    class Mode(enum.Enum):
+        TRAIN = 1
+
+    def share() -> tuple[bool, bool]:
+        mine = Mode.TRAIN if dist.get_rank() == 0 else None
+        rpcbench.distributed.broadcast_object_list(objects := [mine])
+        rpcbench.distributed.all_gather_object(each := [None] * 3, Mode.TRAIN)
+        return objects[0] is Mode.TRAIN, all(one is Mode.TRAIN for one in each)
+
+    assert cluster.spmd(share) == [(True, True)] * 3
 
 
 def in_torch() -> None:
