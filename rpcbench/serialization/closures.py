@@ -29,13 +29,14 @@ import threading
 import typing
 import weakref
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+import cloudpickle
 import torch
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.serialization.importable import fingerprint, importable, in_main
+from rpcbench.serialization.importable import fingerprint, importable, in_main, path_of
 from rpcbench.serialization.tensor_types import CPU, Route, here
 
 
@@ -199,6 +200,21 @@ def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if "__slots__" in vars(kind) and not isinstance(kind, enum.EnumMeta):
         front[3] = front[3] | {"__slots__": vars(kind)["__slots__"]}
     return *front, None, extra
+
+
+def reduce_method(method: MethodType) -> Any:
+    """Reduce a bound method: by its name, but for a class by value, whose members may arrive after the method."""
+    holder = method.__self__
+    if importable(holder if isinstance(holder, type) else type(holder)):
+        return NotImplemented
+    return MethodType, (method.__func__, holder)
+
+
+def reduce_python_module(module: ModuleType) -> Any:
+    """Reduce a module: by its name, or by its path from a module that can be imported; else by value."""
+    if module.__name__ not in sys.modules and (path := path_of(module)):
+        return _named, path
+    return cloudpickle.Pickler.dispatch_table[ModuleType](module)
 
 
 def reduce_cached(value: Any) -> Any:

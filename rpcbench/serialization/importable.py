@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None), type(Ellipsis)})
@@ -35,8 +35,22 @@ def loaded(value: Any, made: Any = None) -> bool:
 
 
 def in_main(name: str) -> Any:
-    """Return the object of this process's `__main__` under a qualified name; None if there is none."""
-    return _attribute(sys.modules.get("__main__"), name)
+    """Return the object of this process's `__main__` under a qualified name, of a class method its function; None if
+    there is none."""
+    found = _attribute(sys.modules.get("__main__"), name)
+    return found.__func__ if isinstance(found, MethodType) else found
+
+
+def path_of(module: ModuleType) -> tuple[str, str] | None:
+    """Return an imported module and the path from there to a module that no import finds, but an attribute does, such
+    as `torch._C._functions`. None for any other module."""
+    name, path = module.__name__, ""
+    while "." in name:
+        name, _, last = name.rpartition(".")
+        path = f"{last}.{path}" if path else last
+        if name in sys.modules:
+            return (name, path) if _attribute(sys.modules[name], path) is module else None
+    return None
 
 
 def _attribute(holder: Any, name: str) -> Any:

@@ -20,7 +20,7 @@ import pickle
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -58,9 +58,10 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools._lru_cache_wrapper: reduce_cached,
     functools.cached_property: reduce_cached_property,
     typing.NewType: reduce_new_type,
+    MethodType: closures.reduce_method,
+    ModuleType: closures.reduce_python_module,
     torch.jit.ScriptFunction: closures.reduce_function,
 }
-del _REDUCERS[MethodType]  # pickle's default sends a class method by name, cloudpickle's reducer would send its code
 
 
 def register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:

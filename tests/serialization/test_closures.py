@@ -428,6 +428,47 @@ def test_a_known_class_is_not_created_again() -> None:
     assert there.take(here.send("Child()")).made == ["Child"]
 
 
+def test_a_class_that_keeps_its_own_bound_methods_is_sent() -> None:
+    here = Process(
+        """
+        class Field:
+            @classmethod
+            def positive(cls, x): return x > 0
+            def add(self, x): return self.start + x
+            start = 2
+        Field.checks = [Field.positive]
+        Field.default = Field().add
+        """
+    )
+    there = Process()
+    field = there.take(here.send("Field"))
+    assert field.checks[0](1) and not field.checks[0](-1) and field.checks[0].__self__ is field
+    assert field.default(3) == 5 and type(field.default.__self__) is field
+    returned = here.take(there.send("_.checks[0]"))
+    assert returned.__self__ is here.main.Field and returned.__func__ is here.main.Field.positive.__func__
+
+
+def test_a_function_with_a_module_that_only_an_attribute_finds_is_sent() -> None:
+    here = Process(
+        """
+        import torch
+        from torch.autograd.function import once_differentiable
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * x
+            @staticmethod
+            @once_differentiable
+            def backward(ctx, grad): return 2 * ctx.saved_tensors[0] * grad
+        """
+    )
+    x = torch.tensor(3.0, requires_grad=True)
+    Process().take(here.send("Square")).apply(x).backward()
+    assert x.grad == 6.0
+    assert Process().take(here.send("torch._C._functions")) is torch._C._functions
+
+
 def test_a_second_codec_of_a_process_has_the_original_class_and_does_not_change_it() -> None:
     class Local:
         def get(self) -> int:
