@@ -327,6 +327,7 @@ class RunningCell:
             hearing = now + (_handling_seconds() if self._on_stop is None else PATIENCE)
             busy = [part for part in asked if not part.stops(hearing, now + PATIENCE)]
         except KeyboardInterrupt:  # a second Ctrl-C: look, but do not wait
+            self.interrupt()  # again: the first one waits if the cell imports
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
             part.output_buffer.output_area.finish()

@@ -6,6 +6,8 @@ performs one job after the other (see `kernel_worker`).
 Rules
 - An interrupt names its cell. It raises KeyboardInterrupt on the main thread only while that cell runs. A queued cell
   is dropped. A cell that has ended, and the code that runs next, are left alone. It never cuts a send in half.
+- An interrupt waits for the end of an import: half of a package in `sys.modules` would fail all later cells that need
+  it. A second interrupt of the cell, while the first one waits, cuts the import.
 - The client is notified once the main thread has handled the signal. Code that blocks that thread and polls no signals
   delays this.
 - Neither a cell nor an interrupt, at any moment, ends the loop.
@@ -27,6 +29,7 @@ Rules
 #     _pursue: the cell runs ────────► no cell runs ── heard: True ───────────► stop
 #       (else add it to _given_up,     raised one < 0.2 s ago, or
 #        for _admit to refuse)           inside the runtime ── heard: False ──► send again after a backoff
+#                                      inside an import ── heard: False ─────► send again until it has ended
 #                                      in the cell's code ── heard: True, KeyboardInterrupt
 #                                      outside it ── heard: True, `elsewhere` (a kernel cancels the task)
 #
@@ -34,10 +37,11 @@ Rules
 # `_running`. So the signal for a cell is pending before that cell can end, and is handled before the next one begins.
 # An interrupt that arrives just before or after the cell's own code is caught in `_attempt` and ends that cell only.
 # The last attempt of `_interrupt_until_handled` interrupts runtime code as well: a cell may be blocked there, in a call
-# that never ends.
+# that never ends. A signal that this process has not sent is handled as the first one of such attempts.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -99,6 +103,8 @@ _RUNTIME = tuple(  # folders whose code an interrupt must not cut: it may be in 
     for floor in ("wire", "serialization", "protocol", "transport", "runtime")
 )
 _BACKOFFS = [0.02 * 2**i for i in range(7)]  # seconds between two signals: exponential backoff, 2.5 s in all
+_IMPORT = "<frozen importlib._bootstrap>"  # the file of the code that imports: its frames are below all that it runs
+_IMPORT_SECONDS = 0.05  # between two signals during an import
 _NO_CLIENT = -1  # in the key of a block
 _MIN_INTERVAL_SECONDS = 0.2
 """Minimum time between two KeyboardInterrupts in one cell, so that the first can leave the cell's code."""
@@ -126,6 +132,25 @@ class Job:
     reply: Future[dict[str, Any]] = field(default_factory=Future)
 
 
+@dataclass(eq=False, slots=True)
+class _Interrupt:
+    """An interrupt on its way: signals are sent until the handler reports that it needs no more."""
+
+    key: CellKey
+    cuts_import: bool
+    cuts_runtime: bool = False  # code of the runtime, too
+    awaits_import: bool = False  # the last signal came inside an import
+    heard: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)  # the handler's reports
+
+    def backoffs(self) -> Iterator[float]:
+        """Yield the seconds to wait for a report after each signal."""
+        for seconds in _BACKOFFS:
+            self.cuts_runtime = seconds == _BACKOFFS[-1]
+            yield seconds
+            while self.awaits_import:
+                yield _IMPORT_SECONDS
+
+
 class CellRunner:
     """Runs cells on the main thread."""
 
@@ -151,9 +176,8 @@ class CellRunner:
         self._stopping = False
         self._given_up: deque[CellKey] = deque(maxlen=64)  # not to begin; bounded, as ended cells come here, too
         self._raised = float("-inf")  # when the last KeyboardInterrupt was raised, in monotonic seconds
-        # The queues in which calls of `_interrupt_until_handled` receive the handler's results, and whether the attempt
-        # interrupts runtime code, too. `stop` may overlap with a client's interrupt: a result goes to all calls.
-        self._attempts: dict[queue.SimpleQueue[bool], bool] = {}
+        self._interrupts: list[_Interrupt] = []  # on their way; a report of the handler goes to all of them
+        self._signalled = False  # by this process, since the handler ran last
         agent.part(Health).cells = lambda: self._open
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self.output_stream.shown)
@@ -190,8 +214,7 @@ class CellRunner:
             self._stopping, running = True, self._running
         self._jobs.put(None)
         if running is not None:
-            for _ in self._interrupt_until_handled(running):
-                pass
+            deque(self._interrupt_until_handled(running, cuts_import=True), 0)  # no later cell will miss the import
 
     def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
         """Queue the cell and wait for its values, or raise its error. Called on a pool thread."""
@@ -265,33 +288,42 @@ class CellRunner:
 
     def _interrupt(self, client_id: int, notice: Notice) -> None:
         number = notice["cell"]
-        for runs in self._interrupt_until_handled(CellKey(client_id, number)):
-            self._agent.notify(client_id, INTERRUPT_HANDLED, {"cell": number, "runs": runs})
 
-    def _interrupt_until_handled(self, key: CellKey) -> Iterator[bool]:
-        """Signal the cell until the handler accepts it; yield whether it runs, each time the handler reports."""
-        heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        def interrupt() -> None:
+            for runs in self._interrupt_until_handled(CellKey(client_id, number)):
+                self._agent.notify(client_id, INTERRUPT_HANDLED, {"cell": number, "runs": runs})
+
+        self._agent.submit(interrupt)  # a second notice, to cut an import, must not wait until the first one is handled
+
+    def _interrupt_until_handled(self, key: CellKey, cuts_import: bool = False) -> Iterator[bool]:
+        """Signal the cell until the handler accepts it; yield whether it runs, each time the handler reports, but only
+        once for an import."""
+        second = any(other.key == key for other in self._interrupts)
+        mine, told = _Interrupt(key, cuts_import or second), False
+        self._interrupts.append(mine)
         try:
-            for patience in _BACKOFFS:
-                self._attempts[heard] = patience == _BACKOFFS[-1]
+            for patience in mine.backoffs():
                 if not self._signal(key):
-                    yield not heard.empty()  # handled in the moment in which the wait for it ended
+                    yield not mine.heard.empty()  # handled in the moment in which the wait for it ended
                     return
                 # A signal that arrives just before the main thread begins to block does not end that wait: repeat it.
                 until = time.monotonic() + patience
                 with contextlib.suppress(queue.Empty):
                     while (left := until - time.monotonic()) > 0:
-                        ends = heard.get(timeout=left)
-                        yield True
+                        ends = mine.heard.get(timeout=left)
+                        if not (told and mine.awaits_import):
+                            yield True
+                        told = True
                         if ends:
                             return
         finally:
-            del self._attempts[heard]
+            self._interrupts.remove(mine)
 
     def _signal(self, key: CellKey) -> bool:
         """Signal the main thread if that cell or block runs there; otherwise keep the cell from beginning."""
         with self._gate:
             if key in (self._running, self._block):
+                self._signalled = True
                 self.interrupt_main_thread()
                 return True
             self._given_up.append(key)
@@ -315,17 +347,34 @@ class CellRunner:
 
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
         """Handle the signal on the main thread, between two bytecodes. Takes no lock: that thread may hold it."""
-        now, running = time.monotonic(), self._running is not None
-        attempts = self._attempts.copy()  # other threads change it
-        in_runtime = not any(attempts.values()) and any(code.co_filename.startswith(_RUNTIME) for code in _codes(frame))
-        handled = not running or (now - self._raised >= _MIN_INTERVAL_SECONDS and not in_runtime)
-        for heard in attempts:
-            heard.put(handled)  # False: `_interrupt_until_handled` sends another signal
-        if handled and running:
-            self._raised = now
-            if self.elsewhere is None or any(code is CellRunner._attempt.__code__ for code in _codes(frame)):
-                raise KeyboardInterrupt
-            self.elsewhere()
+        now, running = time.monotonic(), self._running
+        ours, self._signalled = self._signalled, False
+        interrupts = self._interrupts.copy()  # other threads change it
+        files = [code.co_filename for code in _codes(frame)]
+        in_import = _IMPORT in files and not any(each.cuts_import for each in interrupts)
+        in_runtime = any(map(_is_of_runtime, files)) and not any(each.cuts_runtime for each in interrupts)
+        late = in_import or in_runtime  # the interrupt
+        handled = running is None or (now - self._raised >= _MIN_INTERVAL_SECONDS and not late)
+        for each in interrupts:
+            each.awaits_import = in_import and running is not None
+            each.heard.put(handled)  # False: `_interrupt_until_handled` sends another signal
+        if running is None:
+            return
+        if handled:
+            self._raise_in_cell(now, frame)
+        elif late and not ours:
+            # Without `threading`, whose locks the main thread may hold.
+            _thread.start_new_thread(deque, (self._interrupt_until_handled(running), 0))
+
+    def _raise_in_cell(self, now: float, frame: FrameType | None) -> None:
+        self._raised = now
+        if self.elsewhere is None or any(code is CellRunner._attempt.__code__ for code in _codes(frame)):
+            raise KeyboardInterrupt
+        self.elsewhere()
+
+
+def _is_of_runtime(file: str) -> bool:
+    return file.startswith(_RUNTIME)
 
 
 def _codes(frame: FrameType | None) -> Iterator[CodeType]:

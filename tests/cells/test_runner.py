@@ -44,6 +44,9 @@ class Agent:
     def on_notice(self, channel, handler):
         self.handlers[channel] = handler
 
+    def submit(self, job):
+        job()
+
     def notify(self, member, channel, notice):
         if channel == runner.INTERRUPT_HANDLED:
             self.heard.append(notice)
@@ -255,6 +258,74 @@ def test_an_interrupt_waits_while_the_main_thread_runs_code_of_the_runtime(bench
 
     bench.serve(script)
     assert lines == ["sent"]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose import sets `begun`, and then waits for `let_go`: both are events of this fixture's value."""
+    events = SimpleNamespace(begun=threading.Event(), let_go=threading.Event())
+    (tmp_path / "slow_package").mkdir()
+    lines = (
+        "import time, events_of_import as events\nfrom . import first\nevents.begun.set()\n"
+        "while not events.let_go.is_set(): time.sleep(0.001)\nfrom . import last\n"
+    )
+    for name, text in {"__init__": lines, "first": "", "last": "value = 7\n"}.items():
+        (tmp_path / "slow_package" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "events_of_import", events)
+    yield events
+    for name in [name for name in sys.modules if name.startswith("slow_package")]:
+        del sys.modules[name]
+
+
+def import_package():
+    import slow_package
+
+    _sleep()
+    return slow_package
+
+
+def external_interrupt(bench):
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.parametrize("interrupt", [lambda bench: bench.interrupt(1), external_interrupt], ids=["client", "signal"])
+def test_an_interrupt_waits_for_the_end_of_an_import(bench, package, interrupt):
+    def script():
+        result = in_background(lambda: bench.ask(1, import_package))
+        package.begun.wait(PATIENCE)
+        first = in_background(lambda: interrupt(bench))
+        until(lambda: any(each.awaits_import for each in bench.runner._interrupts), "an interrupt that waits")
+        package.let_go.set()
+        assert isinstance(result(), CallCancelled)
+        first()
+
+    bench.serve(script)
+    assert sys.modules["slow_package"].last.value == 7
+
+
+@pytest.mark.parametrize("interrupt", [lambda bench: bench.interrupt(1), external_interrupt], ids=["client", "signal"])
+def test_a_second_interrupt_cuts_an_import_that_does_not_end(bench, package, interrupt):
+    def script():
+        result = in_background(lambda: bench.ask(1, import_package))
+        package.begun.wait(PATIENCE)
+        first = in_background(lambda: interrupt(bench))
+        until(lambda: any(each.awaits_import for each in bench.runner._interrupts), "an interrupt that waits")
+        interrupt(bench)
+        assert isinstance(result(), CallCancelled)
+        first()
+
+    bench.serve(script)
+    assert "slow_package" not in sys.modules
+
+
+def test_the_end_of_the_worker_cuts_an_import(bench, package):
+    def script():
+        in_background(lambda: bench.ask(1, import_package))
+        package.begun.wait(PATIENCE)
+
+    bench.serve(script)
+    assert bench.agent.ended.get(timeout=PATIENCE) == 1
 
 
 def test_a_cell_that_was_interrupted_before_its_turn_does_not_run(bench):

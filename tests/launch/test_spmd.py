@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -107,6 +108,41 @@ def test_one_rank_that_fails_ends_all_and_its_error_is_raised(cluster: Cluster, 
     assert isinstance(caught.value.__cause__, RemoteError) and caught.value.__cause__.worker == "worker2"
     ended = "RankFailedError: rank 1 (worker2) failed in train: KeyError: 'data'"
     assert caught.value.__notes__ == [f"also on worker1: {ended}", f"also on worker3: {ended}"]
+
+
+def test_a_rank_that_imports_when_another_fails_ends_the_import_first(cluster: Cluster, tmp_path: Path) -> None:
+    package = tmp_path / "half_package"
+    package.mkdir()
+    waits = (  # until the other rank has failed, and then as long as an interrupt needs to arrive
+        "import time\nfrom pathlib import Path\nfrom rpcbench.distributed import groups\n"
+        f"Path({str(tmp_path / 'begun')!r}).touch(exist_ok=False)\n"  # a second import, after one that was cut, fails
+        "world = groups.member(None, at_work=False).world\nwhile world.reason() is None: time.sleep(0.01)\n"
+        "for _ in range(50): time.sleep(0.01)\nvalue = 7\n"
+    )
+    (package / "__init__.py").write_text(waits)
+
+    def train(path: str) -> int:
+        if dist.get_rank() == 1:
+            until(Path(path, "begun").exists)
+            raise KeyError("data")
+        if dist.get_rank() == 0:
+            load(path)
+        in_torch()
+        return 0
+
+    def load(path: str) -> int:
+        sys.path.insert(0, path)
+        try:
+            import half_package
+
+            value: int = half_package.value
+            return value
+        finally:
+            sys.path.remove(path)
+
+    with pytest.raises(KeyError, match="data"):
+        cluster.spmd(train, str(tmp_path))
+    assert cluster.spmd(load, str(tmp_path), workers="worker1") == [7]
 
 
 def at_its_end(then: Callable[[], Any]) -> float:
