@@ -10,6 +10,7 @@ Rules
   config has as `leader`; the worker finds out its own location (`cells.worker_main`). The handles are of the local
   processes that launch workers, and no signal of this host reaches a worker: interrupts, and the pid that users see,
   go through the agent.
+- What leaves a log, by `tail`, has no secret: a command that makes a terminal has its input, the request, echoed there.
 - A worker that ends within its grace runs its `atexit` functions, finalizers and flushes of logs. When `stopped`
   returns or raises, also by Ctrl-C, every worker has ended or was killed.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -101,6 +103,8 @@ class Launcher(Protocol):
 _LAST_LINES = 20  # of a log, that `tail` returns
 _LAST_BYTES = 1 << 14  # of a log, in which `tail` looks for them
 _FATAL = "Fatal Python error"  # how faulthandler begins
+_SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
+_LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
 
 
 class ProcessHandle:
@@ -214,13 +218,17 @@ def has_ended(handle: Handle) -> bool:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, or its fatal error; empty if there is no such file."""
+    """Return the last lines of a log, or its fatal error; empty if there is no such file. A line that has the secret of
+    a cluster is left out."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            text = file.read().decode(errors="replace")
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
+    if start:
+        del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
+    text = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in lines)
     begin = text.rfind(_FATAL)
     return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
 

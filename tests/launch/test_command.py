@@ -27,6 +27,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.cells.runner import Cell, CellRunner, run_cell
 from rpcbench.launch import environment, supervisor
+from rpcbench.launch.base import tail
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
@@ -344,6 +345,35 @@ def test_a_supervisor_refuses_a_terminal_which_would_show_the_secret(no_leaks: N
         os.close(ours)
         os.close(theirs)
     assert done.returncode == 1 and b"must not be a terminal" in done.stderr
+
+
+TERMINAL = """
+import os, pty, sys
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))
+"""
+
+
+def test_a_terminal_that_echoes_the_secret_does_not_bring_it_into_an_error(no_leaks: None, tmp_path: Path) -> None:
+    """As with `ssh -tt`: the request is in the log of the command, before the worker's supervisor refuses a terminal."""
+    terminal, copy = tmp_path / "terminal.py", tmp_path / "log"
+    terminal.write_text(TERMINAL)
+    template = f"sh -c '{sys.executable} {terminal} {{cmd}} | tee {copy}'"
+    with pytest.raises(RpcError, match=r"(?s)\(a terminal has echoed the request.*must not be a terminal") as told:
+        started(1, template, "")
+    assert "secret\\\": \\\"" in copy.read_text(), "the terminal has echoed it"
+    assert '"config"' not in str(told.value) and "secret\\\"" not in str(told.value)
+
+
+def test_what_leaves_a_log_has_no_secret(tmp_path: Path) -> None:
+    """Wherever the part that is read begins: at each byte of the secret, and before."""
+    made, log = config(RunDirectory()), tmp_path / "log"
+    secret, asked = made.secret.hex(), supervisor.request(made)
+    log.write_bytes(b"one\n" + asked + b"last\n")
+    assert tail(log).startswith("one\n(a terminal has echoed the request") and tail(log).endswith("\nlast")
+    for start in range(asked.index(b"secret") - 2, asked.index(secret.encode()) + 64):
+        log.write_bytes(asked + b"-" * ((1 << 14) - len(asked[start:]) - len("\nlast\n")) + b"\nlast\n")
+        told = tail(log)
+        assert not any(secret[at : at + 8] in told for at in range(57)) and told.endswith("last")
 
 
 def test_a_supervisor_refuses_a_notebook_of_another_version(no_leaks: None) -> None:
