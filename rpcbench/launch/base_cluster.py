@@ -48,6 +48,7 @@ class BaseCluster(ABC):
 
     agent: Agent
     kind: str  # the kind of workers in a word, for display
+    arguments: Mapping[str, Any] = {}  # of `Cluster`, by which the workers were started; without their number and kind
     farewell = "The cluster is stopped."  # shown by `%cluster stop`
 
     def __init__(self) -> None:
@@ -236,9 +237,7 @@ class BaseCluster(ABC):
         """
         return worker_variables.scatter(self.agent, self.workers, name, value, dim, workers)
 
-    def gather(
-        self, name: str, how: str = "cat", *, dim: Dimension = 0, workers: str | Sequence[str] = ALL
-    ) -> Any:
+    def gather(self, name: str, how: str = "cat", *, dim: Dimension = 0, workers: str | Sequence[str] = ALL) -> Any:
         """Return the values that a variable has on all workers as one, as `%%remote all -o y:cat` does.
 
         Args:

@@ -124,10 +124,12 @@ class Cluster(BaseCluster):
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
         name, given = registry.chosen_launcher(launcher, kind, kernel, start, python)
         self.kind = {"local": "process"}.get(name, name)
+        options = {**given, **(options or {})}
+        self.arguments = {"options": options, "address": address, "gpus": gpus, "env": env, "grace": grace}
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
-            self._launcher: Launcher = registry.make_launcher(name, directory, {**given, **(options or {})})
+            self._launcher: Launcher = registry.make_launcher(name, directory, options)
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
             config = _reachable(config, name, self._launcher.far, address)
@@ -148,17 +150,20 @@ class Cluster(BaseCluster):
         self._ending = threading.Lock()  # guards `_ended`
         self._ended = False
         self._maker = os.getpid()  # a fork of this process must not wait for workers
-        self.agent.owner = self
-        self.agent.member_table.explain = self._loss_reason
-        self.agent.member_table.expected = lambda: list(self._handles)
-        self.agent.on_member(self._member_changed)
-        LaunchedTable(self.agent, self.watched, self._last_words)
+        self._own_agent()
         atexit.register(self.shutdown)
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
             self._shut(0.0)
             raise
+
+    def _own_agent(self) -> None:
+        self.agent.owner = self
+        self.agent.member_table.explain = self._loss_reason
+        self.agent.member_table.expected = lambda: list(self._handles)
+        self.agent.on_member(self._member_changed)
+        LaunchedTable(self.agent, self.watched, self._last_words)
 
     # -- members
     @property

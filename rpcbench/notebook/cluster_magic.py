@@ -139,7 +139,6 @@ OPTIONS = {
     "restart": ("--replay",),
 }
 """The options of each action."""
-_SYNONYMS = {"process": ("local",)}  # of kinds
 
 
 class StartReports(NamedTuple):
@@ -198,14 +197,13 @@ class Commands:
         """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
         self._adopt()  # first: a cluster that has ended must not keep its name
         way = way or {}
-        asked = way.get("launcher") or way.get("kind")
         found = running() if name is None else self.named.get(name)
         if found is None:
             found = self.named[name or MAIN] = self._make(size, way, voice)
-        elif asked and asked not in (found.kind, *_SYNONYMS.get(found.kind, ())):
+        elif others := _differences(way, found):
             raise UsageError(
-                f"workers of kind {found.kind} run here: %cluster stop ends them; or start those of kind {asked} under "
-                "another name: --name other"
+                f"the cluster that runs was not started with {others}: %cluster stop ends it, then start it again; or "
+                "start another one beside it: --name other"
             )
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
@@ -407,6 +405,33 @@ def _way(words: Words) -> tuple[Words, Way]:
     }  # fmt: skip
     way = {name: value for name, value in way.items() if value is not None}
     return [word for word in words if "=" not in word], way
+
+
+def _differences(way: Way, found: BaseCluster) -> str:
+    """Return the options that a running cluster was not started with, as words of a line; empty if there are none."""
+    ours = _line({**found.arguments, "kind": found.kind})
+    others = {option: value for option, value in _line(way).items() if value != ours.get(option)}
+    has = {option: f"it has {option}{ours[option]}" if option in ours else "it has none" for option in others}
+    return ", ".join(f"{option}{value} ({has[option]})" for option, value in others.items())
+
+
+def _line(way: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments of `Cluster` as words of `%cluster start`: each option with its value."""
+    plain = {name: way[name] for name in ("address", "gpus", "grace") if way.get(name) is not None}
+    kind = way.get("launcher") or way.get("kind")
+    options = {**(way.get("options") or {}), **({"python": way["python"]} if way.get("python") else {})}
+    line = {f"--{name} ": value for name, value in plain.items()}
+    line |= {"--launcher ": KINDS.get(kind, kind)} if kind else {}
+    line |= {f"--env {name}=": value for name, value in (way.get("env") or {}).items()}
+    line |= {f"{name}=": value for name, value in options.items()}
+    return {option: _word(value) for option, value in line.items()}
+
+
+def _word(value: object) -> str:
+    """Return a value as it stands on a line: files and Python have numbers and lists."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _variables(words: Words) -> tuple[Words, dict[str, str]]:

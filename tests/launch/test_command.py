@@ -354,7 +354,7 @@ sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))
 
 
 def test_a_terminal_that_echoes_the_secret_does_not_bring_it_into_an_error(no_leaks: None, tmp_path: Path) -> None:
-    """As with `ssh -tt`: the request is in the log of the command, before the worker's supervisor refuses a terminal."""
+    """As with `ssh -tt`: the request is in the command's log before the worker's supervisor refuses a terminal."""
     terminal, copy = tmp_path / "terminal.py", tmp_path / "log"
     terminal.write_text(TERMINAL)
     template = f"sh -c '{sys.executable} {terminal} {{cmd}} | tee {copy}'"

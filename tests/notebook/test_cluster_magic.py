@@ -11,6 +11,7 @@ from kinds import kernel_is_long
 
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import registry, status
+from rpcbench.notebook import cluster_magic
 from rpcbench.notebook.cluster_magic import OPTIONS, Commands
 from rpcbench.notebook.completion import Vocabulary
 
@@ -105,17 +106,40 @@ def test_gpus_are_said_in_a_line_and_seen_in_the_status(tmp_path, no_leaks):
             commands.stop_started()
 
 
+DIFFERENT = {
+    "1 --kind kernel": "--launcher kernel (it has --launcher local)",
+    "1 --launcher command template={cmd}": "--launcher command (it has --launcher local), template={cmd} (it has none)",
+    "1 --env DEBUG=1": "--env DEBUG=1 (it has --env DEBUG=0)",
+    "1 --env OTHER=1": "--env OTHER=1 (it has none)",
+    "2 start=spawn": "start=spawn (it has none)",
+    "1 --gpus none --grace 3": "--gpus none (it has none), --grace 3 (it has --grace 7)",
+}
+"""Words of `%cluster start`, and what they say that does not hold of the cluster that runs."""
+
+
 @pytest.mark.process
-def test_workers_of_another_kind_are_not_taken_for_those_that_run(no_leaks):
+def test_a_cluster_that_runs_is_not_taken_for_one_with_other_options(no_leaks):
     commands = Commands(Targets(), lambda cluster: None)
     try:
-        for words in ("1", "1 --kind process", "1 --launcher local"):
-            assert "1 worker: worker1." in commands.by_name["start"](words.split())
-        for words in ("1 --kind kernel", "1 --launcher command template={cmd}"):
-            with pytest.raises(UsageError, match="workers of kind process run here"):
-                commands.by_name["start"](words.split())
+        same = "1 --env DEBUG=0 --grace 7"
+        for words in (same, "1", "1 --kind process", "1 --launcher local", "1 --grace 7.0", same):
+            assert "1 worker: worker1." in commands.run("start", words.split())
+        for words, told in DIFFERENT.items():
+            with pytest.raises(UsageError) as error:
+                commands.run("start", words.split())
+            assert str(error.value) == (
+                f"the cluster that runs was not started with {told}: %cluster stop ends it, then start it again; or "
+                "start another one beside it: --name other"
+            )
     finally:
         commands.stop_started()
+
+
+def test_options_from_files_and_python_are_compared_as_words_of_a_line():
+    words = ["2", "--launcher", "ray", "cpus=0.5", "hosts=a,b", "--gpus", "0,1", "--python", "x", "--env", "N=2"]
+    _, way = cluster_magic._way(words)
+    arguments = {"options": {"cpus": 0.5, "hosts": ["a", "b"], "python": "x"}, "gpus": [0, 1], "env": {"N": 2}}
+    assert cluster_magic._differences(way, SimpleNamespace(kind="ray", arguments=arguments)) == ""
 
 
 def test_names_of_launchers_are_offered():
