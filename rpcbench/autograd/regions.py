@@ -38,7 +38,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from time import monotonic
@@ -115,22 +115,26 @@ def _tap(
     """Note the gradients on the tapped edges of `node`, after it has run in a backward of this pass."""
     if not torch._C._is_key_in_tls(_RUN) or torch._C._get_obj_in_tls(_RUN) is not taken:
         return
-    # Functions in Python compute all gradients; a built-in node only those that are asked for.
-    if not isinstance(node, torch._C._FunctionBase) and any(down[place] is None for place, _ in edges):
-        down = _compute(node, up, [target for _, target in edges])
+    if not is_in_python(node) and any(down[place] is None for place, _ in edges):
+        (down,) = compute_apart([(node, up)], [target for _, target in edges])
     portions = taken.setdefault(torch._C._current_graph_task_id(), [])
     portions += [(target, _sum_to_target(down[place], target)) for place, target in edges]
 
 
-def _compute(node: Any, up: Grads, targets: Sequence[GradientEdge]) -> Grads:
-    """Return the gradients that `node` computes from `up` for the edges to `targets` alone."""
+def is_in_python(node: Any) -> bool:
+    """Return whether a node is a Function in Python: it computes all gradients; others only those asked for."""
+    return isinstance(node, torch._C._FunctionBase)
+
+
+def compute_apart(ran: Iterable[tuple[Any, Grads]], targets: Sequence[GradientEdge]) -> list[Grads]:
+    """Call built-in nodes that have run in a backward once more, each with the gradients that arrived there, without
+    its hooks. Return the gradients that they compute for the edges to `targets`, in the places of all their edges."""
     results: list[Any] = []
     scalar = torch.zeros((), requires_grad=True)
-    scalar.register_hook(lambda _: results.append(node(*up)))  # type: ignore[no-untyped-call]
+    scalar.register_hook(lambda _: results.extend(node(*up) for node, up in ran))  # type: ignore[no-untyped-call]
     inputs: list[Any] = [scalar, *targets]
     torch.autograd.grad(scalar, inputs, scalar, allow_unused=True)
-    (result,) = results
-    return result if isinstance(result, tuple) else (result,)
+    return [result if isinstance(result, tuple) else (result,) for result in results]
 
 
 def _sum_to_target(grad: Tensor | None, target: GradientEdge) -> Tensor | None:

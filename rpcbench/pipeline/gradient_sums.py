@@ -3,8 +3,8 @@
 Guarantees
 - Sums are added in the order of the micro-batches, to those that the context has from before the step. Only memory
   made here is written to. The context gets the sums when the step is complete; a step that fails leaves it as it was.
-- Both halves of a backward pass together give the result of one `torch.autograd.grad`, to the last bit. A hook runs in
-  the half that its tensor belongs to.
+- Both halves of a backward pass together give the result of one `torch.autograd.grad`, to the last bit unless a weight
+  is used in three places or more. Each hook, of a tensor or a node, runs once, with the gradients of a whole backward.
 - All copies of a tied weight get the same gradient, to the last bit, so equal copies stay equal. It is the sum over all
   copies in the order of the stages, made by the workers before any optimizer runs. Gradients of an
   earlier step in a context are not counted again.
@@ -20,11 +20,13 @@ Guarantees
 #
 #     output ── c ── b ── a ── input      path of the first half, which records the gradients that arrive at a, b and c
 #               │    │    │
-#               W    V    U               the second half starts from them and computes nothing of the path again
+#               W    V    U               the second half leaves the path there, and computes nothing of it again
 #
 # The graph and its buffers are kept until the second half. If the input needs no gradient, the first half does nothing.
-# A weight used at several places of the path, as by a layer that is applied twice, gets its gradient in the first half:
-# its sum cannot be made without the path. A user's `torch.autograd.Function` computes both halves each time.
+# A node of the path runs in the first half, with its hooks; a hook behind it notes the gradients with which it has run.
+# The second half calls the node with these, without its hooks, for the edges to weights alone. A user's
+# `torch.autograd.Function` is not called again, as it has computed all its gradients. Where a user's own hook is
+# behind a node (`Node.register_hook`) and may change the gradients of weights, the first half computes all.
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 
 from rpcbench.autograd.gradients import Leaves, total
+from rpcbench.autograd.regions import compute_apart, is_in_python
 from rpcbench.pipeline.exchange import TIED, Gradients, Messages, Slot, plus
 from rpcbench.pipeline.split import Stage
 
@@ -121,6 +124,8 @@ def _uses(tensor: Tensor) -> int:
 
 Found = list[tuple[Tensor, Tensor]]
 """Weights with their gradients."""
+Exits = list[tuple[int, GradientEdge]]
+"""Edges at which a node leaves the path: place among the node's edges, and target."""
 
 
 class SplitBackward:
@@ -136,80 +141,92 @@ class SplitBackward:
     ) -> None:
         self._outputs, self._gradients = outputs, gradients
         self._values, self._weights = values, list(weights)
-        self._noted: dict[Node, tuple[Tensor | None, ...]] = {}  # gradients that arrived at the nodes of branches
-        self._branches: list[tuple[Node, list[Tensor]]] = []  # nodes of the path, each with the weights behind it
-        self._early: Found = []  # weights of several branches
+        self._starts: list[tuple[GradientEdge, Tensor | None]] = []  # of the second half, at outputs
+        self._ran: list[tuple[Node, Exits, Sequence[Tensor | None]]] = []  # nodes of the path, with their gradients
+        self._found: Found | None = None  # by the first half
 
     def inputs(self) -> list[Tensor | None]:
         """Return the gradients of the values: the first half."""
         if not self._values:
             return []
-        way, self._branches, early = _branches(self._outputs, self._values, self._weights)
-        hooks = [node.register_prehook(partial(self._note, node)) for node, _ in self._branches if node in way]
+        way, branches = _branches(self._outputs, self._values, self._weights)
+        self._starts = self._apart(way)
+        hooks = [node.register_hook(partial(self._note, node, exits)) for node, exits in branches]
         try:
+            whole = any(len(hook.hooks_dict_ref() or ()) > 1 for hook in hooks)  # a user's hook wants all gradients
+            early = self._weights if whole else []
             found = torch.autograd.grad(
-                self._outputs, [*self._values, *early], self._gradients, retain_graph=True, allow_unused=True
+                self._outputs, [*self._values, *early], self._gradients, retain_graph=not whole, allow_unused=True
             )
         finally:
             for hook in hooks:
                 hook.remove()
-        self._note_apart(way)
-        self._early = _given(early, found[len(self._values) :])
+        if whole:
+            self._found = _given(early, found[len(self._values) :])
         return list(found[: len(self._values)])
 
     def weights(self) -> Found:
         """Return the weights that have a gradient, in their order: the second half. Call it once, after `inputs`."""
-        found = self._early
-        if not self._weights:
-            return found
+        if self._found is not None or not self._weights:
+            return self._found or []
         if not self._values:  # the first half did nothing
             grads = torch.autograd.grad(self._outputs, self._weights, self._gradients, allow_unused=True)
             return _given(self._weights, grads)
-        for node, weights in self._branches:
-            came = [(GradientEdge(node, number), grad) for number, grad in enumerate(self._noted.pop(node, ()))]
-            edges = [(edge, grad) for edge, grad in came if grad is not None]
-            if edges:
-                roots, grads_in = zip(*edges, strict=True)
-                found += _given(weights, torch.autograd.grad(roots, weights, grads_in, allow_unused=True))
-        place = {weight: number for number, weight in enumerate(self._weights)}
-        return sorted(found, key=lambda pair: place[pair[0]])
+        self._outputs = ()
+        came = [(edge, grad) for edge, grad in (*self._starts, *self._leave_path()) if grad is not None]
+        if not came:
+            return []
+        grads = _engine_run_backward(
+            *zip(*came, strict=True), False, False, (*self._weights,), allow_unreachable=True, accumulate_grad=False
+        )
+        return _given(self._weights, grads)
 
-    def _note_apart(self, way: set[Node]) -> None:
-        """Record the gradients of outputs that no value leads to: the first half does not pass them."""
-        for number, output in enumerate(self._outputs):
-            edge = get_gradient_edge(output)
-            if edge.node not in way:
-                gradient = torch.ones_like(output) if self._gradients is None else self._gradients[number]
-                noted = dict(enumerate(self._noted.get(edge.node, ())))
-                noted[edge.output_nr] = plus(noted.get(edge.output_nr), gradient)
-                self._noted[edge.node] = tuple(noted.get(place) for place in range(1 + max(noted)))
+    def _leave_path(self) -> list[tuple[GradientEdge, Tensor | None]]:
+        """Return the gradients at the exits of the path, in the order in which torch's engine computes them."""
+        exits = [own for _, own, _ in self._ran]
+        targets = [target for own in exits for _, target in own]
+        found = compute_apart(_emptied(self._ran), targets)
+        return [(target, down[place]) for own, down in zip(exits, found, strict=True) for place, target in own]
 
-    def _note(self, node: Node, grads: tuple[Tensor | None, ...]) -> None:
-        self._noted[node] = grads
+    def _apart(self, way: set[Node]) -> list[tuple[GradientEdge, Tensor | None]]:
+        """Return the gradients of outputs that no value leads to: the first half does not pass them."""
+        edges = [get_gradient_edge(output) for output in self._outputs]
+        gradients = [*map(torch.ones_like, self._outputs)] if self._gradients is None else self._gradients
+        return [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge.node not in way]
+
+    def _note(self, node: Node, exits: Exits, down: Sequence[Tensor | None], up: Sequence[Tensor | None]) -> None:
+        """Record the gradients with which a node of the path has run."""
+        if is_in_python(node):
+            self._starts += [(target, down[place]) for place, target in exits]
+        else:
+            self._ran.append((node, exits, up))
+
+
+def _emptied(ran: list[tuple[Node, Exits, Sequence[Tensor | None]]]) -> Iterator[tuple[Node, Sequence[Tensor | None]]]:
+    """Yield nodes with their gradients. Each frees what only it needs of the graph before the next one comes."""
+    ran.reverse()
+    while ran:
+        node, _, up = ran.pop()
+        yield node, up
 
 
 def _branches(
     outputs: Sequence[Tensor], values: Sequence[Tensor], weights: Sequence[Tensor]
-) -> tuple[set[Node], list[tuple[Node, list[Tensor]]], list[Tensor]]:
-    """Return the nodes of the path, those that weights branch off from with these, and the weights that several share.
-    An output apart from the path is a branch of its own."""
-    roots = [get_gradient_edge(output).node for output in outputs]
-    order = _postorder(roots)
-    way = _leading_to({get_gradient_edge(value).node for value in values}, order)  # the path
-    behind: dict[Node, set[Tensor]] = {get_gradient_edge(weight).node: {weight} for weight in weights}
-    for node in order:
-        if node not in way:
-            behind.setdefault(node, set()).update(*(behind[child] for child in _children(node)))
-    found = [
-        (node, set[Tensor]().union(*(behind[child] for child in _children(node) if child not in way)))
+) -> tuple[set[Node], list[tuple[Node, Exits]]]:
+    """Return the nodes of the path, and those at which a backward leaves it for weights, with their exits."""
+    order = _postorder([get_gradient_edge(output).node for output in outputs])
+    way = _leading_to({get_gradient_edge(value).node for value in values}, order)
+    needed = _leading_to({get_gradient_edge(weight).node for weight in weights}, order) - way
+    exits = {
+        node: [
+            (place, GradientEdge(child, number))
+            for place, (child, number) in enumerate(node.next_functions)
+            if child in needed
+        ]
         for node in order
         if node in way
-    ]
-    found += [(root, behind[root]) for root in dict.fromkeys(roots) if root not in way]
-    times = Counter(weight for _, own in found for weight in own)  # branches per weight
-    shared = [weight for weight in weights if times[weight] > 1]
-    alone = [(node, [weight for weight in weights if weight in own and times[weight] == 1]) for node, own in found]
-    return way, [(node, own) for node, own in alone if own], shared
+    }
+    return way, [(node, own) for node, own in exits.items() if own]
 
 
 def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,33 +93,107 @@ def test_each_half_computes_only_its_own_gradients(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_second_half_frees_the_graph() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
     value = torch.randn(5, 6, requires_grad=True)
-    output = model(value)
+    middle = model[:2](value)
+    kept, output = weakref.ref(middle), model[2](middle)
     halves = SplitBackward([output], [torch.ones(5, 8)], [value], list(model.parameters()))
+    del middle, output
     halves.inputs()
+    assert kept() is not None, "the second half needs it"
     halves.weights()
-    with pytest.raises(RuntimeError, match="second time"):
-        torch.autograd.grad(output, list(model.parameters()), torch.ones(5, 8))
+    assert kept() is None
 
 
-def test_hooks_run_in_the_half_of_their_tensor() -> None:
-    ran: list[str] = []
-    model = nn.Linear(6, 8)
-    value = torch.randn(5, 6, requires_grad=True)
-    middle = torch.tanh(value)
-    output = model(middle)
-    middle.register_hook(lambda grad: ran.append("middle") or grad * 2)
-    model.weight.register_hook(lambda grad: ran.append("weight") or grad * 3)
-    whole = torch.autograd.grad(output, [value, model.weight], torch.ones(5, 8), retain_graph=True)
-    ran.clear()
-    halves = SplitBackward([output], [torch.ones(5, 8)], [value], list(model.parameters()))
-    (first,) = halves.inputs()
-    assert ran == ["middle"]
-    found = dict(halves.weights())
-    assert ran == ["middle", "weight"]
-    assert torch.equal(first, whole[0])
-    assert torch.equal(found[model.weight], whole[1])
+class Counted(torch.autograd.Function):
+    """A product, whose backward counts its runs."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(value, weight)
+        return value @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        Counted.runs += 1
+        value, weight = ctx.saved_tensors
+        return grad @ weight, grad.t() @ value
+
+
+class Hooked(nn.Module):
+    """Layers with a hook of one kind. `ran` has the gradient that the hook got in each of its runs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last, self.kind = nn.Linear(6, 6), nn.Linear(6, 6), kind
+        self.ran: list[Tensor] = []
+        if kind == "of a weight":
+            self.first.weight.register_hook(self._double)
+        if kind == "of a module":
+            self.first.register_full_backward_hook(lambda _module, down, up: (self._double(up[0]) - up[0] + down[0],))
+
+    def forward(self, value: Tensor) -> Tensor:
+        weight = self.first.weight.tanh()
+        made = Counted.apply(self.first(value), weight)  # type: ignore[no-untyped-call]
+        out = self.last(torch.tanh(made))
+        node: Any = {"Function": made, "inner weight": weight}.get(self.kind.split(", ")[-1], out)
+        if self.kind.startswith("of a tensor"):
+            node.register_hook(self._double)
+        elif self.kind.startswith("before a node"):
+            node.grad_fn.register_prehook(lambda up: (self._double(up[0]),))
+        elif self.kind.startswith("behind a node"):
+            node.grad_fn.register_hook(
+                lambda down, up: (self._double(up[0]), *(grad if grad is None else grad * 3 for grad in down))[1:]
+            )
+        elif self.kind == "retain_grad":
+            out.retain_grad()
+            self.kept = out
+        return torch.tanh(out)
+
+    def _double(self, grad: Tensor) -> Tensor:
+        self.ran.append(grad.clone())
+        return grad * 2
+
+
+HOOKS = [
+    f"{hook}{place}"
+    for hook in ("of a tensor", "before a node", "behind a node")
+    for place in ("", ", Function", ", inner weight")
+]
+
+
+@pytest.mark.parametrize("kind", [*HOOKS, "of a weight", "of a module", "retain_grad"])
+def test_a_hook_runs_once_with_the_gradient_of_a_whole_backward(kind: str) -> None:
+    model = Hooked(kind).double()
+    value = torch.randn(5, 6, dtype=torch.double, requires_grad=True)
+    weights, gradient = list(model.parameters()), torch.randn(5, 6, dtype=torch.double)
+    Counted.runs = 0
+    whole = torch.autograd.grad(model(value), [value, *weights], gradient)
+    ran, kept = [*model.ran], model.kept.grad if kind == "retain_grad" else None
+    model.ran.clear()
+    halves = SplitBackward([model(value)], [gradient], [value], weights)
+    found = [*halves.inputs(), *(grad for _, grad in halves.weights())]
+    torch.testing.assert_close(found, [*whole], rtol=0, atol=0)
+    torch.testing.assert_close(model.ran, ran, rtol=0, atol=0)
+    assert Counted.runs == 2, "once in each backward"
+    assert len(ran) == (kind != "retain_grad")
+    if kept is not None:
+        assert torch.equal(model.kept.grad, kept)  # type: ignore[arg-type]
+
+
+def test_a_hook_of_a_weight_used_at_several_places_gets_the_sum() -> None:
+    model, ran = Twice().double(), list[Tensor]()
+    model.shared.weight.register_hook(lambda grad: ran.append(grad) or grad.clamp(-0.1, 0.1))
+    value = torch.randn(5, 6, dtype=torch.double, requires_grad=True)
+    weights, gradient = [model.shared.weight, model.scaled.bias], torch.randn(5, 6, dtype=torch.double)
+    whole = torch.autograd.grad(model(value), weights, gradient)
+    halves = SplitBackward([model(value)], [gradient], [value], weights)
+    halves.inputs()
+    torch.testing.assert_close([grad for _, grad in halves.weights()], [*whole], rtol=0, atol=0)
+    assert len(ran) == 2 and torch.equal(*ran)
 
 
 class Branches(nn.Module):

@@ -1,0 +1,64 @@
+"""Hooks within stages run once for each micro-batch, in every schedule, and the gradients are those of one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import small
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rpcbench.pipeline import Pipeline, split
+from rpcbench.runtime.agent import Agent
+
+ran: dict[str, int] = {}
+"""Kind of hook → its runs; the workers of these tests are in this process."""
+
+
+class Hooked(nn.Module):
+    """A layer with hooks that change gradients: of its output, before its node, and behind a node with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Any = self.linear(value)
+        if made.requires_grad:  # not in the first forward of a stage that is recomputed
+            made.register_hook(lambda grad: _counted("tensor", grad * 2))
+            made.grad_fn.register_prehook(lambda up: (_counted("before node", up[0] * 3),))
+        inner: Any = functional.linear(torch.tanh(made), self.linear.weight)
+        if made.requires_grad:
+            inner.grad_fn.register_hook(lambda down, _: _counted("behind node", _halved(down)))
+        return torch.tanh(inner)
+
+
+def _counted(kind: str, grads: Any) -> Any:
+    ran[kind] = ran.get(kind, 0) + 1
+    return grads
+
+
+def _halved(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple([grad if grad is None else grad / 2 for grad in grads])
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 16), Hooked(), Hooked(), nn.Tanh(), Hooked(), nn.Linear(16, 4)]
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("recompute", ["none", "all"])
+@pytest.mark.parametrize("schedule", small.STAGES)
+def test_hooks_run_once_for_each_micro_batch(agents: list[Agent], schedule: str, recompute: str) -> None:
+    net, (x, y) = model(), small.data(12)
+    stages = split(copy.deepcopy(net), small.WORKERS, {1: [3, 3], 2: [1, 2, 1, 2]}[small.STAGES[schedule]])
+    pipe = Pipeline(stages, schedule, 4, functional.cross_entropy, small.SGD, recompute=recompute)
+    ran.clear()
+    loss = functional.cross_entropy(net(x), y)
+    small.step_alike(pipe, net, loss, x, y)
+    alone, microbatches = 3, 4 * 3
+    assert ran == dict.fromkeys(("tensor", "before node", "behind node"), alone + microbatches)
