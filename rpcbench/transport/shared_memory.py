@@ -200,15 +200,16 @@ class BufferPool:
         self._arena: Arena | None = None
         self._loans: BorrowedBuffers | None = None
 
-    def room(self, size: int) -> memoryview | bytearray:
-        """Return an exclusive buffer of `size` bytes with undefined content."""
+    def room(self, size: int) -> memoryview:
+        """Return an exclusive buffer of `size` bytes with undefined content. Untouched, it needs no memory yet: a peer
+        that announces bytes which never come must not fill this process."""
         if size >= SMALL:
             self._make()
             self._take_back()
             place = self._arena.take(size) if self._arena is not None else None
             if place is not None and self._loans is not None:
                 return self._loans.lend(place, size)
-        return bytearray(size)
+        return np.empty(size, np.uint8).data
 
     def _make(self) -> None:
         """Create the mapping, at the first large buffer: most processes never need one."""
@@ -287,7 +288,7 @@ class BufferStore(Memory):
             raise ProtocolError(f"the peer gives back memory at {place}, which it does not have") from None
 
     # -- receiving
-    def room(self, size: int) -> memoryview | bytearray:
+    def room(self, size: int) -> memoryview:
         return self._reused.room(size)
 
     def borrow(self, place: int, size: int) -> memoryview:

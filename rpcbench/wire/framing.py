@@ -2,7 +2,7 @@
 
 A frame is a fixed header, then its parts. If the buffers of a message are large, its frame only announces them and
 CHUNK frames follow, so that a small frame waits for one chunk at most. All sizes are checked against `Limits` before
-memory is allocated. `Decoder` provides the memory for the next bytes: large buffers are received without a copy.
+memory is reserved. `Decoder` provides the memory for the next bytes: large buffers are received without a copy.
 
     MESSAGE  kind=1  lengths of control, payload, tensors; count of buffers; stream of its chunks (0: none)
                      then lengths of buffers, control, payload, tensors, and the buffers unless they are large
@@ -66,7 +66,7 @@ class Memory:
     """Bytes sent to the peer, and received from it, in shared memory."""
 
     def room(self, size: int) -> memoryview | bytearray:
-        """Return an exclusive buffer for bytes to be received."""
+        """Return an exclusive buffer for bytes to be received. MemoryError if the system has none."""
         return bytearray(size)
 
     def borrow(self, place: int, size: int) -> memoryview:
@@ -315,7 +315,10 @@ class Decoder:
             parts = bytes(view[start:second]), bytes(view[second:third]), bytes(view[third:end])
         del self._pending[:end]
         memory = self._memory
-        found = [*map(memory.borrow, places, lengths)] if lent else [*map(memory.room, lengths)]
+        try:
+            found = [*map(memory.borrow, places, lengths)] if lent else [*map(memory.room, lengths)]
+        except MemoryError:
+            raise ProtocolError(f"a message announces {sum(lengths)} bytes, for which there is no memory") from None
         return Frame(parts[0], Body(parts[1], parts[2], found))
 
     def _begin_message(self, lent: bool, announced: Frame, chunked: bool, stream: int, frames: list[Frame]) -> None:
