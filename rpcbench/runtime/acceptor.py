@@ -1,10 +1,9 @@
 """Where a member listens, on its host and for other hosts, and the handshakes that it takes part in.
 
 Guarantees
-- A stranger receives no data and cannot keep members out. A connection is half-open until its peer has proved that it
-  has the secret. Their number is bounded: at `MOST` of them, the next one displaces the oldest one of the host that has
-  most, once that is `LEAST_SECONDS` old. So strangers that connect and send nothing displace each other, and a member
-  among them waits for seconds at most; a displaced member dials again. No stranger reaches Unix sockets.
+- A stranger receives no data and cannot keep members out: over TCP it gets no further than the lobby of the listener
+  (`transport.lobby`), and no stranger reaches Unix sockets. So a handshake is one with a process that has the secret.
+  `MOST` handshakes of a listener run at once; others wait for them.
 - Handshakes are numbered, so that a dialler without a connection can report which of its earlier ones have ended, even
   if the peer has not noticed; a handshake that is about to succeed is never reported so.
 """
@@ -16,8 +15,6 @@ import itertools
 import logging
 import socket
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,76 +22,18 @@ from functools import partial
 from pathlib import Path
 
 from rpcbench.base.config import WorldConfig
-from rpcbench.base.errors import NotConnectedError, ProtocolError, TurnedAwayError, counted
+from rpcbench.base.errors import NotConnectedError, ProtocolError, TurnedAwayError
 from rpcbench.runtime.pool import Job
 from rpcbench.transport import addresses
 from rpcbench.transport.addresses import Listener, Opener
 from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import NO_INCARNATION, NO_WORLD, Identity, Object, Offer
+from rpcbench.transport.lobby import Refusals
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Member
 
-MOST = 256  # half-open connections from anywhere but Unix sockets
-MOST_HERE = 64
-"""Half-open connections on Unix sockets, from processes of this host and user; others wait in `enter`."""
-LEAST_SECONDS = 0.5
+MOST = 64  # handshakes of one listener at once
 _log = logging.getLogger("rpcbench")
-
-
-class HalfOpen:
-    """The half-open connections of one member."""
-
-    def __init__(self) -> None:
-        self._far, self._near = (threading.BoundedSemaphore(most) for most in (MOST, MOST_HERE))
-        self._lock = threading.Lock()  # guards the two below
-        self._peers: dict[socket.socket, tuple[str, float]] = {}  # that may be displaced, by age: host, since when (s)
-        self._displaced: Counter[str] = Counter()  # host → connections closed, for `complaint`
-
-    def enter(self, sock: socket.socket) -> None:
-        """Wait until there is room for this connection, and count it."""
-        if sock.family == socket.AF_UNIX:
-            self._near.acquire()
-            return
-        while not self._far.acquire(blocking=False):
-            if self._far.acquire(timeout=self._displace()):  # a place may become free before that
-                break
-        with contextlib.suppress(OSError), self._lock:  # the peer has closed it already
-            self._peers[sock] = sock.getpeername()[0], time.monotonic()
-
-    def leave(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._peers.pop(sock, None)
-        (self._near if sock.family == socket.AF_UNIX else self._far).release()
-
-    def _displace(self) -> float:
-        """Shut the next connection if it is old enough; return the seconds to wait for room."""
-        with self._lock:
-            shares = Counter(host for host, _ in self._peers.values())
-            if not shares:
-                return LEAST_SECONDS
-            host = max(shares, key=shares.__getitem__)
-            sock, since = next((sock, since) for sock, (of, since) in self._peers.items() if of == host)
-            if (rest := since + LEAST_SECONDS - time.monotonic()) > 0:
-                return rest
-            del self._peers[sock]
-            self._displaced[host] += 1
-            first = self._displaced[host] == 1  # warn once for each host
-            with contextlib.suppress(OSError):  # closed by the peer
-                sock.shutdown(socket.SHUT_RDWR)  # its handshake fails and calls `leave`
-        if first:
-            _log.warning(
-                "%d connections, most of them from %s, do not prove that they belong to this world. From now on each "
-                "new connection closes the oldest one, and members that join have to wait.",
-                MOST,
-                host,
-            )
-        return LEAST_SECONDS
-
-    def complaint(self) -> str:
-        """Name the hosts with displaced connections, for the error of a wait for members; "" if there are none."""
-        with self._lock:
-            told = [f"{counted(n, 'connection')} from {host}" for host, n in self._displaced.items()]
-        return f"; {' and '.join(told)} did not prove to belong to this world and delayed others" if told else ""
 
 
 class Handshakes:
@@ -139,15 +78,14 @@ class Acceptor:
         offer: Offer,
         admit: Callable[[Stream, Identity], object],
     ) -> None:
-        self.refused = 0  # connections closed in the handshake
+        self.refusals = Refusals()
         self._config = config
         self._opener = opener
         self._identity = identity
         self._objection = objection
         self._offer = offer
         self._admit = admit
-        self._lock = threading.Lock()  # guards `refused`, the listeners and `_closed`
-        self.half_open = HalfOpen()
+        self._lock = threading.Lock()  # guards the listeners and `_closed`
         self._listeners: list[Listener] = []
         self._closed = False
         self._accept: Callable[[Listener], None] = lambda listener: None  # set by `open`: starts a thread
@@ -171,7 +109,7 @@ class Acceptor:
             raise
 
     def _take(self, address: str, bind: str = "") -> str:
-        listener, taken = self._opener.listen(address, bind)
+        listener, taken = self._opener.listen(address, bind, self.refusals)
         with self._lock:
             late = self._closed  # closed while this thread was about to listen
             if not late:
@@ -207,20 +145,20 @@ class Acceptor:
         self.close()
 
     def _accept_forever(self, listener: Listener, spawn: Callable[[Job], None]) -> None:
+        places = threading.BoundedSemaphore(MOST)
         while (sock := listener.accept()) is not None:
-            self.half_open.enter(sock)
-            spawn(partial(self._let_in, listener, sock))  # a silent peer must not block the thread that accepts
+            places.acquire()
+            spawn(partial(self._let_in, listener, sock, places))  # a silent peer must not block the thread that accepts
 
-    def _let_in(self, listener: Listener, sock: socket.socket) -> None:
+    def _let_in(self, listener: Listener, sock: socket.socket, places: threading.BoundedSemaphore) -> None:
         with self._identity() as me:
             try:
                 stream, identity = self._opener.let_in(listener, sock, me, self._objection, self._offer)
             except (ProtocolError, OSError):
-                with self._lock:
-                    self.refused += 1
+                self.refusals.add()
                 return
             finally:
-                self.half_open.leave(sock)
+                places.release()
             if identity.incarnation == NO_INCARNATION:
                 stream.release()  # it only asked for an incarnation
             else:

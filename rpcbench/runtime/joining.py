@@ -7,7 +7,6 @@ from collections.abc import Callable
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import FLUSH_SECONDS, WorldConfig
 from rpcbench.base.errors import (
-    AuthenticationError,
     IncompleteWorldError,
     NotConnectedError,
     ProtocolError,
@@ -23,8 +22,6 @@ from rpcbench.transport.handshake import Identity
 from rpcbench.wire.messages import Member, View
 
 _PAUSE = 0.05  # seconds between attempts to reach the leader
-_BUSY_SECONDS = 2.0
-"""Seconds in which a leader that closes connections may just have too many half-open ones (see `acceptor`)."""
 
 
 class Bootstrap:
@@ -68,7 +65,7 @@ class Bootstrap:
             leader = self._reach_leader(clock, deadline)
             self._machine.feed(lambda node: node.start(leader.id, leader.incarnation))
         if not self.complete.wait(max(0.0, deadline - clock())):
-            size, census = config.world_size, self._member_table.census() + peers.acceptor.half_open.complaint()
+            size, census = config.world_size, self._member_table.census() + peers.acceptor.refusals.complaint()
             raise IncompleteWorldError(f"{config.name} waited for a world of {size} workers, but {census}")
         if self._refusal is not None:
             kind = TurnedAwayError if self._refusal.again else RpcError
@@ -92,15 +89,13 @@ class Bootstrap:
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name
-        patience = clock() + _BUSY_SECONDS
         while True:
             try:
                 return self._peers.reach_leader()
             except (NotConnectedError, ProtocolError) as error:
                 if open_:
                     raise TurnedAwayError(f"{name} has lost the leader of its world: {error}") from error
-                hung_up = isinstance(error, AuthenticationError) and clock() < patience  # full of strangers, perhaps
-                if isinstance(error, ProtocolError) and not hung_up:
+                if isinstance(error, ProtocolError):
                     raise
                 if clock() > deadline:
                     told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"

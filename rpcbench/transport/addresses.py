@@ -22,7 +22,8 @@ from rpcbench.base.config import HANDSHAKE_SECONDS, LOCAL_HANDSHAKE_SECONDS
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import listeners, tls
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
+from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen, preamble
+from rpcbench.transport.lobby import Refusals
 
 _TRANSPORTS = ("unix", "tcp")
 _LATE = "the handshake took too long"
@@ -32,7 +33,7 @@ class Listener(Protocol):
     """Takes connections at one address."""
 
     def accept(self) -> socket.socket | None:
-        """Return the next peer's socket, not yet authenticated; None once the listener is closed."""
+        """Return the next peer's socket, not authenticated; None once the listener is closed."""
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         """Return the stream of an accepted socket. AuthenticationError for a stranger, OSError past the deadline."""
@@ -53,6 +54,18 @@ def transport() -> str:
     return kind
 
 
+def is_listening(address: str, seconds: float) -> bool:
+    """Return whether a process listens at an address. Needs no secret. OSError if that cannot be found out."""
+    kind, place = _split(address)
+    if kind == "unix":
+        return listeners.somebody_listens(Path(place))
+    try:
+        socket.create_connection(listeners.split_address(place), seconds).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def own_address(directory: Path, member: int, incarnation: int) -> str:
     """Return the address for a member of a world on one host to listen on."""
     if transport() == "tcp":
@@ -71,15 +84,15 @@ class Opener:
     def _credentials(self) -> tls.Credentials:  # on first use: few worlds need TLS, and its import takes time
         return tls.Credentials(self._secret)
 
-    def listen(self, address: str, bind: str = "") -> tuple[Listener, str]:
+    def listen(self, address: str, bind: str = "", refusals: Refusals | None = None) -> tuple[Listener, str]:
         """Return a listener and its address. NotConnectedError where another process listens there. `bind`: the host to
-        listen on, if it differs from the one that peers dial."""
+        listen on, if it differs from the one that peers dial. `refusals`: counts strangers."""
         kind, place = _split(address)
         if kind == "unix":
             return listeners.LocalListener(Path(place)), address
         host, port = listeners.split_address(place)
-        on = listeners.join_address(bind or host, port)
-        listener = listeners.TcpListener(on) if kind == "tcp" else tls.TlsListener(on, self._credentials)
+        asked = listeners.join_address(bind or host, port), self._secret, refusals or Refusals()
+        listener = listeners.TcpListener(*asked) if kind == "tcp" else tls.TlsListener(*asked, self._credentials)
         return listener, f"{kind}://{listeners.join_address(host, listener.port)}"
 
     def dial(self, address: str, me: Identity, seconds: float = HANDSHAKE_SECONDS) -> tuple[Stream, Identity]:
@@ -93,13 +106,15 @@ class Opener:
             raise
 
     def connect(self, address: str, deadline: float) -> Stream:
-        """Return a stream to an unauthenticated peer. OSError where no process listens."""
+        """Return a stream to an unauthenticated peer. OSError where no process listens; AuthenticationError where one
+        with another secret does, as far as the kind of socket can tell."""
         kind, place = _split(address)
         if kind == "unix":
             return listeners.connect_unix(place, deadline)
-        return (
-            listeners.connect_tcp(place, deadline) if kind == "tcp" else tls.connect(place, self._credentials, deadline)
-        )
+        first = preamble(self._secret)
+        if kind == "tcp":
+            return listeners.connect_tcp(place, first, deadline)
+        return tls.connect(place, first, self._credentials, deadline)
 
     def let_in(
         self,

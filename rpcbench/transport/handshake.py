@@ -4,6 +4,7 @@ Guarantees
 - Mutual authentication. A process without the secret is rejected without an explanation; the listener sends its proof
   only after it has verified the dialler's.
 - A proof is valid for one connection and one direction: it covers both nonces and the role.
+- Over TCP a dialler shows first, by its preamble, that it has the secret: a listener spends nothing on strangers.
 - Both processes detect incompatible `Versions` from the hellos, and raise VersionMismatch.
 - A process that has the secret but is not admitted receives the reason: it belongs to an earlier world, for example.
 """
@@ -11,11 +12,16 @@ Guarantees
 # Theory of operation
 #
 #     dialler                               listener
+#     preamble: fresh nonce, its proof ───►           over TCP only, and before TLS; `lobby` verifies it
+#                                   ◄────── one byte
 #     hello: identity, fresh nonce  ──────►
 #                                   ◄────── hello: identity, fresh nonce
 #     proof over both hellos        ──────►           verifies it, then decides whether to admit the peer
 #                                   ◄────── proof over both hellos and the verdict; the verdict
 #     verifies it, reads the verdict
+#
+# A preamble can be replayed to another listener, so it replaces no later step. It lets a listener tell members from
+# strangers in microseconds, before it spends a thread and TLS on them.
 #
 # A proof is an HMAC-SHA256, under the secret, of the role and both hellos. Records have a fixed size, so each side
 # knows how many bytes to read before it has parsed any. The verdict holds the reason of a refusal, or the incarnation
@@ -83,6 +89,8 @@ NO_INCARNATION = -1
 """The incarnation of a process that requests one."""
 _NONCE = 32  # bytes
 _PROOF = 32  # bytes of an HMAC-SHA256
+PREAMBLE = _NONCE + _PROOF
+_MOST_NONCES = 1 << 16  # a member would have to dial one listener as often before one of them is accepted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,30 @@ def _proof(secret: bytes, role: bytes, *said: bytes) -> bytes:
 def _verify(given: bytes, expected: bytes) -> None:
     if not hmac.compare_digest(given, expected):
         raise AuthenticationError("the peer does not know this cluster's secret")
+
+
+def preamble(secret: bytes) -> bytes:
+    """Return the first PREAMBLE bytes of a dialler over TCP. Each is for one connection."""
+    nonce = secrets.token_bytes(_NONCE)
+    return nonce + _proof(secret, b"preamble", nonce)
+
+
+class Preambles:
+    """The preambles that one listener accepts: each once, from processes with the secret. For one thread."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._used: dict[bytes, None] = {}  # nonces, by age; only processes with the secret can add any
+
+    def accept(self, given: bytes) -> bool:
+        """Return whether a preamble is right and was not used before."""
+        nonce, proof = given[:_NONCE], given[_NONCE:]
+        if nonce in self._used or not hmac.compare_digest(proof, _proof(self._secret, b"preamble", nonce)):
+            return False
+        self._used[nonce] = None
+        if len(self._used) > _MOST_NONCES:
+            del self._used[next(iter(self._used))]
+        return True
 
 
 def dial(me: Identity, secret: bytes) -> Handshake:

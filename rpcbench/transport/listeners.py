@@ -1,6 +1,7 @@
 """Listening sockets: TCP, and unix sockets for the processes of one user on one host.
 
 Guarantees
+- A TCP listener gives out only connections whose dialler has shown that it has the secret (see `lobby`).
 - Only `close` ends `accept`. While the process has no descriptor left, peers wait in the backlog; that is logged once,
   and `accept` is retried a few times a second.
 - A unix socket accepts processes of the same user only, even if they have the secret.
@@ -17,6 +18,7 @@ import logging
 import os
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,11 +27,12 @@ from rpcbench.base.conditions import Event
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import shared_memory
 from rpcbench.transport.base import Stream
+from rpcbench.transport.handshake import Preambles
+from rpcbench.transport.lobby import SHORTAGES, WELCOME, Lobby, Refusals
 from rpcbench.transport.sockets import SocketStream
 
 _PAUSE = 0.2
 """Seconds until the next try: the system has no event for a descriptor that becomes free."""
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # they last, unlike the error of one peer
 _log = logging.getLogger("rpcbench")
 
 
@@ -39,23 +42,33 @@ class SocketListener:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._closed = Event()
+        self._turn = threading.Lock()  # held in `accept`, whose thread then closes the socket, as it may wait for it
         self._short = False  # whether a shortage was logged that still lasts
 
     def accept(self) -> socket.socket | None:
-        """Return the next peer's socket, unauthenticated; None once the listener is closed. One thread at a time."""
-        while True:
-            try:
-                sock, _ = self._sock.accept()
-            except OSError as error:  # closed, short of a resource, or the peer has closed its connection already
-                if self._closed.wait(_PAUSE):
-                    return None
-                self._note(error)
-            else:
-                self._short = False
-                return sock
+        """Return the next peer's socket, not authenticated; None once the listener is closed. One thread at a time."""
+        with self._turn:
+            while not self._closed.is_set():
+                try:
+                    sock = self._next()
+                except OSError as error:  # closed, short of a resource, or the peer has closed its connection already
+                    if not self._closed.wait(_PAUSE):
+                        self._note(error)
+                else:
+                    self._short = False
+                    return sock
+            self._dismiss()
+            return None
+
+    def _next(self) -> socket.socket:
+        return self._sock.accept()[0]
+
+    def _dismiss(self) -> None:
+        """Close the socket, and end connections that `accept` has not returned. Idempotent."""
+        self._sock.close()
 
     def _note(self, error: OSError) -> None:
-        if error.errno in _SHORTAGES and not self._short:
+        if error.errno in SHORTAGES and not self._short:
             self._short = True
             _log.warning(
                 "no process can connect to this one for now (%s): close files, or allow more with `ulimit -n`; "
@@ -67,7 +80,11 @@ class SocketListener:
         self._closed.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # to close the descriptor alone would not wake `accept`
-        self._sock.close()
+        if self._turn.acquire(blocking=False):
+            try:
+                self._dismiss()
+            finally:
+                self._turn.release()
 
     def forked(self) -> None:
         self._sock.close()
@@ -76,22 +93,34 @@ class SocketListener:
 class TcpListener(SocketListener):
     """A listening socket on one interface. NotConnectedError for an address in use, or not of this host."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, secret: bytes, refusals: Refusals) -> None:
         host, port = split_address(place)
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the port of a world that has just ended
             sock.bind(where)
-            sock.listen(1024)  # large, as strangers may fill it: see `runtime.acceptor`
+            sock.listen(4096)  # large: a member must not wait for room in it while strangers connect
         except OSError as error:
             sock.close()
             raise NotConnectedError(_refusal(place, error)) from error
         super().__init__(sock)
         self.port: int = sock.getsockname()[1]
+        self._lobby = Lobby(sock, Preambles(secret), refusals)
+
+    def _next(self) -> socket.socket:
+        return self._lobby.next()
+
+    def _dismiss(self) -> None:
+        self._lobby.close()
+        super()._dismiss()
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         return SocketStream(tuned(sock))
+
+    def forked(self) -> None:
+        self._lobby.forked()
+        super().forked()
 
 
 def _refusal(place: str, error: OSError) -> str:
@@ -105,13 +134,22 @@ def _refusal(place: str, error: OSError) -> str:
     return f"this process cannot listen on {place}: {error.strerror}"
 
 
-def connect_tcp(place: str, deadline: float) -> Stream:
-    """Dial a TCP address. OSError where no process listens (yet)."""
-    return SocketStream(connect_socket(place, deadline))
+def connect_tcp(place: str, preamble: bytes, deadline: float) -> Stream:
+    """Dial a TCP address. OSError where no process listens (yet), AuthenticationError where the preamble is refused."""
+    return SocketStream(connect_socket(place, preamble, deadline))
 
 
-def connect_socket(place: str, deadline: float) -> socket.socket:
-    return tuned(socket.create_connection(split_address(place), max(0.001, deadline - time.monotonic())))
+def connect_socket(place: str, preamble: bytes, deadline: float) -> socket.socket:
+    sock = tuned(socket.create_connection(split_address(place), max(0.001, deadline - time.monotonic())))
+    try:
+        sock.sendall(preamble)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        if sock.recv(len(WELCOME)) != WELCOME:
+            raise AuthenticationError("the peer ended the handshake: does it use another secret?")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def tuned(sock: socket.socket) -> socket.socket:

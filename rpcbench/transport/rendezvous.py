@@ -16,13 +16,12 @@ import contextlib
 import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.base.config import HANDSHAKE_SECONDS
-from rpcbench.transport.addresses import Opener
+from rpcbench.transport.addresses import is_listening
 
 
 class _Note(NamedTuple):
@@ -98,13 +97,11 @@ class Rendezvous:
     def _is_led(self, mine: str) -> bool:
         """Return whether another process than this one, which listens at `mine`, listens at the recorded address."""
         try:
-            if self.find() == mine:  # the record of a killed process that had the same address
-                return False
-            # Without a secret: to see whether a process listens needs no authentication.
-            Opener(b"").connect(self.find(), time.monotonic() + HANDSHAKE_SECONDS).release()
+            found = self.find()
+            # The address may be this process's own: then the record is that of a killed one that had the same address.
+            return found != mine and is_listening(found, HANDSHAKE_SECONDS)
         except OSError:
             return False
-        return True
 
     def _read(self) -> _Note:
         world, view, address = self.path.read_text().split(" ", 2)

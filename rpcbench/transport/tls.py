@@ -23,6 +23,7 @@ import time
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import listeners
 from rpcbench.transport.base import Stream
+from rpcbench.transport.lobby import Refusals
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.wire.framing import Parts
 
@@ -155,17 +156,17 @@ class TlsStream:
 class TlsListener(listeners.TcpListener):
     """A TCP listener whose streams are encrypted."""
 
-    def __init__(self, place: str, credentials: Credentials) -> None:
+    def __init__(self, place: str, secret: bytes, refusals: Refusals, credentials: Credentials) -> None:
         self._credentials = credentials
-        super().__init__(place)
+        super().__init__(place, secret, refusals)
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         return TlsStream(listeners.tuned(sock), self._credentials.server, deadline)
 
 
-def connect(place: str, credentials: Credentials, deadline: float) -> TlsStream:
+def connect(place: str, preamble: bytes, credentials: Credentials, deadline: float) -> TlsStream:
     """Dial a TLS address. OSError where no process listens (yet), AuthenticationError for another cluster."""
-    sock = listeners.connect_socket(place, deadline)
+    sock = listeners.connect_socket(place, preamble, deadline)
     try:
         return TlsStream(sock, credentials.client, deadline)
     except BaseException:

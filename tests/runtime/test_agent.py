@@ -369,11 +369,11 @@ def test_invalid_data_on_the_socket_is_refused_and_never_unpickled(
     agents: list[Agent], tmp_path: Path, data: bytes
 ) -> None:
     canary = tmp_path / "canary"
-    before = agents[0]._peers.acceptor.refused
-    stranger = Opener(b"").connect(address_of(agents[0]), time.monotonic() + 5)
+    before = agents[0]._peers.acceptor.refusals.count
+    stranger = Opener(agents[0].config.secret).connect(address_of(agents[0]), time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
     stranger.shut()
-    until(lambda: agents[0]._peers.acceptor.refused == before + 1, "the stranger to be refused")
+    until(lambda: agents[0]._peers.acceptor.refusals.count == before + 1, "the stranger to be refused")
     stranger.release()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2

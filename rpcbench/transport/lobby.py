@@ -1,0 +1,201 @@
+"""The lobby of a TCP listener: connections that have not shown yet that they come from a process with the secret.
+
+Guarantees
+- No stranger gets past it: a connection leaves the lobby once its first bytes are a right `handshake.preamble`, and
+  ends if they are anything else. So a stranger costs a descriptor and some microseconds, no thread and no TLS.
+- Strangers cannot keep members out. All connections are accepted at once, so no member waits behind strangers in the
+  backlog. At most `most_waiting()` stay in the lobby, each for HANDSHAKE_SECONDS at most. The next one displaces the
+  oldest one of the host that has most; a member's preamble has usually come by then, as it is sent first.
+- A displaced member sees a connection that broke, and dials again; one with another secret sees an orderly end.
+- An eavesdropper can use a recorded preamble once for each listener that it was not meant for, and gets a handshake.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+import resource
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import cast
+
+from rpcbench.base.config import HANDSHAKE_SECONDS
+from rpcbench.base.errors import counted
+from rpcbench.transport.handshake import PREAMBLE, Preambles
+
+WELCOME = b"\1"
+"""The listener's answer to a right preamble."""
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # they last, unlike the error of one peer
+_MOST = 4096
+_HOSTS = 16  # that a complaint names
+_BATCH = 64  # connections accepted before the next look at those that wait
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: `close` resets the connection, and the port is free at once
+_PASSED = (BlockingIOError, ConnectionAbortedError, InterruptedError)  # of `accept`: it has no connection any more
+_log = logging.getLogger("rpcbench")
+
+
+def most_waiting() -> int:
+    """Return how many connections may wait: a quarter of the descriptors that this process may open, 4096 at most."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, max(1, allowed // 4))
+
+
+class Refusals:
+    """The refused connections of one member, on all of its listeners."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the counts
+        self.count = 0
+        self._strangers: Counter[str] = Counter()  # host → connections without a right preamble
+
+    def add(self) -> None:
+        """Count a connection that ended in the handshake."""
+        with self._lock:
+            self.count += 1
+
+    def add_stranger(self, host: str) -> None:
+        """Count a connection that ended in the lobby."""
+        with self._lock:
+            self.count += 1
+            known = host in self._strangers or len(self._strangers) < _HOSTS
+            self._strangers[host if known else "other addresses"] += 1
+
+    def complaint(self) -> str:
+        """Name the hosts of refused strangers, for the error of a wait for members; "" if there are none."""
+        with self._lock:
+            told = [f"{counted(n, 'connection')} from {host}" for host, n in self._strangers.items()]
+        return f"; {' and '.join(told)} did not prove to belong to this world" if told else ""
+
+
+@dataclass(slots=True, eq=False)
+class _Visitor:
+    """A connection that waits."""
+
+    sock: socket.socket
+    host: str
+    until: float  # when it is refused, in seconds of the monotonic clock
+    heard: bytearray = field(default_factory=bytearray)
+
+
+class Lobby:
+    """The connections to one listening socket, for one thread. `refusals` counts those that end here."""
+
+    def __init__(self, listening: socket.socket, preambles: Preambles, refusals: Refusals) -> None:
+        self._listening, self._preambles, self._refusals = listening, preambles, refusals
+        self._visitors: dict[_Visitor, None] = {}  # by age
+        self._hosts: dict[str, dict[_Visitor, None]] = {}  # the same, by host
+        self._welcome: collections.deque[socket.socket] = collections.deque()  # that have sent a right preamble
+        self._warned: set[str] = set()  # hosts; of few, see `_displace`
+        listening.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+
+    def next(self) -> socket.socket:
+        """Wait for the next connection with a right preamble. OSError as of `accept`."""
+        while not self._welcome:
+            for key, _ in self._selector.select(self._seconds_left()):
+                if key.data is None:
+                    self._accept()
+                elif key.data in self._visitors:  # else it was displaced just now
+                    self._read(cast(_Visitor, key.data))
+            while self._visitors and (oldest := next(iter(self._visitors))).until <= time.monotonic():
+                self._refuse(oldest)
+        return self._welcome.popleft()
+
+    def _seconds_left(self) -> float | None:
+        if not self._visitors:
+            return None
+        return max(0.0, next(iter(self._visitors)).until - time.monotonic())
+
+    def _accept(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                sock, address = self._listening.accept()
+            except _PASSED:
+                return
+            except OSError as error:
+                if error.errno not in SHORTAGES or not self._visitors:
+                    raise
+                self._displace()  # strangers must not hold the last descriptors
+                continue
+            visitor = _Visitor(sock, address[0], time.monotonic() + HANDSHAKE_SECONDS)
+            self._visitors[visitor] = None
+            self._hosts.setdefault(visitor.host, {})[visitor] = None
+            self._selector.register(sock, selectors.EVENT_READ, visitor)
+            self._read(visitor)  # a member's preamble has usually come
+            if len(self._visitors) > most_waiting():
+                self._displace()
+
+    def _read(self, visitor: _Visitor) -> None:
+        """Read what has come, at most the preamble, and decide if that is complete."""
+        try:
+            data = visitor.sock.recv(PREAMBLE - len(visitor.heard), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:  # the peer has reset the connection
+            data = b""
+        visitor.heard += data
+        if not data:
+            self._refuse(visitor)
+        elif len(visitor.heard) == PREAMBLE:
+            self._decide(visitor)
+
+    def _decide(self, visitor: _Visitor) -> None:
+        if not self._preambles.accept(bytes(visitor.heard)):
+            self._refuse(visitor, orderly=True)
+            return
+        try:
+            visitor.sock.send(WELCOME, socket.MSG_DONTWAIT)
+        except OSError:
+            self._refuse(visitor)
+            return
+        self._forget(visitor)
+        visitor.sock.setblocking(True)  # on some systems it has the mode of the listening socket
+        self._welcome.append(visitor.sock)
+
+    def _displace(self) -> None:
+        """Refuse the oldest connection of the host that has most."""
+        host = max(self._hosts, key=lambda each: len(self._hosts[each]))
+        if host not in self._warned and len(self._warned) < _HOSTS:  # once for each host
+            self._warned.add(host)
+            _log.warning(
+                "%d connections wait here, most of them from %s, and do not prove that they belong to this world: from "
+                "now on each new one closes the oldest one of the host that has most",
+                len(self._visitors),
+                host,
+            )
+        self._refuse(next(iter(self._hosts[host])))
+
+    def _refuse(self, visitor: _Visitor, orderly: bool = False) -> None:
+        self._forget(visitor)
+        self._refusals.add_stranger(visitor.host)
+        if not orderly:
+            visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        visitor.sock.close()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        self._selector.unregister(visitor.sock)
+        del self._visitors[visitor], self._hosts[visitor.host][visitor]
+        if not self._hosts[visitor.host]:
+            del self._hosts[visitor.host]
+
+    def close(self) -> None:
+        """End all connections that wait. Idempotent."""
+        for visitor in list(self._visitors):
+            self._refuse(visitor)
+        self.forked()
+
+    def forked(self) -> None:
+        """Close the descriptors in a forked child. The selector is the parent's too, so nothing is taken out of it."""
+        self._selector.close()
+        for sock in [*self._welcome, *(visitor.sock for visitor in self._visitors)]:
+            with contextlib.suppress(OSError):
+                sock.close()
+        self._welcome.clear()
