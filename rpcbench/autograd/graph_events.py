@@ -2,6 +2,7 @@
 
 Guarantees
 - Without an observer, nothing is examined: each method is one test, and no node of a graph is looked at.
+- An error of the watching is logged and ends here: messages and passes go on.
 - A row is made when it is reported: it is the last state of the context, whichever threads change it, or None. The rows
   of the last contexts that were released here stay for a while, so that the end of a short one can be seen.
 - A leaf gets the name of a variable, or its place in a shared object: "w" or "model.0.weight". No user code runs for
@@ -36,10 +37,10 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ from rpcbench.autograd.regions import Grads, LocalPass, Spans
 from rpcbench.base.ids import Id, Row, Table
 from rpcbench.protocol.backward import Sent
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.events import Bystander
 from rpcbench.runtime.handles import shape_of
 from rpcbench.serialization.tensor_types import Route
 
@@ -244,21 +246,42 @@ def _recv(node: Any) -> int | None:
     return int(node.key) if is_recv(node) else None
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _while_watched(
+    deed: Callable[Concatenate[GraphEvents, P], T],
+) -> Callable[Concatenate[GraphEvents, P], T | None]:
+    """Return a method that does this while somebody watches, and otherwise nothing; None after an error, too."""
+
+    @wraps(deed)
+    def aside(self: GraphEvents, /, *args: P.args, **options: P.kwargs) -> T | None:
+        if self._bus.listening:
+            with self._bystander:
+                return deed(self, *args, **options)
+        return None
+
+    return aside
+
+
 class GraphEvents:
     """Reports changes of `contexts`, the records of open contexts, as rows of the table "graphs"."""
 
     def __init__(self, agent: Agent, contexts: dict[int, Recorded]) -> None:
         self._bus = agent.bus
+        self._bystander = Bystander("backward passes")
         self._contexts = contexts
         self._past: Table = {}  # the last rows of released contexts, oldest first
         self._names = LeafNames(agent.values.present)
         agent.bus.register("graphs", self._table)
 
+    @_while_watched
     def changed(self, kind: str, context: int) -> None:
         """Report a change of the leaves, the messages or the regions of a context, or its end."""
-        if self._bus.listening:
-            self._bus.note(kind, "graphs", str(context), partial(self._present, context))
+        self._bus.note(kind, "graphs", str(context), partial(self._present, context))
 
+    @_while_watched
     def sent(
         self, context: int, message: int, sent: Sent, tensors: Sequence[Tensor] = (), kept: SentTensors | None = None
     ) -> None:
@@ -269,23 +292,27 @@ class GraphEvents:
                 seen.walk(message, kept, self._names)
             self.changed("MessageSent", context)
 
+    @_while_watched
     def unsent(self, context: int, message: int) -> None:
         """Take a message back that was not sent after all."""
         if (seen := self._graph(context)) is not None:
             seen.sends.pop(message, None)
 
+    @_while_watched
     def received(self, context: int, message: int, source: int) -> None:
         """Note a message that has arrived."""
         if (seen := self._graph(context)) is not None:
             seen.recvs[message] = source
             self.changed("MessageReceived", context)
 
+    @_while_watched
     def in_step(self, context: int | None, step: int, modules: Mapping[int, nn.Module]) -> None:
         """Note that a context is that of a pipeline's step, with the stages of this worker."""
         if (seen := self._graph(context)) is not None:
             stages = {str(stage): _module_names(module) for stage, module in modules.items()}
             seen.stages = {"step": step, "stages": stages}
 
+    @_while_watched
     def planned(self, context: int, roots: Mapping[int, SentTensors]) -> Spans | None:
         """Note that a pass begins here with these roots; return where to note the regions that run."""
         if (seen := self._graph(context)) is None:
@@ -296,6 +323,7 @@ class GraphEvents:
         seen.passes.append((tuple(roots), spans))
         return spans
 
+    @_while_watched
     def arrived(self, context: int, message: int) -> None:
         """Note that the gradients of a message, or of the roots, have come and will run."""
         if (seen := self._graph(context)) is not None:
@@ -307,7 +335,11 @@ class GraphEvents:
         """Report the end of a context here; its last row stays until some more have ended."""
         if not self._bus.listening:
             self._past.clear()
-            return
+        self._keep(context, kept)
+
+    @_while_watched
+    def _keep(self, context: int, kept: Recorded | None) -> None:
+        """Keep the last row of a context that has ended, in place of an older one."""
         if kept is not None and kept.seen is not None:
             self._past[str(context)] = {**self._row(context, kept), "passes": [], **kept.seen.row(time.monotonic())}
         old = [*self._past][:-KEPT]
@@ -317,8 +349,8 @@ class GraphEvents:
             self.changed("GraphDropped", int(key))
 
     def _graph(self, context: int | None) -> SeenGraph | None:
-        """Return the picture of an open context, made if it is new; None while nobody watches."""
-        if not self._bus.listening or (kept := self._contexts.get(context)) is None:  # type: ignore[arg-type]
+        """Return the picture of an open context, made if it is new; None if there is none."""
+        if (kept := self._contexts.get(context)) is None:  # type: ignore[arg-type]
             return None
         if kept.seen is None:
             kept.seen = SeenGraph()

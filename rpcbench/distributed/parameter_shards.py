@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as c10d
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,6 +21,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
+
+from rpcbench.runtime.handles import tensor_bytes
 
 SHARDED, REPLICATED, PARTIAL, PLAIN, FLAT = "sharded", "replicated", "partial", "plain", "flat"
 """Kinds of pieces. `plain`: a tensor of this process alone. `flat`: a part of a flat parameter of FSDP1."""
@@ -111,12 +112,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 def bytes_of(tensor: Tensor) -> int:
     """Return the bytes of a tensor in this process's memory, of any layout; 0 on the meta device."""
-    local = local_of(tensor)
-    if local.device.type == "meta":
-        return 0
-    if local.layout == torch.sparse_coo:
-        return bytes_of(local._values()) + bytes_of(local._indices())
-    return local.numel() * local.element_size()
+    return tensor_bytes(local_of(tensor))
 
 
 def read_model(model: nn.Module) -> ModelReading:

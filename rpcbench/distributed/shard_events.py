@@ -6,6 +6,7 @@ Guarantees
   at the end of a cell; nowhere if several threads run it. (Reading it elsewhere can crash a backward pass.)
 - Without an observer a step costs a comparison for each group of parameters that is gathered, and reads no gradient.
 - A table keeps no model alive. The rows of a model that has been freed are dropped with the next event or table.
+- An error of the watch is logged and ends in its hook: the program's passes and steps go on.
 - A module has one watch: a later one that contains some of the same parameters ends the earlier one.
 """
 # A piece's row never changes but for `gradient` and `state` (bytes). What changes in every step is in the row of the
@@ -31,11 +32,14 @@ from rpcbench.base.ids import Row, Table
 from rpcbench.distributed.parameter_shards import FoundParameter, bytes_of, read_model, tensor_of
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.events import EventLog
+from rpcbench.runtime.events import Bystander, EventLog
 
 MOST = 2000  # parameters of a model that have rows
 _MARK = "_rpcbench_shards"  # the attribute of a group of `fully_shard` that names its watch
 _TRANSITIONS = {"_to_unsharded": True, "_to_sharded": False, "_to_sharded_post_forward": False}
+
+
+_BYSTANDER = Bystander("models")  # in all hooks
 
 
 class ShardRow:
@@ -123,9 +127,10 @@ class WatchedModel:
 
         def change(method: str, whole: bool) -> None:
             getattr(kind, method)(group)
-            if group.device.type == "cpu":
-                self._threads.add(threading.get_ident())
-            self._became(number, whole)
+            with _BYSTANDER:
+                if group.device.type == "cpu":
+                    self._threads.add(threading.get_ident())
+                self._became(number, whole)
 
         setattr(group, _MARK, self)
         for method, whole in _TRANSITIONS.items():
@@ -158,7 +163,8 @@ class WatchedModel:
     def _before_forward(self, _module: nn.Module, _inputs: object) -> None:
         self._threads.add(threading.get_ident())
         if self._bus.listening:
-            self.read_gradients()  # `zero_grad` has no hook
+            with _BYSTANDER:
+                self.read_gradients()  # `zero_grad` has no hook
 
     def read_gradients(self) -> None:
         """Measure gradients, unless another thread than this one has run the model: its backward may run now."""
@@ -303,14 +309,17 @@ class ShardEvents:
             shell.events.register("post_run_cell", self._cell_ended)
             self._shell = shell
 
+    @_BYSTANDER
     def _about_to_step(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
         for watched in self._all():
             watched.about_to_step(optimizer)
 
+    @_BYSTANDER
     def _stepped(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
         for watched in self._all():
             watched.stepped(optimizer)
 
+    @_BYSTANDER
     def _cell_ended(self, *_: object) -> None:
         self._drop_freed()
         for watched in self._all():

@@ -7,6 +7,7 @@ Guarantees
 - All ranks give the same number to the same collective, though their watches begin at different times, and though each
   has other transfers. Transfers between two ranks are numbered from the beginning of the watch.
 - This package's own calls make no row here: `distributed.groups` records those.
+- Each operation runs once, with torch's own result or error: an error of the recording is logged and ends here.
 """
 
 # Theory of operation
@@ -28,11 +29,10 @@ Guarantees
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import secrets
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,14 +44,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as c10d
 from torch._C import DispatchKey, _dispatch_keyset_full_after
-from torch._C._distributed_c10d import Work, _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import Work
 from torch.distributed import distributed_c10d
 
 from rpcbench.base.conditions import Event
 from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
+from rpcbench.distributed.flight_records import FlightEntry, flight_record, is_completed
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.events import Bystander
+from rpcbench.runtime.handles import tensor_bytes
 
 _log = logging.getLogger(__name__)
 _STORE_SECONDS = timedelta(seconds=3)
@@ -137,56 +140,20 @@ class WatchedGroup:
     members: tuple[str, ...]
     backend: Any  # torch's, which counts the operations
     is_gloo: bool
-    lock: threading.Lock = field(default_factory=threading.Lock)  # from an operation's begin until it has its number
+    lock: threading.RLock = field(default_factory=threading.RLock)  # from an operation's begin until it has its number
     transfers: int | None = None  # of this rank so far; None: not known since the watch began
     ways: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
 
 
-class FlightEntry(NamedTuple):
-    """A collective in torch's flight recorder."""
+@dataclass(slots=True)
+class SeenOperation:
+    """An operation of torch that passes the kernel, and as much as is known of it."""
 
-    group: str
-    number: int  # among the group's collectives, alike on all ranks
-    op_id: int  # the backend's count of operations with it
-    op: str
-    shape: str
-    size: int  # bytes
-    begin: float  # monotonic seconds
-    runs: bool
-    backend: str  # torch's number of the group's backend in this process
-
-
-def flight_record() -> list[FlightEntry]:
-    """Return the latest collectives of this process, oldest first: about two thousand, which takes some 50 ms."""
-    offset = time.time() - time.monotonic()
-    entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
-    return [_flight_entry(entry, offset) for entry in entries if not entry["is_p2p"]]
-
-
-def _flight_entry(entry: dict[str, Any], offset: float) -> FlightEntry:
-    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
-    parts = [_layout(*each) for each in zip(sizes, dtypes, strict=False)]
-    op = entry["profiling_name"].rpartition(":")[2]  # gloo makes a reduce_scatter of an all_reduce, recorded as such
-    return FlightEntry(
-        entry["process_group"][0], entry["collective_seq_id"], entry["op_id"], op,
-        ", ".join(text for text, _ in parts), sum(size for _, size in parts),
-        entry["time_created_ns"] / 1e9 - offset, not entry["retired"], str(entry["pg_id"]),
-    )  # fmt: skip
-
-
-def _layout(size: list[int], dtype: str) -> tuple[str, int]:
-    """Return text and bytes of a tensor of the flight recorder, which has C++'s names of dtypes."""
-    kind = _CPP_DTYPES.get(dtype)
-    if kind is None:
-        return f"{dtype}{size}", 0
-    return f"{str(kind).removeprefix('torch.')}{size}", kind.itemsize * torch.Size(size).numel()
-
-
-_CPP_DTYPES = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
-}  # fmt: skip
+    name: str
+    args: Sequence[Any]
+    group: WatchedGroup | None = None  # None: it is left alone
+    before: int = 0  # the backend's count of operations before it
+    part: CollectivePart | None = None
 
 
 class Probe:
@@ -249,6 +216,7 @@ class TorchCollectives:
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._told = agent, agent.part(CollectiveEvents)
+        self._bystander = Bystander("torch's collectives")
         self._lock = threading.RLock()  # guards the following; held while a watch begins
         self._on = False
         self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
@@ -276,7 +244,8 @@ class TorchCollectives:
                 self._groups = {}  # before the kernel runs, which then waits for the lock to find its group
             PROBE.set(self, on)  # before the rest: so no collective falls between the flight recorder and the kernel
             if on:
-                self._begin(before)
+                with self._bystander:
+                    self._begin(before)
             else:
                 self._wake.set()  # ends the poller
 
@@ -316,7 +285,7 @@ class TorchCollectives:
         )  # fmt: skip
         self._told.enter(part, entry.begin)
         if entry.runs:
-            self._poll(part, partial(_completed, entry.backend, entry.op_id))
+            self._poll(part, partial(is_completed, entry.backend, entry.op_id))
         else:
             self._told.leave(part, failed=False, end=entry.begin)
 
@@ -386,30 +355,53 @@ class TorchCollectives:
 
     # -- operations
     def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
-        """Run an operator of torch, and record it unless it is this package's own."""
-        op = _OPS[name]
-        tensor = _first(args[op.tensors])
-        if tensor is None:
-            return go()  # torch refuses a call without tensors
-        group = self._known(c10d.ProcessGroup.unbox(args[op.group]), tensor.device.type)
-        if group is None:
-            return go()
-        if name == "monitored_barrier_":  # returns when all have come, so no lock may be held
-            return self._waited(group, op, go)
-        with group.lock:
-            before = self._count(group)
-            part = None if OWN_CALLS.active else self._enter(group, name, args, before)
+        """Run an operator of torch once, and record it unless it is this package's own."""
+        seen = SeenOperation(name, args)
+        with contextlib.ExitStack() as locks:
+            with self._bystander, torch._C.DisableTorchFunction():  # reading a tensor runs no code of the program
+                self._enter(seen, locks)
             try:
                 result = go()
             except BaseException:
-                if part is not None:
-                    part.leave(failed=True)
+                with self._bystander:
+                    self._fail(seen)
                 raise
-            if name in _TRANSFERS:
-                self._add_transfers(group, before)
-        if part is not None:
-            self._follow(part, group, before + 1, name, args, result)
+            finally:
+                with self._bystander:
+                    self._count_transfers(seen)
+        with self._bystander:
+            self._follow(seen, result)
         return result
+
+    def _enter(self, seen: SeenOperation, locks: contextlib.ExitStack) -> None:
+        """Record that an operation begins. It takes its number under the group's lock, which `locks` then release."""
+        op = _OPS[seen.name]
+        tensor = _first(seen.args[op.tensors])
+        if tensor is None:
+            return  # torch refuses a call without tensors
+        group = self._known(c10d.ProcessGroup.unbox(seen.args[op.group]), tensor.device.type)
+        if group is None:
+            return
+        with group.lock:
+            seen.group, seen.before = group, self._count(group)
+            if seen.name != "monitored_barrier_":  # returns when all have come, so no lock may be held
+                locks.enter_context(group.lock)
+            if not OWN_CALLS.active:
+                seen.part = self._part(seen, group)
+                self._told.enter(seen.part)
+
+    @staticmethod
+    def _fail(seen: SeenOperation) -> None:
+        if seen.part is not None:
+            seen.part.leave(failed=True)
+
+    @staticmethod
+    def _count_transfers(seen: SeenOperation) -> None:
+        """Count the transfers of which an operation consists."""
+        if (group := seen.group) is not None and seen.name in _TRANSFERS:
+            with group.lock:
+                assert group.transfers is not None
+                group.transfers += operations(group.backend) - seen.before
 
     def _known(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
         """Return the group of an operation, if it is one of the program's."""
@@ -429,25 +421,23 @@ class TorchCollectives:
             group.transfers = count if last is None else count - last.number
         return count
 
-    @staticmethod
-    def _add_transfers(group: WatchedGroup, before: int) -> None:
-        assert group.transfers is not None
-        group.transfers += operations(group.backend) - before
-
-    def _enter(self, group: WatchedGroup, name: str, args: Sequence[Any], before: int) -> CollectivePart:
-        op = _OPS[name]
+    def _part(self, seen: SeenOperation, group: WatchedGroup) -> CollectivePart:
+        """Return this rank's part of an operation."""
+        name, args, op = seen.name, seen.args, _OPS[seen.name]
         tensors = [] if name in _BARRIERS else _flat(args[op.tensors])
         shape = Layouts((each.dtype, each.shape) for each in tensors)
-        size = sum(each.nbytes for each in tensors)
+        size = sum(map(tensor_bytes, tensors))
+        if name == "monitored_barrier_":
+            group.ways[op.name] += 1
+            scope, number = f"{group.scope}.{op.name}", group.ways[op.name]
+            return CollectivePart(scope, number, group.label, op.name, group.members, site=calling_site())
         if name in _TRANSFERS:
-            return self._told.enter(self._transfer(group, op, args, shape, size))
+            return self._transfer(group, op, args, shape, size)
         assert group.transfers is not None
         root = None if op.root is None else group.ranks[args[op.root]]
         label = OpLabel(op, None if op.reduce_op is None else args[op.reduce_op], root)
-        number = self._recorded[group.scope] = before - group.transfers + 1
-        return self._told.enter(
-            CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
-        )
+        number = self._recorded[group.scope] = seen.before - group.transfers + 1
+        return CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
 
     def _transfer(
         self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: Layouts, size: int
@@ -468,37 +458,48 @@ class TorchCollectives:
         scope = f"{group.scope}.{way}"
         return CollectivePart(scope, group.ways[way], group.label, name, ends, shape, size, calling_site())
 
-    def _waited(self, group: WatchedGroup, op: TorchOp, go: Callable[[], Any]) -> Any:
-        """Run and record an operation that returns only when all ranks have come, and consists of transfers."""
-        with group.lock:
-            before = self._count(group)
-            group.ways[op.name] += 1
-            number = group.ways[op.name]
-        scope, site = f"{group.scope}.{op.name}", calling_site()
-        try:
-            with self._told.enter(CollectivePart(scope, number, group.label, op.name, group.members, site=site)):
-                return go()
-        finally:
-            with group.lock:
-                self._add_transfers(group, before)
-
     # -- ends
-    def _follow(
-        self, part: CollectivePart, group: WatchedGroup, op_id: int, name: str, args: Sequence[Any], result: Any
-    ) -> None:
-        """Record the end of an operation that torch has begun. `op_id`: the backend's count with it."""
-        work: Work | None = Work.unbox(result[-1] if isinstance(result, tuple) else result)
+    def _follow(self, seen: SeenOperation, result: Any) -> None:
+        """Record the end of an operation that torch has begun, now or when it comes."""
+        part, group = seen.part, seen.group
+        if part is None or group is None:
+            return
+        try:
+            self._follow_work(part, group, seen, result)
+        except Exception:
+            self._lose(part)
+            raise
+
+    def _lose(self, part: CollectivePart) -> None:
+        """Record a part as ended at a time that is not known, after an error of the recording."""
+        self._told.leave(part, failed=False, end=part.begin)
+
+    def _follow_work(self, part: CollectivePart, group: WatchedGroup, seen: SeenOperation, result: Any) -> None:
+        name = seen.name
+        work: Work | None = None
+        if name != "monitored_barrier_":  # which has returned when it has ended
+            work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
         if work is None:  # NCCL gives none for a part of a batch of transfers
             part.leave()
         elif not group.is_gloo or name not in _WITHOUT_FUTURE:
-            work.get_future().add_done_callback(partial(_ended, part))
+            work.get_future().add_done_callback(partial(self._end, part))
         elif name in _TRANSFERS:
             self._poll(part, work.is_completed)
-        elif any(arg is False for arg in args):  # not asynchronous: the caller would wait now
-            with part:
+        elif any(arg is False for arg in seen.args):  # not asynchronous: the caller would wait now
+            with contextlib.suppress(RuntimeError), part:  # the caller's own wait raises it again
                 work.wait()
         else:
-            self._poll(part, partial(_completed, self._backend_of(group), op_id))
+            self._poll(part, partial(is_completed, self._backend_of(group), seen.before + 1))
+
+    def _end(self, part: CollectivePart, future: torch.futures.Future[Any]) -> None:
+        """Record the end of a part, on a thread of torch."""
+        with self._bystander:
+            try:
+                future.value()
+            except RuntimeError:
+                part.leave(failed=True)
+            else:
+                part.leave()
 
     def _backend_of(self, group: WatchedGroup) -> str:
         """Return the flight recorder's name of a group's backend, in which a collective has just begun."""
@@ -530,26 +531,22 @@ class TorchCollectives:
     def _look(self) -> bool:
         """Record the operations that have ended of which torch gives no event. Returns whether others run."""
         with self._lock:
-            for part in [part for part, ended in self._unheard.items() if part.end is not None or ended()]:
-                part.leave()
-                del self._unheard[part]
+            for part, ended in list(self._unheard.items()):
+                with self._bystander:
+                    self._end_unheard(part, ended)
             return bool(self._unheard)
 
-
-def _ended(part: CollectivePart, future: torch.futures.Future[Any]) -> None:
-    """Record the end of a part, on a thread of torch."""
-    try:
-        future.value()
-    except RuntimeError:
-        part.leave(failed=True)
-    else:
-        part.leave()
-
-
-def _completed(backend: str, count: int) -> bool:
-    """Return whether a backend has ended its operation with this count."""
-    status = json.loads(_dump_fr_trace_json(False, False))["pg_status"][backend]
-    return int(status["last_completed_collective"]) >= count
+    def _end_unheard(self, part: CollectivePart, ended: Callable[[], bool]) -> None:
+        """Record the end of a part if it has come."""
+        try:
+            over = part.end is not None or ended()
+        except Exception:
+            del self._unheard[part]
+            self._lose(part)
+            raise
+        if over:
+            del self._unheard[part]
+            part.leave()
 
 
 def _first(tensors: Any) -> torch.Tensor | None:

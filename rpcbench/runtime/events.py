@@ -6,20 +6,26 @@ Guarantees
   are dropped and counted; the runtime is never delayed.
 - A snapshot and the number of the last batch in it belong together.
 - A message is recorded as a row of plain values, without user data; it is made under the node's lock, from fields only.
+- An error of a watcher's code that runs within the program is logged and ends in its `Bystander`.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import NamedTuple
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.ids import ChangedRows, Made, Row, Table, Tables
 from rpcbench.wire.messages import Body, Message, Notice
+
+_log = logging.getLogger(__name__)
 
 
 class MessageRow(NamedTuple):
@@ -151,3 +157,34 @@ class EventLog:
 
     def feature_tables(self) -> Tables:
         return {name: provider() for name, provider in self._tables.items()}
+
+
+_FAILED = (
+    "the watcher of %s has failed. The program goes on as if nobody watched, but rows of panels and traces may be "
+    "missing or wrong. Later failures of this watcher are not logged"
+)
+
+
+class Bystander(contextlib.ContextDecorator):
+    """`with` it around code that a watcher runs within the program; it also decorates functions that return nothing.
+
+    An exception ends there, as looking must not change what the program does; Ctrl-C, which is the user's, passes. The
+    first one is logged with its traceback: later ones would say the same, perhaps once for each operation.
+    `of`: the things watched, for the log.
+    """
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._has_logged = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_logged:
+            self._has_logged = True
+            _log.error(_FAILED, self._of, exc_info=error)
+        return True

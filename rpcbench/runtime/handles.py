@@ -154,6 +154,15 @@ def _sum(tensors: Iterable[Any]) -> int:
     return sum(storages.values())
 
 
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements of a tensor of any layout; 0 on the meta device."""
+    if tensor.device.type == "meta":
+        return 0
+    if tensor.layout == torch.sparse_coo:
+        return tensor_bytes(tensor._values()) + tensor_bytes(tensor._indices())
+    return tensor.numel() * tensor.element_size()
+
+
 _WORDS: dict[type, Callable[[Any], str]] = {}  # tensor class → its description
 
 

@@ -251,3 +251,24 @@ def test_of_a_large_graph_only_the_recvs_are_known(monkeypatch: pytest.MonkeyPat
     unknown = graph_events.SeenGraph()
     unknown.walk(8, graph_events.SentTensors(edges, None), graph_events.LeafNames(list))
     assert unknown.parts() == []
+
+
+@pytest.mark.parametrize("step", ["_graph", "_row", "_size", "walk", "Spans"])
+def test_an_error_of_the_watching_is_logged_once_and_the_pass_goes_on(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError(step)
+
+    place: Any = graph_events
+    place = {"walk": graph_events.SeenGraph, "_size": place, "Spans": place}.get(step, graph_events.GraphEvents)
+    monkeypatch.setattr(place, step, fail)
+    for agent in agents:
+        agent.listen(True, False)
+    x = torch.ones(3, requires_grad=True)
+    with autograd.context() as context:
+        autograd.backward(context, [rpc_sync("worker1", work, (x,)).sum()])
+        assert autograd.get_gradients(context)[x].tolist() == [2, 2, 2]
+    until(lambda: bool(caplog.records))
+    assert {record.getMessage()[:37] for record in caplog.records} == {"the watcher of backward passes has fa"}
+    assert len(caplog.records) <= len(agents), "each member logs it once"

@@ -26,7 +26,8 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.futures import wait_all
 from rpcbench.base.ids import Row
-from rpcbench.distributed.torch_collectives import PROBE, TorchCollectives, flight_record
+from rpcbench.distributed.flight_records import flight_record
+from rpcbench.distributed.torch_collectives import PROBE, TorchCollectives
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import Collector
 
