@@ -4,8 +4,9 @@ Guarantees
 - Messages are recorded in every grad mode.
 - The record of a context is made under the protocol's lock and freed after it, so a late message cannot revive the
   record of a released context.
-- Grad mode and autocast are not sent along, as in torch, unless requested: for one call (`same_modes`), or for all
-  calls of a member (`same_modes=True` of a Cluster or of the options of `init_rpc`).
+- A call that is made without grad mode (`no_grad`, `inference_mode`) runs without it on the other side.
+- Autocast is not sent along, as in torch, unless requested: for one call (`same_modes`), or for all calls of a member
+  (`same_modes=True` of a Cluster or of the options of `init_rpc`).
 - `accumulate` adds gradients over contexts (micro-batches with a context each) exactly once on each worker, however
   many paths lead to it. Releasing the context of the sum releases it on all these workers.
 """
@@ -40,13 +41,14 @@ _DEVICES = ("cpu", "cuda")  # with an autocast state of their own
 
 
 class SameModes:
-    """A function that runs under the grad mode and autocast of the thread that made it."""
+    """A function that runs under the grad mode of the thread that made it, and if requested under its `autocast`."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], autocast: bool) -> None:
         self._function = function
         self._grad = torch.is_grad_enabled()
         self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in (_DEVICES if autocast else ())
         ]
         self.__dict__.update(  # the label of the call, and torch's mark of `async_execution`
             (name, getattr(function, name))
@@ -67,12 +69,14 @@ class SameModes:
 def same_modes(function: Callable[..., Any]) -> SameModes:
     """Return `function` so that it runs on any worker with the grad mode and autocast of this thread.
 
-    >>> w = torch.ones(3, requires_grad=True)
-    >>> with torch.no_grad():
-    ...     rpc.rpc_sync("worker1", dist_autograd.same_modes(torch.mul), (w, 2.0)).requires_grad
-    False
+    A call under `no_grad` needs no `same_modes` for its grad mode; it sends autocast along.
+
+    >>> x = torch.ones(2, 2)
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     rpc.rpc_sync("worker1", dist_autograd.same_modes(torch.mm), (x, x)).dtype
+    torch.bfloat16
     """
-    return SameModes(function)
+    return SameModes(function, autocast=True)
 
 
 _asked = Counter()  # numbers this process's calls of `accumulate`
@@ -236,7 +240,9 @@ class AutogradRecorder:
 
     # -- recording
     def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return same_modes(function) if self.agent.config.same_modes else function
+        if self.agent.config.same_modes:
+            return same_modes(function)
+        return function if torch.is_grad_enabled() else SameModes(function, autocast=False)
 
     def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         edges = graph.edges(tensors) if tensors else []  # cuts the graph before the lock is taken: it runs torch code

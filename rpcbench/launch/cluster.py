@@ -85,7 +85,7 @@ class Cluster(BaseCluster):
         rpc_timeout: Seconds a call may take that names no timeout; 0 for no limit.
         device_maps: For calls of each worker, by any member: the device here and the device there (see
             `TensorPipeRpcBackendOptions`).
-        same_modes: Calls of all members transfer grad mode and autocast (see there).
+        same_modes: Calls of all members transfer autocast (see there).
         progress: Called while workers start, with the number that serve and the number to start.
 
     Raises:

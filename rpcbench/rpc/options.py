@@ -56,7 +56,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             Replies and gradients use the reverse map. A call fails with a tensor on a device without an entry; the CPU
             needs none.
         devices: The accelerators that calls of this worker may use; by default all.
-        same_modes: Run calls of this worker under the grad mode and autocast of the calling thread; torch does not.
+        same_modes: Run calls of this worker under the autocast of the calling thread, too; torch does not.
         _transports: Part of torch's own transport; accepted without effect.
         _channels: As `_transports`.
 

@@ -18,6 +18,7 @@ from worlds import config, entries, nothing_left, until, world
 
 from rpcbench import autograd
 from rpcbench.base.errors import MessageTooLarge, RpcError, WorkerLostError
+from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer, clip_grad_norm_
 from rpcbench.rpc import RRef, functions, remote, rpc_async, rpc_sync
 from rpcbench.rpc.init import start_agent
@@ -259,10 +260,47 @@ def modes(x: torch.Tensor) -> tuple[bool, bool, torch.dtype]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), (x @ x).dtype
 
 
-def test_grad_mode_and_autocast_are_sent_on_request(agents: list[Agent]) -> None:
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_call_without_grad_mode_runs_without_it_and_its_result_has_no_gradient(
+    agents: list[Agent], without: Any
+) -> None:
+    x = leaf(1)
+    with autograd.context() as context_id:
+        layer, server = RemoteModule("worker1", Gain), remote("worker2", Gain)
+        with without():
+            made = [
+                rpc_sync("worker1", torch.mul, (x, 100)),
+                rpc_async("worker1", torch.mul, (x, 100)).wait(),
+                remote("worker1", torch.mul, (x, 100)).to_here(),
+                server.rpc_sync().forward(x),
+                layer(x),
+                rpc_sync("worker1", through_another, (x,)),
+            ]
+        assert not any(each.requires_grad for each in made)
+        with torch.enable_grad():
+            loss = (rpc_sync("worker1", torch.mul, (x, 3)) + sum(each.clone() for each in made)).sum()
+        autograd.backward(context_id, [loss])
+        assert autograd.get_gradients(context_id)[x].tolist() == [3]
+
+
+class Gain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((), 100.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def through_another(x: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = rpc_sync("worker2", torch.mul, (x, 100))
+    return made
+
+
+def test_autocast_is_sent_on_request(agents: list[Agent]) -> None:
     x = torch.ones(2, 2)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert rpc_sync("worker1", modes, (x,)) == (True, False, torch.float32)
+        assert rpc_sync("worker1", modes, (x,)) == (False, False, torch.float32)
         assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (False, True, torch.bfloat16)
     assert rpc_sync("worker1", autograd.same_modes(modes), (x,)) == (True, False, torch.float32)
 
