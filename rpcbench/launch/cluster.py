@@ -249,7 +249,7 @@ class Cluster(BaseCluster):
             if missing := [name for name in wanted if name not in self.workers]:
                 self._start(missing)
             elif leaving:
-                ranks.settled(self._settle(f"{', '.join(leaving)} left"))
+                ranks.await_ranks(self._settle(f"{', '.join(leaving)} left"))
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
         """End a worker, if it still runs, and start it again under its name, without its former state.
@@ -267,7 +267,7 @@ class Cluster(BaseCluster):
             self._check_parting()
             self._part([self._handles[name]])
             past = self.agent.part(CellClient).history.take(name)
-            ranks.settled(self._settle(f"{name} was restarted"))  # ends waits for it in process groups
+            self._settle(f"{name} was restarted")  # ends waits for it in process groups; nothing here depends on that
             self._start([name])
         return client.rerun_script_cells(self.agent, name, past) if replay else []
 
@@ -329,10 +329,10 @@ class Cluster(BaseCluster):
             handles = self._launch([self._new(name) for name in names])
             self._await(joined, handles, f"{', '.join(names)} to join")
             count = len(self.workers) + 1
-            told = self._settle(f"{', '.join(names)} joined")
+            told = self._settle(f"{', '.join(names)} joined", names)
             came = [self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names]
             self._places.update(zip(names, wait_all(came), strict=True))
-            ranks.settled(told)
+            ranks.await_ranks(told, names)
         except BaseException:
             self._undo(names, before)
             raise
@@ -380,9 +380,9 @@ class Cluster(BaseCluster):
         if self.inseparable:
             raise RpcError(self.inseparable)
 
-    def _settle(self, why: str) -> list[Future[None]]:
-        """Assign ranks to the workers that serve, and return the futures; `why` is the reason."""
-        return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why)
+    def _settle(self, why: str, new: Sequence[str] = ()) -> dict[str, Future[None]]:
+        """Assign ranks to the workers that serve. See `ranks.settle`."""
+        return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why, new)
 
     def _part(self, handles: Sequence[Handle]) -> None:
         """Ask workers to end, and wait for their end."""

@@ -3,8 +3,10 @@
 A generation is one assignment of ranks; each change of the cluster begins a new one.
 
 Guarantees
-- All workers have their ranks before `Cluster`, `scale` and `restart` return. Their rendezvous is on this host only;
-  if workers may be on several hosts it is on rank 0's, and there torch neither encrypts nor authenticates.
+- All workers that respond have their ranks before `Cluster`, `scale` and `restart` return. One that does not, as its
+  code keeps Python's lock, holds up no other for long: it gets its rank when it responds.
+- Their rendezvous is on this host only; if workers may be on several hosts it is on rank 0's, and there torch neither
+  encrypts nor authenticates.
 - A process group of an earlier generation has ended: it raises an error with the reason, also for waits in it.
 - `Cluster.group` makes a group on all workers or on none.
 """
@@ -15,14 +17,17 @@ import contextlib
 import os
 import socket
 import sys
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
 
-from rpcbench.base.config import STORE_PORT
-from rpcbench.base.errors import CollectiveError, UnknownWorkerError, WorkerLostError
+from rpcbench.base.conditions import Condition
+from rpcbench.base.config import STORE_PORT, UNSET_TIMEOUT
+from rpcbench.base.errors import CollectiveError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
@@ -33,21 +38,41 @@ if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup
 
 _LOOPBACK = "127.0.0.1"
+_RESPONSE_SECONDS = 10.0  # to wait for workers that were there before: one that is busy in C may respond much later
 
 
-def settle(agent: Agent, ranks: Mapping[str, int], size: int, why: str) -> list[Future[None]]:
-    """Begin a generation of `size` ranks: send each worker its rank, with the reason `why`, and return the futures.
-    RpcError if rank 0 is on another host, and provides no address to meet at."""
+def settle(
+    agent: Agent, ranks: Mapping[str, int], size: int, why: str, new: Collection[str] = ()
+) -> dict[str, Future[None]]:
+    """Begin a generation of `size` ranks: send each worker its rank, with the reason `why`, and return the futures by
+    name. The workers `new` have just joined. None begins, with a RuntimeWarning, if rank 0 is on another host and does
+    not say where to meet. RpcError if it has no such address."""
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     ranks = {name: rank for name, rank in ranks.items() if name in there}  # others were lost just now
     first = next((name for name, rank in ranks.items() if rank == 0 and there[name].remote), None)
     ports = agent.part(ReservedPorts)
-    address, port, own = agent.call(first, reserve, own=True).wait() if first else ports.at(_LOOPBACK)
+    try:
+        address, port, own = _reserved_at(agent, first, first in new) if first else ports.at(_LOOPBACK)
+    except RpcTimeoutError:
+        _warn_of([str(first)])
+        return {}
+    ports.generation += 1
     common = {
         "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port), STORE_PORT: f"{port}:{own}",
     }  # fmt: skip
     places = {name: {**common, "RANK": f"{ranks[name]}", **local_place(name, size, ranks, there)} for name in ranks}
-    return [agent.call(name, set_rank, (place, why), own=True) for name, place in places.items()]
+    # No limit for those that were there before: they get their ranks when they respond.
+    limits = {name: UNSET_TIMEOUT if name in new else 0.0 for name in places}
+    return {
+        name: agent.call(name, set_rank, (place, why, ports.generation), timeout=limits[name], own=True)
+        for name, place in places.items()
+    }
+
+
+def _reserved_at(agent: Agent, first: str, is_new: bool) -> tuple[str, int, int]:
+    seconds = UNSET_TIMEOUT if is_new else _RESPONSE_SECONDS
+    address, port, own = agent.call(first, reserve, timeout=seconds, own=True).wait()
+    return address, port, own
 
 
 def local_place(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
@@ -65,6 +90,7 @@ class ReservedPorts:
 
     # Two, as our store listens as long as its process, and torch's own init_process_group must find its port free.
     def __init__(self, agent: Agent) -> None:
+        self.generation = 0  # the number of the latest one that this member has begun
         self._release: list[Callable[[], object]] = []
         agent.on_end.append(self._end)
 
@@ -93,29 +119,70 @@ def reserve() -> tuple[str, int, int]:
     return current.current().part(ReservedPorts).at(address_here())
 
 
-def settled(told: Sequence[Future[None]]) -> None:
-    """Wait until all workers have their ranks."""
-    for each in told:
-        with contextlib.suppress(WorkerLostError):  # a lost worker needs none
-            each.wait()
+def await_ranks(told: Mapping[str, Future[None]], new: Collection[str] = ()) -> None:
+    """Wait until the workers `new` have their ranks, and some seconds for the others. A RuntimeWarning names those that
+    do not respond."""
+    for name in new:
+        if name in told:
+            _await(told[name])
+    changes = Condition()
+    for each in told.values():
+        each.add_done_callback(lambda _: changes.notify_all())
+    changes.wait_for(lambda: all(each.done() for each in told.values()), _RESPONSE_SECONDS)
+    for each in told.values():
+        if each.done():
+            _await(each)
+    if late := [name for name, each in told.items() if not each.done()]:
+        _warn_of(late)
 
 
-def set_rank(place: Mapping[str, str], why: str) -> None:
-    """Set torchrun's variables, and end the process groups of the generation before. Called on each worker."""
-    before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
+def _await(told: Future[None]) -> None:
+    with contextlib.suppress(WorkerLostError):  # a lost worker needs no rank
+        told.wait()
+
+
+def _warn_of(late: Sequence[str]) -> None:
+    warnings.warn(
+        f"{', '.join(late)} did not respond in {_RESPONSE_SECONDS:g} s: until it does, no process group of all workers "
+        f"can be made. cluster.stack({late[0]!r}) shows where it is; cluster.restart({late[0]!r}) starts it again",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+class _Latest:
+    """The generation whose ranks are set in this process."""
+
+    lock = threading.Lock()
+    generation = 0
+
+
+def set_rank(place: Mapping[str, str], why: str, generation: int) -> None:
+    """Set torchrun's variables, and end the process groups of the generation before. Called on each worker. Nothing
+    happens if a later generation came first."""
+    interface = _interface(address_here())
     used = "rpcbench.distributed.groups" in sys.modules
     if used:
         from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
+    with _Latest.lock:  # a worker that has not responded for a while gets several ranks at once, in any order
+        if generation < _Latest.generation:
+            return
+        _Latest.generation = generation
+        before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
+        if used:
+            groups.outdate()  # first: a function of `spmd` that ends meanwhile restores no variable
+        _set_variables(place, interface)
+    if used:
+        groups.end_generation(why, before)
 
-        groups.outdate()  # first: a function of `spmd` that ends meanwhile restores no variable
+
+def _set_variables(place: Mapping[str, str], interface: str) -> None:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # inherited if torchrun started the notebook
     os.environ.update(place)
     if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
-    if interface := _interface(address_here()):  # loopback, if all are on one host: gloo then listens on no other
+    if interface:  # loopback, if all are on one host: gloo then listens on no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if used:
-        groups.end_generation(why, before)
 
 
 def address_here() -> str:

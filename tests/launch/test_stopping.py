@@ -23,7 +23,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.base.futures import Future
-from rpcbench.launch import command, fork_client
+from rpcbench.launch import command, fork_client, ranks
 from rpcbench.launch.base import UNKNOWN, Handle, ProcessHandle, ending, stopped
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -266,7 +266,7 @@ def test_a_failed_scale_leaves_no_new_worker_and_can_be_repeated(
     with rpcbench.Cluster(1) as cluster:
         meet = cluster._settle
 
-        def fail(why: str) -> list[Future[None]]:
+        def fail(*_: object) -> dict[str, Future[None]]:
             raise rpcbench.RpcError("they have joined, and then this")
 
         monkeypatch.setattr(cluster, "_settle", fail)
@@ -276,6 +276,42 @@ def test_a_failed_scale_leaves_no_new_worker_and_can_be_repeated(
         monkeypatch.setattr(cluster, "_settle", meet)
         cluster.scale(3)
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
+
+
+RANKS = "import os\n[os.environ[each] for each in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')]"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["fork", *long("command")])
+def test_a_worker_that_does_not_respond_holds_up_no_start_of_another(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with rpcbench.Cluster(2, **KINDS[kind]) as cluster:
+        pid = cluster.pid("worker1")
+        stop(pid)
+        try:
+            monkeypatch.setattr(ranks, "_RESPONSE_SECONDS", 0.1)
+            with pytest.warns(RuntimeWarning, match="worker1 did not respond"):
+                cluster.restart("worker2")
+            with pytest.warns(RuntimeWarning, match="worker1 did not respond"):
+                cluster.scale(3)
+            assert cluster.workers == ["worker1", "worker2", "worker3"]
+            assert cluster.rpc_sync("worker2", rpcbench.rpc.rpc_sync, ("worker3", max, (3, 4))) == 4
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        monkeypatch.undo()
+        if kind == "command":  # there worker1 says where the ranks meet
+            cluster.restart("worker2")
+        until(lambda: len({port for *_, port in cluster.run("all", RANKS).values()}) == 1)
+        assert [place[:2] for place in cluster.run("all", RANKS).values()] == [["0", "3"], ["1", "3"], ["2", "3"]]
+
+
+def test_a_rank_of_an_earlier_generation_that_comes_late_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks._Latest, "generation", 8)
+    monkeypatch.setattr(ranks, "address_here", lambda: "127.0.0.1")
+    monkeypatch.setenv("RANK", "3")
+    ranks.set_rank({"RANK": "1"}, "worker2 joined", 7)
+    assert os.environ["RANK"] == "3"
 
 
 @pytest.mark.parametrize(
