@@ -29,7 +29,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from rpcbench.cells.output import OutputStream, json_with_bytes
-from rpcbench.cells.tracebacks import of_user
+from rpcbench.cells.tracebacks import limited_colours, of_user
 from rpcbench.runtime import gpus
 from rpcbench.runtime.current import current
 
@@ -226,7 +226,15 @@ class CellShell(InteractiveShell):
             text = "".join(traceback.format_exception(kind, error, below))
             self._showtraceback(type(error), error, text.splitlines())
         else:
-            super().showtraceback((kind, error, frames), *args, **kwargs)
+            with limited_colours(self.InteractiveTB):
+                super().showtraceback((kind, error, frames), *args, **kwargs)
+
+    def _format_exception_for_storage(self, exception: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return what IPython's history keeps of an error: a second rendering would take as long as the first one."""
+        if self._shown is None or self._shown[0] is not exception:
+            kept: dict[str, Any] = super()._format_exception_for_storage(exception, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return kept
+        return {"ename": type(exception).__name__, "evalue": str(exception), "traceback": list(self._shown[1])}
 
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
         """Keep the traceback of the cell's own error; print one of `%tb` or of a callback."""

@@ -2,10 +2,14 @@
 
 An error keeps its type. IPython renders an exception by its `_render_traceback_`, which returns the worker's rendering.
 Elsewhere (a script, a test) the remote traceback is the error's `__cause__`.
+
+The code of a traceback is coloured up to a number of lines: IPython colours the whole function of each frame, and of an
+import the whole module, which on a busy machine takes minutes.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -22,6 +26,9 @@ from rpcbench.cells.targets import TargetError
 E = TypeVar("E", bound=BaseException)
 _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)
 """Prefixes of files whose frames are hidden: this package, and contextlib, whose frames lie between ours."""
+
+
+_MOST_COLOURED = 1000  # lines of code in one traceback, which take an eighth of a second
 
 
 class Failed(NamedTuple):
@@ -47,6 +54,49 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
         line = line if line > 0 else frame.tb_frame.f_code.co_firstlineno
         copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, line)
     return copy
+
+
+@contextlib.contextmanager
+def limited_colours(formatter: Any) -> Iterator[None]:
+    """Have a traceback formatter of IPython colour at most `_MOST_COLOURED` lines meanwhile; other code stays plain."""
+    whole = formatter.__class__
+    formatter.__class__ = _limited(whole)
+    formatter.colours_left = _MOST_COLOURED
+    try:
+        yield
+    finally:
+        formatter.__class__ = whole
+
+
+@functools.cache
+def _limited(kind: type[Any]) -> type[Any]:
+    class Limited(kind):  # type: ignore[misc]  # only known at run time: a kernel has its own
+        plain = False  # the frame that is formatted now
+
+        @property
+        def has_colors(self) -> bool:
+            return not self.plain and bool(super().has_colors)
+
+        def format_record(self, record: Any) -> Any:
+            lines = _lines_to_colour(record)
+            self.plain = lines > self.colours_left
+            if not self.plain:
+                self.colours_left -= lines
+            try:
+                return super().format_record(record)
+            finally:
+                self.plain = False
+
+    return Limited
+
+
+def _lines_to_colour(record: Any) -> int:
+    """Return the number of lines of the function or module that a frame of IPython runs."""
+    found = getattr(record, "_sd", None)  # None where IPython itself shows the frame in its quick way
+    scope = getattr(found, "scope", None)
+    if found is None or scope is None:
+        return 0
+    return len(found.source.lines) if isinstance(scope, ast.Module) else scope.end_lineno - scope.lineno + 1
 
 
 def with_rendering(error: E, lines: list[str]) -> E:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import traceback
 from collections.abc import Callable
-from types import FunctionType
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 from IPython.core.ultratb import FormattedTB
 
 from rpcbench.base.futures import blocked
-from rpcbench.cells.tracebacks import of_user
+from rpcbench.cells.shell import CellShell
+from rpcbench.cells.tracebacks import limited_colours, of_user
 from rpcbench.pipeline.recompute import seeded
 
 
@@ -57,3 +62,40 @@ def test_a_frame_without_a_line_number_is_shown_at_its_functions_first_line():
     assert [line for _, line in traceback.walk_tb(kept)][-1] == code.co_firstlineno
     shown = FormattedTB(mode="Context").structured_traceback(ValueError, caught.value, kept)
     assert any("_fails" in line for line in shown)
+
+
+def coloured() -> FormattedTB:
+    formatter = FormattedTB(mode="Context")
+    getattr(formatter, "set_theme_name", formatter.set_colors)("linux")
+    return formatter
+
+
+def test_a_traceback_has_colours_up_to_a_number_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an import that fails deep in a large package takes minutes to show on a busy machine."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {
+        "first_of_chain": "second_of_chain",
+        "second_of_chain": "third_of_chain",
+        "third_of_chain": "nothing_there",
+    }
+    for name, imported in modules.items():
+        (tmp_path / f"{name}.py").write_text(f"x = 1\nimport {imported}\n" + "y = 2\n" * 600)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module("first_of_chain")
+    assert not modules.keys() & sys.modules.keys()
+    shown, formatter = "", coloured()
+    with limited_colours(formatter):
+        shown = "".join(formatter.structured_traceback(caught.type, caught.value, caught.tb))
+    assert "import second_of_chain" not in shown, "escape sequences are within"
+    assert "import third_of_chain" in shown and "import nothing_there" in shown
+    assert type(formatter) is FormattedTB
+    assert "import third_of_chain" not in "".join(
+        formatter.structured_traceback(caught.type, caught.value, caught.tb)
+    ), "outside of `limited_colours` the formatter does as ever"
+
+
+def test_a_rendered_error_is_not_rendered_again_for_the_history() -> None:
+    error = ValueError("no")
+    shell: Any = SimpleNamespace(_shown=(error, ("as it was rendered",)))
+    kept = CellShell._format_exception_for_storage(shell, error)
+    assert kept == {"ename": "ValueError", "evalue": "no", "traceback": ["as it was rendered"]}
