@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import MemberDescriptorType
 from typing import Any, TypeVar
 
+from rpcbench.base.sources import with_cell_names
+
 E = TypeVar("E", bound=BaseException)
 MOST_TEXT = 1 << 20
 """The most characters of a text, a representation or a traceback that are sent with an error."""
@@ -108,8 +110,8 @@ def words(value: object, say: Callable[[Any], str] = repr) -> str:
 
 
 def story(error: BaseException) -> str:
-    """Return the traceback with causes and notes, cut."""
-    return cut("".join(traceback.format_exception(error)))
+    """Return the traceback with causes and notes, cut. Cells have their names in it."""
+    return with_cell_names(cut("".join(traceback.format_exception(error))))
 
 
 def _fields(error: BaseException) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
+from rpcbench.base.sources import kept_name
 from rpcbench.cells.output import OutputStream, json_with_bytes
 from rpcbench.cells.tracebacks import limited_colours, of_user
 from rpcbench.runtime import gpus
@@ -131,14 +132,15 @@ class Outcome:
 
 
 class NamedCompiler(CachingCompiler):
-    """A compiler that names cells in tracebacks after the worker: `Cell worker1[3], line 2`."""
+    """A compiler that names this worker's cells in tracebacks: `Cell worker1[3], line 2`."""
 
     worker = ""
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        if name not in self._filename_map:
-            return None
-        return "Cell", f"{self.worker}[{self._filename_map[name]}]"
+        if name in self._filename_map:
+            return "Cell", f"{self.worker}[{self._filename_map[name]}]"
+        kept = kept_name(name)  # of a cell of the notebook, whose function was sent here
+        return tuple(kept.split(" ", 1)) if kept else None  # type: ignore[return-value]
 
 
 class WorkerDisplay(DisplayPublisher):

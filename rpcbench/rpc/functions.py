@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import BuiltinFunctionType
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from rpcbench.base.errors import NoOverloadError
 from rpcbench.runtime import current
 from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
 from rpcbench.serialization.closures import MissingCodeError
+from rpcbench.serialization.importable import in_main
 
 _MAIN = "__main__"
 
@@ -44,16 +45,18 @@ class NamedFunction:
 
 def _find(name: str) -> Any:
     module, _, path = name.rpartition(":")
-    try:
-        found: Any = sys.modules[_MAIN] if module in ("", _MAIN) else importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (AttributeError, ImportError) as error:
-        place = "its main namespace" if module in ("", _MAIN) else f"module {module}"
-        here = current.current().name
-        raise MissingCodeError(f"{here} has no function {path!r} in {place}: {error}") from error
+    here = current.current().name
+    if module in ("", _MAIN):
+        found = in_main(path)
+        if found is None:
+            raise MissingCodeError(f"{here} has no function {path!r} in its main namespace")
+    else:
+        try:
+            found = attrgetter(path)(importlib.import_module(module))
+        except (AttributeError, ImportError) as error:
+            raise MissingCodeError(f"{here} has no function {path!r} in module {module}: {error}") from error
     if not callable(found):
-        raise TypeError(f"{name!r} on {current.current().name} is not a function: its type is {type(found).__name__}")
+        raise TypeError(f"{name!r} on {here} is not a function: its type is {type(found).__name__}")
     return found
 
 

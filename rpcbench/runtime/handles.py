@@ -28,6 +28,7 @@ import typing_extensions
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
+from rpcbench.base.sources import cell_name
 from rpcbench.wire.messages import Fork, Origin
 
 
@@ -109,8 +110,8 @@ def is_the_users(file: str) -> bool:
 
 def _cell_of(file: str, line: int) -> str | None:
     """Return IPython's name for the cell that this file stands for, if it is one."""
-    named = None if (shell := _shell()) is None else shell.compile.format_code_name(file)
-    return f"{named[0]} {named[1]}, line {line}" if named else None
+    named = cell_name(file)
+    return f"{named}, line {line}" if named else None
 
 
 MOST = 1000

@@ -128,6 +128,7 @@ class Routes:
         self._me = me
         self._machine = machine
         self._kept: dict[tuple[int, bool], Route] = {}  # (peer, reply?) → route
+        self._files: dict[int, set[str]] = {}  # whose sources a peer has
 
     def to(self, worker: int, answer: bool) -> Route:
         """Return the route of calls to a member, or of replies to its calls."""
@@ -137,6 +138,7 @@ class Routes:
         """Drop the routes of a member that has left; another process may take its place."""
         for answer in (False, True):
             self._kept.pop((worker, answer), None)
+        self._files.pop(worker, None)
 
     def problem(self, closed: bool) -> str | None:
         """Return the error in the device maps of this world, None if there is none."""
@@ -147,11 +149,12 @@ class Routes:
         me, other = members.get(self._me), members.get(worker)
         if me is None or other is None:
             return CPU_ONLY  # the call fails anyway: the peer has left
+        files = self._files.setdefault(worker, set())
         if answer:
             there = {target: source for source, target in map_between(other, me).items()}
-            route = Route(there, _refusal("Response", other.name))
+            route = Route(there, _refusal("Response", other.name), files)
         else:
-            route = Route(map_between(me, other), _refusal("Request", other.name))
+            route = Route(map_between(me, other), _refusal("Request", other.name), files)
         self._kept[worker, answer] = route
         return route
 

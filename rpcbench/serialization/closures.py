@@ -7,6 +7,8 @@ Guarantees
 - A class keeps its identity: in a process the same version is one class, whatever its messages came by, and instances
   that return to the process that defined it are instances of its own class. A changed cell makes a new version.
 - A copy follows the members of its original; the receiver's own code is never modified.
+- A copy is found in the receiver's `__main__` by code that sends it on by name (`main_module`). Its source is sent once
+  to each worker (`base.sources`).
 - A lock among the globals of a function of `__main__` is not sent: the receiver's own global of that name is used.
 - A TorchScript function of a module is sent by name; one of a notebook or a closure arrives as a `SentFunction`, once.
   A ScriptModule arrives as a new one each time; its file has its tensors, all on the CPU or on one mapped device.
@@ -29,14 +31,16 @@ import threading
 import typing
 import weakref
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
 import torch
 
 from rpcbench.base.errors import SerializationError
+from rpcbench.base.sources import CodeSource, keep_source
 from rpcbench.serialization.importable import fingerprint, importable, in_main, path_of
+from rpcbench.serialization.main_module import put_copy
 from rpcbench.serialization.tensor_types import CPU, Route, here
 
 
@@ -114,13 +118,15 @@ class CodeCache:
     def make_slot(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return this process's own version of the code, a copy made before, or a new copy without members."""
         known = self._own(name, mark) or self._classes.get(mark)
-        if known is not None:
-            return known
-        made = build(*args)
-        self._versions[made] = _Version(name, mark)
-        self._copies.add(made)
-        # `setdefault`, as another thread may have made the class at the same moment.
-        return self._classes.setdefault(mark, made) if isinstance(made, type) else made
+        made = build(*args) if known is None else known
+        if known is None:
+            self._versions[made] = _Version(name, mark)
+            self._copies.add(made)
+            # `setdefault`, as another thread may have made the class at the same moment.
+            made = self._classes.setdefault(mark, made) if isinstance(made, type) else made
+        if name and made in self._copies:
+            put_copy(name, made)
+        return made
 
     def fill_slot(self, made: Any, state: tuple[Callable[[Any, Any], object], Any]) -> None:
         """Set the members of a copy, again with every message, so that it follows its original."""
@@ -129,7 +135,7 @@ class CodeCache:
             setter(made, members)
 
     def _own(self, name: str, mark: bytes) -> Any:
-        own = in_main(name) if name else None
+        own = _code_in_main(name) if name else None
         if not isinstance(own, FunctionType | type):
             return None
         version = self._version(own)
@@ -141,7 +147,7 @@ class CodeCache:
         if version is not None:
             return version
         name = value.__qualname__
-        if sys.modules.get(value.__module__) is sys.modules.get("__main__") and in_main(name) is value:
+        if sys.modules.get(value.__module__) is sys.modules.get("__main__") and _code_in_main(name) is value:
             version = _Version(name, fingerprint(value))
         elif isinstance(value, type):
             version = _Version("", os.urandom(16))
@@ -151,6 +157,12 @@ class CodeCache:
         if isinstance(value, type):
             self._classes[version.mark] = value
         return version
+
+
+def _code_in_main(name: str) -> Any:
+    """Return the object of `__main__` under this name, of a class method its function."""
+    found = in_main(name)
+    return found.__func__ if isinstance(found, MethodType) else found
 
 
 HERE = CodeCache()
@@ -182,6 +194,12 @@ def _main_global(name: str) -> Any:
     return found
 
 
+def make_code(args: tuple[Any, ...], file: str, cell: str | None, text: str) -> CodeType:
+    """Make a code object by the arguments of its class, and keep the source of its file."""
+    keep_source(file, CodeSource(cell, text))
+    return CodeType(*args)
+
+
 def replace_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
     """Replace the locks of `__main__` among the globals of a reduced function by references. Programs such as a
     parameter server guard a global by a lock beside it, and call the function that uses both."""
@@ -192,13 +210,15 @@ def replace_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
 
 
 def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return cloudpickle's arguments for an empty class, plus the slots that it leaves out, minus its tracking."""
+    """Return cloudpickle's arguments for an empty class, plus slots and qualified name, which it leaves out, minus its
+    tracking."""
     *front, _, extra = args  # the tracking id is process-wide: it would give the members of a copy to the original
     if typing.NamedTuple in vars(kind).get("__orig_bases__", ()):
         front[2] = kind.__bases__  # typing.NamedTuple as a base would make another class, whose members cannot be set
         front[3] = front[3] | {"__orig_bases__": kind.__orig_bases__}  # type: ignore[attr-defined]
-    if "__slots__" in vars(kind) and not isinstance(kind, enum.EnumMeta):
-        front[3] = front[3] | {"__slots__": vars(kind)["__slots__"]}
+    if not isinstance(kind, enum.EnumMeta):
+        left_out = {name: vars(kind)[name] for name in ("__slots__",) if name in vars(kind)}
+        front[3] = front[3] | left_out | {"__qualname__": kind.__qualname__}
     return *front, None, extra
 
 

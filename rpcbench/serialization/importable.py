@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _ATOMS = frozenset({bool, bytes, complex, float, int, str, type(None), type(Ellipsis)})
@@ -35,10 +35,10 @@ def loaded(value: Any, made: Any = None) -> bool:
 
 
 def in_main(name: str) -> Any:
-    """Return the object of this process's `__main__` under a qualified name, of a class method its function; None if
-    there is none."""
-    found = _attribute(sys.modules.get("__main__"), name)
-    return found.__func__ if isinstance(found, MethodType) else found
+    """Return the object that this process's `__main__` itself has under a qualified name; None if there is none."""
+    first, _, rest = name.partition(".")
+    found = vars(sys.modules["__main__"]).get(first)
+    return _attribute(found, rest) if rest else found
 
 
 def path_of(module: ModuleType) -> tuple[str, str] | None:

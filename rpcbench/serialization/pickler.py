@@ -20,7 +20,8 @@ import pickle
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from dataclasses import replace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -28,6 +29,7 @@ import torch
 
 from rpcbench.base import rebuild
 from rpcbench.base.errors import ProtocolError, RpcError, SerializationError
+from rpcbench.base.sources import code_source
 from rpcbench.serialization import closures, fast_path, tensor_types, tensors
 from rpcbench.serialization.closures import (
     CodeCache,
@@ -42,6 +44,7 @@ from rpcbench.serialization.closures import (
 from rpcbench.serialization.diagnostics import CapturedData, blame
 from rpcbench.serialization.fast_path import Encoded, has_name
 from rpcbench.serialization.importable import importable, load_packages_of, loaded
+from rpcbench.serialization.main_module import MainModule, annotated_globals, resolve_annotations
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.serialization.tensors import SMALL, Buffer
 from rpcbench.wire.messages import EMPTY, Body
@@ -59,7 +62,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools.cached_property: reduce_cached_property,
     typing.NewType: reduce_new_type,
     MethodType: closures.reduce_method,
-    ModuleType: closures.reduce_python_module,
+    **dict.fromkeys((ModuleType, MainModule), closures.reduce_python_module),
     torch.jit.ScriptFunction: closures.reduce_function,
 }
 
@@ -135,7 +138,8 @@ class Codec:
         except Exception as error:  # a user's `__reduce__` may raise anything
             if isinstance(error, RpcError) and not isinstance(error, SerializationError):
                 raise  # an external cannot be sent, which is no fault of the value
-            path, cause = blame(value, label, error, lambda part: self._problem(part, externals, route))
+            tried = replace(route, files=None)  # what is pickled on trial is not sent
+            path, cause = blame(value, label, error, lambda part: self._problem(part, externals, tried))
             raise SerializationError(f"{path}: {_words(cause)}") from cause
 
     def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
@@ -253,6 +257,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._code = code
         self._captured = captured
         self._externals: Externals | None = None
+        self._files: set[str] = set()  # whose sources this message has
         self._route = CPU_ONLY
 
     def pickled(
@@ -262,7 +267,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._externals, self._route = externals, route
         pickle.Pickler.dump(self, value)  # not cloudpickle's `dump`, which replaces a RecursionError
         payload, found, beside = self._stream.getvalue(), self.tensors, self._beside.copy()
-        self.tensors, self._externals = [], None
+        if self._files and route.files is not None:
+            route.files.update(self._files)
+        self.tensors, self._externals, self._files = [], None, set()
         self._beside.clear()
         self._stream.seek(0)
         self._stream.truncate()
@@ -273,7 +280,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(value)  # the common types come first: this runs for every object that is no plain data
         reducer = _REDUCERS.get(kind)
         if reducer is not None:
-            return reducer(value)
+            return self._with_source(value, reducer(value)) if kind is CodeType else reducer(value)
         if kind is torch.Tensor:
             if value.is_quantized or value.is_nested or vars(value):
                 return self._tensor(value, kind)
@@ -308,6 +315,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return closures.subclass_slot, (index, kind, state)
         return closures.tensor_slot, (index,)
 
+    def _with_source(self, code: CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Add the source to a reduced code object if the receiver does not have it."""
+        file, known = code.co_filename, self._route.files
+        if known is None or file in known or file in self._files:
+            return reduced
+        self._files.add(file)
+        source = code_source(file)
+        return reduced if source is None else (closures.make_code, (reduced[1], file, *source))
+
     def _by_value(self, value: Any) -> Any:
         if value.__module__ == _SPAWNED and loaded(value):
             return NotImplemented
@@ -319,7 +335,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reduced is NotImplemented or len(reduced) < 6:  # it has no setter of members, so it is no code by value
             return reduced
         if type(value) is FunctionType:
+            reduced[2][1]["__globals__"].update(annotated_globals(value))
             replace_locks(value, reduced)
+        elif named := reduced[2][0].get("__annotations__"):
+            reduced[2][0]["__annotations__"] = resolve_annotations(value, named)
         return self._code.tag(value, reduced)
 
 

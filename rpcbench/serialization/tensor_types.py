@@ -28,10 +28,11 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The device map for messages to one worker. Tensors on the CPU stay there unless it maps the CPU."""
+    """What messages to one worker depend on. Tensors on the CPU stay there unless the device map has the CPU."""
 
     targets: Mapping[torch.device, torch.device]  # device of this process -> device of the receiver
     refusal: str  # the advice in the error for a tensor on a device that is not mapped
+    files: set[str] | None = None  # whose sources the worker has, so that each is sent once; None: it gets none
 
     def target(self, device: torch.device) -> str | None:
         """Return the name of the receiver's device; None: the CPU. SerializationError for a device without a route."""
