@@ -3,7 +3,7 @@
 Guarantees
 - `wait()` returns at once on Ctrl-C (torch's own wait holds the signal back until the result arrives).
 - A pool thread that waits notifies its pool, which may start another thread: calls may nest deeper than the pool.
-- `then` returns such a future, too.
+- `then` returns such a future, too. An error keeps its type through it.
 - Callbacks run on a thread that waits, or on a pool thread; never on a thread that reads a connection.
 """
 
@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import operator
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -79,6 +80,20 @@ def _fresh(error: BaseException) -> BaseException:
 
 def _raise(error: Exception) -> None:
     raise _fresh(error)
+
+
+def _failure_of_callback(error: Exception) -> Exception:
+    """Return the error with which a future fails whose callback has raised `error`, without frames (see `_fresh`)."""
+    _, *frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]  # of the callback
+    waited = bool(frames) and frames[-1].f_globals is globals()  # the error is that of a future
+    frames.clear()
+    error.__context__ = None
+    error.__traceback__ = None
+    if waited or not isinstance(error, TypeError):
+        return error
+    failure = RuntimeError(f"Got the following error when running the callback: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 class _Waiter:
@@ -331,7 +346,8 @@ class Future(_Base[T]):
     def then(self, callback: Callable[[Any], S]) -> Future[S]:
         """Return a future of the result of `callback(self)`, which runs when this one is done. `cancel` cancels both.
 
-        If the callback raises, the new future raises RuntimeError with torch's words, with the error as its cause.
+        If the callback raises, the new future raises the same error. Only a TypeError that the callback itself raises,
+        mostly because it takes no future, becomes a RuntimeError with torch's words, with the error as its cause.
         TypeError for a callback that is no function.
         """
         if not callable(callback):
@@ -348,10 +364,7 @@ class Future(_Base[T]):
             try:
                 result = callback(done)
             except Exception as error:  # noqa: BLE001  (any error of the callback is the result)
-                words = f"Got the following error when running the callback: {type(error).__name__}: {error}"
-                failure = RuntimeError(words)
-                failure.__cause__ = error.with_traceback(None)
-                chained.set_exception(failure)
+                chained.set_exception(_failure_of_callback(error))
             else:
                 chained.set_result(result)
 

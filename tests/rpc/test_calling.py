@@ -95,6 +95,30 @@ def test_a_name_that_leads_to_no_function_raises_an_error_with_that_name(
         remote("worker1", name).to_here()
 
 
+class Full(Exception):
+    """An error of a user."""
+
+
+def refuse(*_: Any) -> None:
+    raise Full(7)
+
+
+@rpc.functions.async_execution
+def refuse_later(passes: bool) -> torch.futures.Future[Any]:
+    if passes:
+        return rpc_async("worker2", refuse).then(lambda done: done.wait())
+    return rpc_async("worker2", abs, (1,)).then(refuse)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_an_error_keeps_its_type_through_continuations_and_async_execution(agents: list[Agent], passes: bool) -> None:
+    chained = rpc_async("worker1", refuse_later, (passes,)).then(lambda done: done.wait())
+    for wait in (chained.wait, remote("worker1", refuse_later, (passes,)).to_here):
+        with pytest.raises(Full) as caught:
+            wait()
+        assert caught.value.args == (7,)
+
+
 def test_a_timeout_names_the_called_function(agents: list[Agent], in_main: ModuleType) -> None:
     gate = threading.Event()
     in_main.wait_here = gate.wait  # type: ignore[attr-defined]
