@@ -95,12 +95,13 @@ class RemoteModule(nn.Module):
 
     def _hold(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
         super().__init__()
-        self.on, self.device, self.module_rref = on, device, module_rref
+        self._place(on, device, module_rref)
 
-    @property
-    def is_device_map_set(self) -> bool:
-        """Whether calls from here to the module's worker have a device map, by which results come back."""
-        return bool(current.current().values.routes.to(self.module_rref.owner().id, False).targets)
+    def _place(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
+        self.on, self.device, self.module_rref = on, device, module_rref
+        targets = current.current().values.routes.to(module_rref.owner().id, False).targets
+        # whether calls from here to the module's worker have a device map, by which results come back
+        self.is_device_map_set = bool(targets)
 
     # -- calls
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +148,7 @@ class RemoteModule(nn.Module):
         moved = remote(on, _adopt, (self.module_rref, device))
         with _told(f"the module that should move to {on}"):
             rpc_sync(on, _exists, (moved,))  # waits, so an error of the move is raised here
-        self.on, self.device, self.module_rref = on, device, moved
+        self._place(on, device, moved)
         return self
 
     def parameters(self, recurse: bool = True) -> NoReturn:

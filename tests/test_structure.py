@@ -262,6 +262,18 @@ def retired_words(root: Path) -> list[str]:
     ]
 
 
+def hidden_errors(root: Path) -> list[str]:
+    """Properties of an nn.Module: its `__getattr__` hides their AttributeErrors behind one about the property."""
+    return [
+        f"{name}.{kind.name}.{method.name} is a property of an nn.Module: make it a method or an attribute"
+        for name, module in modules(root).items()
+        for kind in ast.walk(module.tree)
+        if isinstance(kind, ast.ClassDef) and any(ast.unparse(base).split(".")[-1] == "Module" for base in kind.bases)
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef) and any("property" in ast.unparse(d) for d in method.decorator_list)
+    ]
+
+
 def too_short(root: Path) -> list[str]:
     """Files that are too short for a role of their own; entry points and files with torch's names may be short."""
     return [
@@ -378,6 +390,7 @@ Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
     upward, circles, impure, impure_when_loaded, too_long, too_short, same_names, same_classes, too_many_protocols,
     unclear, uncommented, retired_words, headless, unpickling, waiting_locked, scripts, namesakes, missing_exports,
+    hidden_errors,
 ]  # fmt: skip
 
 
@@ -430,6 +443,7 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (scripts, {"../extension/src/a.tsx": "// A.\nconst a = b as any;"}, "a.tsx:2 uses any"),
     (scripts, {"../extension/src/a.ts": "// A.\n" * 301}, "a.ts: 301 lines"),
     (namesakes, {"../tests/a/test_x.py": "", "../tests/b/test_x.py": ""}, "test_x.py: 2 files"),
+    (hidden_errors, {"nn.py": "class A(nn.Module):\n    @property\n    def b(self): ..."}, "nn.A.b is a property"),
     (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
     (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
     (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),

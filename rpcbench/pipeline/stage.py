@@ -194,7 +194,7 @@ def warn_if_evaluating(modules: Iterable[nn.Module]) -> None:
 def changes_in_place(module: nn.Module) -> bool:
     """Return whether a layer is known to change its input in place, as ReLU(inplace=True). Others may, unseen."""
     return any(
-        getattr(layer, "inplace", False) is True or (isinstance(layer, Recipe) and layer.changes_in_place)
+        getattr(layer, "inplace", False) is True or (isinstance(layer, Recipe) and layer.may_change_inputs())
         for layer in module.modules()
     )
 

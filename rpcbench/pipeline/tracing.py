@@ -40,6 +40,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from rpcbench.base.errors import PipelineError
+from rpcbench.pipeline.registered_operators import OperatorName
 from rpcbench.pipeline.stage_graph import ModuleLink
 
 
@@ -55,7 +56,7 @@ class TracedOp:
     """`name` = `target`(*args, **kwargs). The target: a function, the name of one in torch.ops, or a submodule."""
 
     name: str
-    target: Callable[..., Any] | str | Ref
+    target: Callable[..., Any] | OperatorName | Ref
     args: Any
     kwargs: Any
 
@@ -102,10 +103,9 @@ class Recipe(nn.Module):
         else:
             module.register_buffer(name, value, persistent)
 
-    @property
-    def changes_in_place(self) -> bool:
-        """Whether a step may change a value that it gets."""
-        targets = [_function(step.target, {}) for step in self._steps if isinstance(step.target, str)]
+    def may_change_inputs(self) -> bool:
+        """Return whether a step may change a value that it gets. PipelineError if an operator is not there."""
+        targets = [step.target.find() for step in self._steps if isinstance(step.target, OperatorName)]
         return any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in targets)
 
     def forward(self, *values: Any) -> Any:
@@ -138,14 +138,14 @@ def plain(value: Any, found: Callable[[fx.Node], Any]) -> Any:
     return _mapped(value, lambda item: plain(item, found))
 
 
-def _target(node: fx.Node) -> Callable[..., Any] | str | Ref:
+def _target(node: fx.Node) -> Callable[..., Any] | OperatorName | Ref:
     if node.op == "call_module":
         return Ref(str(node.target))
     function: Any = node.target
     if isinstance(function, torch._ops.OpOverload):
-        return str(function)  # by name, as plain data
+        return OperatorName.of(function)
     if isinstance(function, torch._ops.HigherOrderOperator):
-        return _IN_PLACE_OF.get(str(function), f"higher_order.{function}")
+        return _IN_PLACE_OF.get(str(function), OperatorName(f"higher_order.{function}"))
     return function  # type: ignore[no-any-return]
 
 
@@ -186,10 +186,10 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return slice(*map(change, (value.start, value.stop, value.step))) if isinstance(value, slice) else value
 
 
-def _function(target: Callable[..., Any] | str | Ref, held: Mapping[str, Any]) -> Any:
+def _function(target: Callable[..., Any] | OperatorName | Ref, held: Mapping[str, Any]) -> Any:
     if isinstance(target, Ref):
         return held[target.name]
-    return operator.attrgetter(target)(torch.ops) if isinstance(target, str) else target
+    return target.find() if isinstance(target, OperatorName) else target
 
 
 _BAKED = ("batch_norm", "instance_norm", "dropout", "rrelu")
