@@ -22,6 +22,7 @@ LAST_WORDS_SECONDS = 1.0  # the same, at a shutdown that is not graceful
 STOP_SECONDS = 5.0
 NOTEBOOK = "notebook"  # the name of member 0 in a notebook's cluster
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that CUDA reads when a process first uses it
+RANK_NAMES = "RPCBENCH_RANKS"  # the variable with the workers by rank: worker1,worker3
 STORE_PORT = "RPCBENCH_STORE_PORT"  # the variable MASTER_PORT:PORT: ranks of `distributed` meet at PORT in its place
 
 

@@ -28,12 +28,12 @@ from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from rpcbench.base.errors import CollectiveError, WorkerLostError
+from rpcbench.base.errors import CollectiveError
 from rpcbench.distributed import backends, stores
 from rpcbench.distributed.events import OWN_CALLS, CollectivePart
 from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.stores import wait_until
-from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, meet
+from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, founding, meet
 from rpcbench.runtime.handles import layout_of
 
 _DTYPES = {
@@ -391,15 +391,10 @@ def init(
 
 def _world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
     """Return the world of the ranks that meet at this place."""
-    try:
+    with founding(place):
         met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.offer(backend))
         offers = {f"rank {rank} ({who.name})": who.offer for rank, who in enumerate(met.ranks)}
         return World(met, backends.chosen(offers), SECONDS if seconds is None else seconds)
-    except c10d.DistError as error:
-        raise WorkerLostError(
-            "the process group was not founded: the rank that hosts its store has ended or cannot be reached "
-            f"({str(error).splitlines()[0]}). {RETRY_HINT}"
-        ) from error
 
 
 DESTROYED = "this process group has been destroyed"

@@ -21,14 +21,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import psutil
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import DistError
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.config import STORE_PORT
+from rpcbench.base.config import RANK_NAMES, STORE_PORT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError
 from rpcbench.transport.listeners import is_loopback
 
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 """The timeout of one request to the store."""
+_CONNECT_TIMEOUT = timedelta(seconds=1)
+"""The timeout of one try to connect to a store that has just accepted a connection."""
 _stores: dict[tuple[str, int], Store] = {}  # by address and port: reused by the next world
 
 
@@ -43,6 +46,8 @@ class InitMethod:
     world_size: int = -1  # -1: not given
     hosts_store: bool | None = None  # whether this process hosts the store; None: the first process that can
     store: Store | None = None  # one that the program has given, in place of an address
+    names: tuple[str, ...] = ()  # of the workers, by rank; empty: not known
+    generation: str = ""  # of the cluster, see `launch.ranks`
 
 
 def read(method: str, rank: int, world_size: int) -> InitMethod:
@@ -104,7 +109,16 @@ def _environment(rank: int, world_size: int) -> InitMethod:
     # torchrun's agent hosts a store at this port itself.
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts_store = rank == 0 and not agents
-    return InitMethod("", os.environ["MASTER_ADDR"], int(port), rank, world_size, hosts_store)
+    names = tuple(os.environ.get(RANK_NAMES, "").split(","))
+    return InitMethod(
+        "", os.environ["MASTER_ADDR"], int(port), rank, world_size, hosts_store,
+        names=names if len(names) == world_size else (), generation=generation(),
+    )  # fmt: skip
+
+
+def generation() -> str:
+    """Return the generation of the cluster, as a text that differs between any two; empty on other processes."""
+    return os.environ.get(STORE_PORT, "")
 
 
 def _file(method: str, host: str, path: str) -> str:
@@ -143,8 +157,11 @@ def _is_here(host: str) -> bool:
     return not found.isdisjoint(known) or any(is_loopback(each) for each in found)
 
 
-def store_at(place: InitMethod, seconds: float) -> Store:
-    """Return the store that the ranks at this place share. Raises RpcTimeoutError where none is hosted in time."""
+def store_at(place: InitMethod, seconds: float, check: Callable[[], object] = lambda: None) -> Store:
+    """Return the store that the ranks at this place share. Raises RpcTimeoutError where none is hosted in time.
+
+    `check` is called while this waits, and ends that by raising an error.
+    """
     if place.store is not None:
         return place.store
     if place.file:
@@ -152,7 +169,7 @@ def store_at(place: InitMethod, seconds: float) -> Store:
     at = place.address, place.port
     if at not in _stores or not _answers(_stores[at]):
         kept = _kept(place) if place.hosts_store is not False else None
-        _stores[at] = kept or _connect(place, seconds)
+        _stores[at] = kept or _connect(place, seconds, check)
     return _stores[at]
 
 
@@ -200,20 +217,26 @@ def _kept(place: InitMethod) -> Store | None:
     )
 
 
-def _connect(place: InitMethod, seconds: float) -> Store:
-    # Plain connects first: TCPStore itself would wait in C++, where Ctrl-C does not interrupt it.
-    def answers() -> bool:
+def _connect(place: InitMethod, seconds: float, check: Callable[[], object]) -> Store:
+    # Plain connects first: TCPStore itself would wait in C++, where Ctrl-C does not interrupt it. It may have to wait
+    # even then, where the host ends between the two, so each of its tries is short.
+    found: list[Store] = []
+
+    def connected() -> bool:
+        check()
         try:
             socket.create_connection((place.address, place.port), timeout=1.0).close()
-        except OSError:
+            found.append(TCPStore(place.address, place.port, None, False, _CONNECT_TIMEOUT, wait_for_workers=False))
+        except (OSError, DistError):
             return False
         return True
 
-    if not wait_until(answers, seconds):
+    if not wait_until(connected, seconds):
         raise RpcTimeoutError(
             f"no store has answered at {place.address}:{place.port} for {seconds:g} s: rank 0 has not come"
         )
-    return TCPStore(place.address, place.port, None, False, _REQUEST_TIMEOUT, wait_for_workers=False)
+    found[0].set_timeout(_REQUEST_TIMEOUT)
+    return found[0]
 
 
 def wait_until(reached: Callable[[], bool], seconds: float) -> bool:

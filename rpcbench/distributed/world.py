@@ -5,6 +5,7 @@ Guarantees
 - Each of these breaks the world, because no rank can know how far the others have come in the collective. A broken
   world refuses all further collectives; `init_process_group` creates the next world.
 - The first reason reaches all ranks through the store, and every rank raises it.
+- A worker of a cluster that is lost before it has come to a rendezvous ends that, as the cluster's next change does.
 - The end of a rank is never guessed: it is known from membership, or from the operating system on one host.
 - Ranks without a number get one in the order of arrival. Groups of different names at one store never interact.
 """
@@ -13,7 +14,7 @@ Guarantees
 #     here/RANK   the process of each rank, as JSON          verdict    written once, by compare_set:
 #     came        counts them; the last one decides             complete   all have come, and all continue
 #                                                               stale      one of them has died: begin the next round
-#                                                               a text     one gave up, and all raise its reason
+#                                                               an error   one gave up, and all raise its reason
 #
 # As there is one verdict, either all ranks of a round continue or none does. A process that is late for a failed round
 # enters the next one, together with the ranks that try again; so does one that finds only entries of a killed process.
@@ -48,9 +49,11 @@ from rpcbench.base.errors import (
     RankFailedError,
     RpcError,
     RpcTimeoutError,
+    UnknownWorkerError,
     WorkerLostError,
     counted,
 )
+from rpcbench.distributed import stores
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents
 from rpcbench.distributed.executor import BlockingExecutor, Pending
 from rpcbench.distributed.stores import InitMethod, store_at, wait_until
@@ -82,6 +85,7 @@ class RankWatch:
 
 
 _COMPLETE, _STALE = b"complete", b"stale"
+_NOT_FOUNDED = "the process group was not founded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +122,53 @@ class RendezvousResult:
     ranks: tuple[RankProcess, ...]  # all processes, by rank
 
 
+@contextlib.contextmanager
+def founding(place: InitMethod) -> Iterator[None]:
+    """Turn failures of the store meanwhile into the end of its host. Raises WorkerLostError."""
+    try:
+        yield
+    except c10d.DistError as error:  # the report that the host is lost may arrive a little later
+        wait_until(lambda: not place.names or _obstacle(place) is not None, DETECTION_SECONDS)
+        _check(place)
+        raise WorkerLostError(
+            f"{_NOT_FOUNDED}: the rank that hosts its store has ended or cannot be reached "
+            f"({str(error).splitlines()[0]}). {RETRY_HINT}"
+        ) from error
+
+
 def meet(place: InitMethod, group_name: str, seconds: float, offer: str = "") -> RendezvousResult:
-    """Wait until all ranks have come; this one makes an offer (see `backends`). Raises RpcTimeoutError after `seconds`,
-    with the ranks that have not."""
-    shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds))
+    """Wait until all ranks have come, while `founding`; this one makes an offer (see `backends`).
+
+    Raises RpcTimeoutError after `seconds`, with the ranks that have not; WorkerLostError where a worker is lost.
+    """
+    shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds, lambda: _check(place)))
     while True:
         number, rank = _arrive(shared, place)
         store = PrefixStore(f"{number}", shared)
         if not store.check(["verdict"]) and (met := _wait(store, rank, place, seconds, offer)):
             return met
+
+
+def _check(place: InitMethod) -> None:
+    if (error := _obstacle(place)) is not None:
+        raise error
+
+
+def _obstacle(place: InitMethod) -> RpcError | None:
+    """Return the reason why the ranks at this place can no longer all come; None where none is known."""
+    agent = current.find()
+    if place.generation and stores.generation() != place.generation:
+        return CollectiveError(f"{_NOT_FOUNDED}: the cluster has changed meanwhile. {RETRY_HINT}")
+    if agent is None or place.names[place.rank : place.rank + 1] != (agent.name,):
+        return None  # the program has given other ranks than those of the cluster
+    for rank, name in enumerate(place.names):
+        try:
+            agent.member(name)
+        except UnknownWorkerError:  # it never was in this world
+            continue
+        except WorkerLostError as error:
+            return WorkerLostError(f"{_NOT_FOUNDED}: rank {rank} ({name}) has not come. {error}")
+    return None
 
 
 def _arrive(shared: Store, place: InitMethod) -> tuple[int, int]:
@@ -145,13 +187,14 @@ def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str
         dead = any(who.has_ended() for who in _who(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
     try:
-        wait_until(lambda: store.check(["verdict"]), seconds)
+        wait_until(lambda: store.check(["verdict"]) or _obstacle(place) is not None, seconds)
     finally:  # Ctrl-C too gives up for all ranks; a verdict that exists already stays
-        verdict = store.compare_set("verdict", "", _reason(store, rank, size, seconds))
+        reason = _obstacle(place) or RpcTimeoutError(_late(store, rank, size, seconds))
+        verdict = store.compare_set("verdict", "", _as_json(reason))
     if verdict == _STALE:
         return None
     if verdict != _COMPLETE:
-        raise RpcTimeoutError(verdict.decode())
+        raise _from_json(verdict)
     return RendezvousResult(store, rank, _who(store, size))
 
 
@@ -159,13 +202,22 @@ def _who(store: Store, size: int) -> tuple[RankProcess, ...]:
     return tuple(RankProcess(**json.loads(store.get(f"here/{each}"))) for each in range(size))
 
 
-def _reason(store: Store, rank: int, size: int, seconds: float) -> str:
+def _late(store: Store, rank: int, size: int, seconds: float) -> str:
     missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     return (
-        f"the process group was not founded: rank {rank} gave up after at most {seconds:g} s. Of "
+        f"{_NOT_FOUNDED}: rank {rank} gave up after at most {seconds:g} s. Of "
         f"{counted(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
         "Each rank must call init_process_group, with the same world_size and group_name"
     )
+
+
+def _as_json(error: RpcError) -> str:
+    return json.dumps([type(error).__name__, error.args[0]])
+
+
+def _from_json(told: bytes) -> RpcError:
+    kind, text = json.loads(told)
+    return _KINDS[kind](text)
 
 
 T = TypeVar("T")
@@ -297,12 +349,8 @@ class World:
         """Break this world too if another rank has broken it; return whether it is broken."""
         with self._kept("read the reports of the others"):
             if self._broken is None and self.store.check(["broken"]):
-                self._adopt_failure(self.store.get("broken"))
+                self.ends(_from_json(self.store.get("broken")))
         return self.broken
-
-    def _adopt_failure(self, told: bytes) -> None:
-        kind, text = json.loads(told)
-        self.ends(_KINDS[kind](text))
 
     @contextlib.contextmanager
     def _kept(self, deed: str) -> Iterator[None]:
@@ -320,8 +368,7 @@ class World:
         """Break the world on all ranks, for this reason or for an earlier one."""
         if self._broken is None:
             with self._kept("report the failure to the others"):
-                kind = type(error).__name__
-                self._adopt_failure(self.store.compare_set("broken", "", json.dumps([kind, error.args[0]])))
+                self.ends(_from_json(self.store.compare_set("broken", "", _as_json(error))))
 
     def ends(self, error: RpcError) -> None:
         """Break the world on this rank, where the others learn the reason in another way or need not."""

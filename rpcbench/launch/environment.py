@@ -22,9 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rpcbench.base.config import PROTOCOL, STORE_PORT, VISIBLE_GPUS
+from rpcbench.base.config import PROTOCOL, RANK_NAMES, STORE_PORT, VISIBLE_GPUS
 
-_OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", STORE_PORT)
+_OURS = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", RANK_NAMES, STORE_PORT,
+}  # fmt: skip
 """Variables that a cluster sets on its workers (`launch.ranks`)."""
 
 

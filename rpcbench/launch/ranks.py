@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.config import STORE_PORT, UNSET_TIMEOUT
+from rpcbench.base.config import RANK_NAMES, STORE_PORT, UNSET_TIMEOUT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.runtime import current
@@ -59,6 +59,7 @@ def settle(
     ports.generation += 1
     common = {
         "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port), STORE_PORT: f"{port}:{own}",
+        RANK_NAMES: names_of(size),
     }  # fmt: skip
     places = {name: {**common, "RANK": f"{ranks[name]}", **local_place(name, size, ranks, there)} for name in ranks}
     # No limit for those that were there before: they get their ranks when they respond.
@@ -73,6 +74,11 @@ def _reserved_at(agent: Agent, first: str, is_new: bool) -> tuple[str, int, int]
     seconds = UNSET_TIMEOUT if is_new else _RESPONSE_SECONDS
     address, port, own = agent.call(first, reserve, timeout=seconds, own=True).wait()
     return address, port, own
+
+
+def names_of(size: int) -> str:
+    """Return the names of a cluster's workers by rank, as RANK_NAMES has them."""
+    return ",".join(f"worker{rank + 1}" for rank in range(size))
 
 
 def local_place(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as c10d
 
+from rpcbench.base.config import RANK_NAMES
 from rpcbench.base.errors import CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions, shell_here
@@ -151,8 +152,9 @@ def _environments(agent: Agent, names: Sequence[str]) -> dict[str, dict[str, str
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     order = {name: rank for rank, name in enumerate(names) if name in there}  # others were lost just now
     size = len(names)
+    common = {"WORLD_SIZE": str(size), RANK_NAMES: ",".join(names)}
     return {
-        name: {"RANK": str(rank), "WORLD_SIZE": str(size), **ranks.local_place(name, size, order, there)}
+        name: {"RANK": str(rank), **common, **ranks.local_place(name, size, order, there)}
         for name, rank in order.items()
     }
 

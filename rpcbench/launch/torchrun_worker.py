@@ -24,10 +24,11 @@ from types import FrameType
 from typing import Any
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, STOP_SECONDS
+from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, RANK_NAMES, STOP_SECONDS
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.worker_main import handle_requests
+from rpcbench.launch.ranks import names_of
 from rpcbench.launch.worker_bootstrap import end_with, settle_torch
 from rpcbench.rpc.init import join, resolve_config
 from rpcbench.runtime.agent import Agent
@@ -59,6 +60,7 @@ def main() -> int:
     settle_torch(os.environ)
     sys.modules["__main__"] = types.ModuleType("__main__")  # for cells: without the names of this program
     rank, url = int(os.environ["RANK"]), meeting_place()
+    os.environ[RANK_NAMES] = names_of(int(os.environ["WORLD_SIZE"]))
     config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join(
         config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _die_when_told]

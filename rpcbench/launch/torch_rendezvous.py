@@ -1,0 +1,66 @@
+"""The rendezvous of torch's own process groups on workers: `torch.distributed.init_process_group` and what calls it.
+
+torch calls a handler for the scheme of each init method. Workers have handlers of their own for "env" and "tcp", by
+which libraries found groups, too (device meshes, Accelerate, Lightning). Guarantees
+- Ranks meet as those of `rpcbench.distributed` do: Ctrl-C ends the wait, and so do the loss of a worker that has a rank
+  and has not come, and a change of the cluster. The error names the worker.
+- The store listens on the address of the init method only, and serves any number of groups in turn.
+- Any backend works: once all ranks have come, torch has a plain store of its own, with a connection of its own.
+- A process that a worker has forked or started has torch's handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as c10d
+from torch._C._distributed_c10d import Store
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from rpcbench.runtime import current
+
+_GROUP = "torch"  # the name under which ranks meet, apart from those of `rpcbench.distributed`
+Place = tuple[Store, int, int]
+"""The store where ranks have met, the rank of this process, and the number of ranks."""
+
+
+def replace_handlers() -> None:
+    """Replace torch's handlers in this process."""
+    for scheme in ("env", "tcp"):
+        if not isinstance(of_torch := _rendezvous_handlers[scheme], partial):  # once
+            _rendezvous_handlers[scheme] = partial(_meet, of_torch)
+
+
+def _meet(
+    of_torch: Callable[..., Iterator[Place]], url: str, timeout: timedelta = default_pg_timeout, **how: Any
+) -> Iterator[Place]:
+    """Yield the place where all ranks have come, once. `timeout`: for the wait, and for those of torch later."""
+    from rpcbench.distributed import stores, world  # here: workers that found no group need not load it
+
+    if current.find() is None:  # a forked process has no agent
+        yield from of_torch(url, timeout=timeout, **how)
+        return
+    place = stores.read(url, -1, -1)
+    with _uncounted_failure(), world.founding(place):
+        met = world.meet(place, _GROUP, timeout.total_seconds())
+        # A copy: torch's waits for a key hold the connection, and their timeouts are those of torch.
+        store = met.store.clone()  # type: ignore[attr-defined]
+    yield store, met.rank, len(met.ranks)
+    raise RuntimeError(f"the ranks have met at {url}, and torch cannot let them meet there again")
+
+
+@contextlib.contextmanager
+def _uncounted_failure() -> Iterator[None]:
+    """Reset torch's number of groups after an error: it has counted one that it has not made, and the number becomes
+    the name of the next group, which must be the same on all ranks."""
+    try:
+        yield
+    except BaseException:
+        if not c10d.is_initialized():
+            c10d.distributed_c10d._world.group_count = 0
+        raise

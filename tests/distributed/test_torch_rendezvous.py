@@ -1,0 +1,118 @@
+"""How ranks of torch's own process groups meet on workers: where the store listens, and every end of the wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import torch
+from distributed_outcome import outcome
+from worlds import until
+
+import rpcbench
+import rpcbench.distributed as dist
+from rpcbench.base.futures import wait_all
+
+pytestmark = pytest.mark.process
+
+HANG_SECONDS = 25.0  # torch itself would wait for half an hour, and we for a minute
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[rpcbench.Cluster]:
+    with rpcbench.Cluster(3) as made:
+        yield made
+
+
+def of_torch() -> float:
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.all_reduce(x := torch.ones(1))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return x.item()
+
+
+def of_ours() -> float:
+    dist.init_process_group("gloo")
+    dist.all_reduce(x := torch.ones(1))
+    dist.barrier()
+    dist.destroy_process_group()
+    return x.item()
+
+
+def found(cluster: rpcbench.Cluster, deed: Callable[[], float]) -> None:
+    """All ranks found a group, and end it."""
+    assert wait_all([cluster.rpc_async(name, deed) for name in cluster.workers]) == [3.0] * 3
+
+
+@pytest.mark.parametrize("deed", [of_torch, of_ours])
+@pytest.mark.parametrize("dead", ["worker2", "worker1"])  # worker1 hosts the store
+def test_a_rank_that_dies_before_it_has_come_is_named_at_once(
+    cluster: rpcbench.Cluster, deed: Callable[[], float], dead: str
+) -> None:
+    rest = [name for name in cluster.workers if name != dead]
+    waiting = [cluster.rpc_async(name, outcome, (deed,), timeout=HANG_SECONDS) for name in rest]
+    cluster.kill(dead)
+    words = f"WorkerLostError: the process group was not founded: rank {int(dead[-1]) - 1} ({dead}) has not come."
+    for said in wait_all(waiting):
+        assert said.startswith(words) and "killed by SIGKILL" in said
+    cluster.restart(dead)
+    found(cluster, deed)
+
+
+def wait_begun(cluster: rpcbench.Cluster, name: str) -> None:
+    until(lambda: "init_process_group(" in str(cluster.stack(name)))
+
+
+def test_the_stop_button_ends_the_wait_and_the_next_group_is_founded(cluster: rpcbench.Cluster) -> None:
+    def stop() -> None:
+        wait_begun(cluster, "worker1")
+        cluster.interrupt("worker1")
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run("worker1", "import torch\ntorch.distributed.init_process_group('gloo')")
+    stopper.join()
+    found(cluster, of_torch)
+
+
+@pytest.mark.parametrize("deed", [of_torch, of_ours])
+def test_a_change_of_the_cluster_ends_the_wait(cluster: rpcbench.Cluster, deed: Callable[[], float]) -> None:
+    waiting = cluster.rpc_async("worker1", outcome, (deed,), timeout=HANG_SECONDS)
+    wait_begun(cluster, "worker1")
+    cluster.scale(4)
+    changed = "CollectiveError: the process group was not founded: the cluster has changed meanwhile."
+    assert waiting.wait().startswith(changed)
+    cluster.scale(3)
+    found(cluster, deed)
+
+
+def test_torch_opens_no_port_beyond_loopback(cluster: rpcbench.Cluster) -> None:
+    begin = "import torch\ntorch.distributed.init_process_group('gloo')"
+    cluster.run("all", begin)
+    for name in cluster.workers:
+        sockets = psutil.Process(cluster.pid(name)).net_connections("tcp")
+        assert {each.laddr.ip for each in sockets} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    cluster.run("all", "torch.distributed.destroy_process_group()")
+
+
+def alone(method: str) -> float:
+    torch.distributed.init_process_group("gloo", method, rank=0, world_size=1)
+    torch.distributed.all_reduce(x := torch.ones(1))
+    return x.item()
+
+
+def in_a_fork(method: str) -> int | None:
+    """On a worker: the exit code of a forked process that founds a group by itself."""
+    child = multiprocessing.get_context("fork").Process(target=alone, args=(method,))
+    child.start()
+    child.join(HANG_SECONDS)
+    return child.exitcode
+
+
+def test_a_process_that_a_worker_forks_has_the_rendezvous_of_torch(cluster: rpcbench.Cluster) -> None:
+    assert cluster.rpc_sync("worker1", in_a_fork, ("tcp://127.0.0.1:0",)) == 0
