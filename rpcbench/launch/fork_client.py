@@ -308,7 +308,8 @@ def default_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 # Prefixes of environment variables that torch and its libraries read when they are loaded.
 _READ_WHILE_LOADING = (
-    "ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH"
+    "ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "SYMPY_", "TORCH",
+    "TRITON_",
 )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ Guarantees
   are killed, and the run directories are removed. When the fork server ends, its workers are killed (Linux).
 - After "leave" the workers with their log in that directory are ended: SIGTERM, and SIGKILL after 0.5 s.
 - Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
-  parallel one has threads and locks that its forks inherit broken.
+  parallel one has threads and locks that its forks inherit broken. While it has no request, it also imports what torch
+  itself imports at the first optimizer, DDP or FSDP of a process; a request waits for one of these modules at most.
 - A worker inherits no descriptor of the fork server or of its siblings. The processes that a worker started end with
   it, unless they have a session of their own.
 - A guarded process, started by others, ends with the notebook, and its own children end with it (Linux).
@@ -19,7 +20,7 @@ Guarantees
 #
 #     notebook (fork_client)                                        fork server
 #       {"prepare": mode, "entry", "sys_path", "notebook": pid} --->  imports torch (mode "fork")
-#                        <--- {"ready": {loaded file: time of its last change}}
+#                        <--- {"ready": {loaded file: time of its last change}}, again after the late imports
 #       {"start": number, "log", "config", ...} ------------------->  fork, or spawn  --->  worker
 #                        <--- {"started": number, "pid"} or {"failed": number, "error"}
 #                        <--- {"exited": number, "status"}       <---  SIGCHLD
@@ -47,6 +48,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +60,9 @@ _CAUGHT = (signal.SIGCHLD, signal.SIGTERM)
 TERM_SECONDS = 0.5  # from SIGTERM to SIGKILL
 _KILL_SECONDS = 2.0  # how long to wait for the end of processes after SIGKILL
 _AGAIN_SECONDS = 0.05  # between attempts to remove a directory
+_QUIET_SECONDS = 0.5  # without a request before a late import: the first workers do not wait for it
+# Each of the first three takes a third to a whole second; the others are small then.
+_LATE = ("sympy", "torch._inductor.config", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp")
 
 
 class _Child(NamedTuple):
@@ -89,6 +94,8 @@ class ForkServer:
         self._overdue: dict[str, float] = {}  # by run directory: when its workers are killed (monotonic seconds)
         self._guarded: dict[int, _Guarded] = {}  # by pidfd
         self._mode = ""  # "fork" or "spawn"
+        self._late: list[str] = []  # modules to import while there is no request
+        self._loaded: dict[str, int] = {}  # by file: the time of its last change when it was loaded
         self._over = False  # leave the loop
         self._orphaned = False  # the notebook has ended
         _hide_input()
@@ -110,11 +117,14 @@ class ForkServer:
     def serve(self) -> Request | None:
         """Serve until the notebook has ended, and return None; in a process forked for a worker, return its request."""
         while not self._over:
-            for key, _ in self._selector.select(self._rest()):
+            events = self._selector.select(self._rest())
+            for key, _ in events:
                 request: Request | None = key.data()
                 if request is not None:
                     return request
             self._kill_overdue()
+            if not events:
+                self._import_late()
         self._end_all()
         return None
 
@@ -150,12 +160,26 @@ class ForkServer:
     def _prepare(self, request: Request) -> None:
         self._mode = request["prepare"]
         self._watch(request["notebook"])
-        loaded: dict[str, int] = {}
         if self._mode == "fork":
             sys.path[:] = request["sys_path"]
-            loaded = _preload(request["entry"])
+            _preload(request["entry"])
+            self._loaded = _loaded()
+            self._late += _LATE
         os.chdir("/")  # after the imports, which may be relative; no directory of the notebook stays in use
-        self._tell({"ready": loaded})
+        self._tell({"ready": self._loaded})
+
+    def _import_late(self) -> None:
+        """Import the next module that workers of a training need; after the last one report all files."""
+        if not self._late:
+            return
+        try:
+            importlib.import_module(self._late.pop(0))
+        except Exception:  # noqa: BLE001  (a worker that needs it gets the same error)
+            traceback.print_exc()
+        if not self._late:
+            _share_pages()
+            self._loaded = _loaded() | self._loaded
+            self._tell({"ready": self._loaded})
 
     def _watch(self, notebook: int) -> None:
         # End of file is not enough: a process that the notebook forked may hold its end of the channel.
@@ -257,9 +281,9 @@ class ForkServer:
                 signal_group(pid, which)
 
     def _rest(self) -> float | None:
-        """Return the seconds until the next workers have to be killed; None if none were asked to end."""
+        """Return the seconds until the next workers have to be killed, or the next late import; None without any."""
         if not self._overdue:
-            return None
+            return _QUIET_SECONDS if self._late else None
         return max(0.0, min(self._overdue.values()) - time.monotonic())
 
     def _kill_overdue(self) -> None:
@@ -324,8 +348,8 @@ def _remove(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _preload(entry: str) -> dict[str, int]:
-    """Import the modules that every worker needs. Return the loaded files, each with the time of its last change."""
+def _preload(entry: str) -> None:
+    """Import the modules that every worker needs."""
     import numpy.random  # noqa: F401  (torch does not import it, and every worker seeds it)
     import torch
 
@@ -334,16 +358,19 @@ def _preload(entry: str) -> dict[str, int]:
         importlib.import_module(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
-    loaded = _loaded()
+    _share_pages()
+
+
+def _share_pages() -> None:
+    """Have forks share the pages of what is loaded, until one is written."""
     sys.stdout.flush()  # else each fork would write the buffered text again
-    # Forks share these pages until one is written. A collection in a worker would write to all of them.
-    gc.disable()
+    gc.disable()  # a collection in a worker would write to all pages
     gc.collect()
     gc.freeze()
-    return loaded
 
 
 def _loaded() -> dict[str, int]:
+    """Return the files of the loaded modules, each with the time of its last change."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file: Path(file).stat().st_mtime_ns for file in files if file and Path(file).is_file()}
 

@@ -34,6 +34,11 @@ def nothing(config: WorldConfig) -> None:
     """Return at once."""
 
 
+def modules(config: WorldConfig) -> None:
+    late = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
+    answer(config, late=[name for name in late if name in sys.modules], threads=len(os.listdir("/proc/self/task")))
+
+
 def leave(config: WorldConfig) -> None:
     print("leaving with seven")
     sys.exit(7)

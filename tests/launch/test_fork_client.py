@@ -193,6 +193,17 @@ def test_stop_idle_ends_the_fork_server_and_the_next_launcher_gets_a_new_one(tmp
     second.launcher.close()
 
 
+def test_a_fork_server_without_requests_imports_what_a_training_needs_and_starts_no_thread(tmp_path):
+    first, server = lodger(tmp_path)
+    client = first.launcher._server()
+    until(lambda: any(file.endswith("torch/distributed/fsdp/__init__.py") for file in client._loaded))
+    assert len(os.listdir(f"/proc/{server}/task")) == 1, "else a fork could inherit a lock that is held for ever"
+    said = first.answer(first.start("modules"))
+    assert said == {"late": ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"], "threads": 1}
+    assert client.is_good()
+    first.launcher.close()
+
+
 def test_take_any_returns_the_warm_fork_server(tmp_path):
     first, server = lodger(tmp_path)
     guardian = fork_client.take_any()
