@@ -352,6 +352,8 @@ class RunningCell:
                 raise CallCancelled("the cell was interrupted before it was sent")
             # A timeout of 0 is none: the client itself counts the cell's time.
             cell = part.of_its_own(self._cell)
+            for value in cell.push.values():
+                self._agent.sources.use(worker, value)
             future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
             relay.close(worker, self._cell.number)

@@ -74,7 +74,7 @@ def chosen(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[st
 def run(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
     for name in names:
-        agent.member(name)  # an unknown or lost one is an error before anything begins
+        agent.sources.use(agent.member(name).id, program)  # an unknown or lost one is an error before anything begins
     _refuse_groups(agent, names)
     place: StorePlace = agent.call(names[0], open_store, own=True).wait()
     try:

@@ -98,7 +98,7 @@ class Agent(Home):
         self._channels = Channels(self._pool.spawn)
         self.on_notice = self._channels.listen  # (channel, handler)
         self.parcels = Parcels(self.values, self.machine)
-        self._sources = SourceCheck(self.id, self.member_table, self._channels, self.notify)
+        self.sources = SourceCheck(self.id, self.member_table, self._channels, self.notify)
         self._effects = self._effect_table()
         self._maintenance = MaintenanceThread(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
         self.holds, self.released = self._maintenance.holds, self._maintenance.released  # see `ReleaseToken`
@@ -231,7 +231,7 @@ class Agent(Home):
         seconds: float | None, holding: Sequence[RRefHandle], site: CreationSite | None = None, own: bool = False,
     ) -> Future[Any]:  # fmt: skip
         keeps = [*holding]
-        self._sources.use(to, function)
+        self.sources.use(to, function)
         body, forks, scope = self.values.pack_call(to, function, tuple(args), kwargs, label, keeps)
         number = self.pending.number(own)
         future = self.pending.promise(number, partial(self.requests.receive_in_place, to), keeps, site)
@@ -251,7 +251,7 @@ class Agent(Home):
         target, label, seconds = self._aim(to, function, timeout, label)
         with uninterrupted:
             keeps: list[RRefHandle] = []
-            self._sources.use(target, function)
+            self.sources.use(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
             future = self.pending.promise(number := self.pending.number(), None, keeps, handles.creation_site())
             handle, cell = self.values.first(target, label), self.values.cell()

@@ -5,9 +5,10 @@ Guarantees
 - The thread that waits for a reply receives it itself, if it has no other work and no other thread reads the connection
   (see `receiver`); else the receive loop resolves the future.
 
-A function that is sent by name may differ on the worker that runs it: its module was changed after the worker had
-loaded it, or another host has another version. `SourceCheck` asks once for each function and worker, beside the first
-call, and receives a reply only if the two differ. After that a call costs one lookup in a set.
+A function that is sent by name, or that a function of a notebook finds in a module, may differ on the worker that runs
+it: its module was changed after the worker had loaded it, or another host has another version. `SourceCheck` asks once
+for each function and worker, beside the first call, and receives a reply only if the two differ. After that a call of a
+function by name costs one lookup in a set.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from rpcbench.runtime.locked_node import LockedNode, uninterrupted
 from rpcbench.runtime.members import GONE, Members
 from rpcbench.runtime.pool import LONG, PoolThread
 from rpcbench.runtime.timers import Deadlines, MaintenanceThread
+from rpcbench.serialization.functions_used import module_functions
 from rpcbench.serialization.importable import fingerprint, importable, load_packages_of
 from rpcbench.wire.messages import Call, Create, Fetch
 
@@ -236,13 +238,17 @@ class SourceCheck:
         member_table.watch(lambda kind, who, reason: self._asked.pop(who.id, None) if kind in GONE else None)
 
     def use(self, to: int, function: Any) -> None:
-        """Ask about a function that is about to be called on `to`, unless that was done before."""
-        if type(function) is FunctionType and function not in self._asked.get(to, ()):
-            self._ask(to, function)
+        """Ask about a function that is sent to `to`, unless that was done before: if its code travels with the call,
+        about those of modules that it uses."""
+        while type(function) is partial:
+            function = function.func
+        if type(function) is not FunctionType or function in self._asked.get(to, ()):
+            return
+        for named in (function,) if importable(function) else module_functions(function):
+            if named not in self._asked.get(to, ()):
+                self._ask(to, named)
 
     def _ask(self, to: int, function: FunctionType) -> None:
-        if not importable(function):
-            return  # its code travels with the call
         self._asked.setdefault(to, set()).add(function)
         if to == self._me or function.__module__.startswith(_OURS):
             return

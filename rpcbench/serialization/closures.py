@@ -39,7 +39,7 @@ import torch
 
 from rpcbench.base.errors import SerializationError
 from rpcbench.base.sources import CodeSource, keep_source
-from rpcbench.serialization.importable import fingerprint, importable, in_main, path_of
+from rpcbench.serialization.importable import fingerprint, importable, in_main, load_packages_of, path_of
 from rpcbench.serialization.main_module import put_copy
 from rpcbench.serialization.tensor_types import CPU, Route, here
 
@@ -83,9 +83,15 @@ class MissingCodeError(SerializationError, AttributeError):
     @classmethod
     def about(cls, error: Exception) -> MissingCodeError:
         """Return the error for a look-up that failed."""
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            remedy = (
+                " Workers have the import path that the notebook had when it started them: if the module's folder came "
+                f"to sys.path later, cluster.reload({error.name!r}) loads the module on all workers."
+            )
         return cls(
             f"{error}. The RPC pickler does not serialize the code of what can be imported, only its name: make sure "
-            "that functions and classes are defined in the same modules on caller and callee."
+            f"that functions and classes are defined in the same modules on caller and callee.{remedy}"
         )
 
 
@@ -232,7 +238,9 @@ def reduce_method(method: MethodType) -> Any:
 
 def reduce_python_module(module: ModuleType) -> Any:
     """Reduce a module: by its name, or by its path from a module that can be imported; else by value."""
-    if module.__name__ not in sys.modules and (path := path_of(module)):
+    if module.__name__ in sys.modules:
+        return _module_named, (module.__name__,)
+    if path := path_of(module):
         return _named, path
     return cloudpickle.Pickler.dispatch_table[ModuleType](module)
 
@@ -346,6 +354,14 @@ def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ..
     target = route.target(used.pop()) if used else None
     saved = module.save_to_buffer()  # as torch.jit.save, but without its warning
     return _module, (pickle.PickleBuffer(saved), target)
+
+
+def _module_named(name: str) -> ModuleType:
+    try:
+        load_packages_of(name)
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingCodeError.about(error) from error
 
 
 def _named(module: str, name: str) -> Any:

@@ -71,7 +71,7 @@ def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the cell is still empty
             yield "closure's", name, cell.cell_contents
-    for name in dict.fromkeys(_names(code)):
+    for name in dict.fromkeys(names_in(code)):
         if name in function.__globals__:
             yield "global", name, function.__globals__[name]
     defaults = function.__defaults__ or ()
@@ -79,12 +79,12 @@ def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
     yield from (("default", name, part) for name, part in zip(names, defaults, strict=True))
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """Yield the names that a function uses, in its inner functions too."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names(inner)
+            yield from names_in(inner)
 
 
 def _attributes(value: object) -> dict[str, Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from worlds import until
 
 import rpcbench
 from rpcbench.runtime.requests import SourceCheck
+from rpcbench.serialization.functions_used import module_functions
 
 BEFORE = """
 import functools
@@ -90,6 +94,53 @@ def test_a_restarted_worker_is_checked_again(no_leaks: None, module: Any, told: 
         assert cluster.remote("worker1", module.area, (1,)).to_here() == 7
         until(lambda: bool(told), "the warning")
     assert "worker1 runs another version of shapes_of_mine.area" in str(told[0].message)
+
+
+def test_the_modules_that_a_function_by_value_uses_are_checked(
+    no_leaks: None, module: Any, told: list[warnings.WarningMessage]
+) -> None:
+    volume = module.volume
+
+    def inner(x: int) -> int:
+        return int(module.area(x))
+
+    def of_module() -> int:
+        return inner(1)
+
+    def of_name(_: object = None) -> int:
+        return int(volume(1))
+
+    with rpcbench.Cluster(2) as cluster:
+        assert cluster.spmd(lambda: (of_module(), of_name())) == [(3, 4)] * 2
+        for old, new in (("3 * x", "7 * x"), ("4 * x", "8 * x")):
+            change(module, old, new)
+        importlib.reload(module)
+        volume = module.volume
+        assert cluster.rpc_sync("worker1", of_module) == 3
+        until(lambda: len(told) == 1, "the warning of a call")
+        assert list(cluster.map(of_name, [0], workers="worker1", progress=False)) == [4]
+        until(lambda: len(told) == 2, "the warning of a task")
+        cluster.run("worker2", "", push={"f": functools.partial(of_module)})
+        until(lambda: len(told) == 3, "the warning of a variable")
+        assert cluster.spmd(of_name, workers="worker2") == [4]
+        until(lambda: len(told) == 4, "the warning of a rank")
+    words = [str(each.message).partition(":")[0] for each in told]
+    assert words == [
+        f"{worker} runs another version of shapes_of_mine.{name}"
+        for worker in ("worker1", "worker2")
+        for name in ("area", "volume")
+    ]
+
+
+def test_only_functions_of_the_users_own_modules_are_looked_at(module: Any) -> None:
+    class Kind:
+        def method(self) -> Any:
+            return module.area(textwrap.dedent("1"))
+
+    def use() -> Any:
+        return Kind().method(), os.path.join("a"), np.linalg.norm, use
+
+    assert list(module_functions(use)) == [module.area]
 
 
 def test_an_answer_about_a_function_that_was_reloaded_meanwhile_is_no_warning(

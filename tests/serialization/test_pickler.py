@@ -458,6 +458,18 @@ def test_a_function_or_module_that_the_receiver_lacks_is_named_in_the_error(monk
         monkeypatch.delitem(sys.modules, "only_there", raising=False)
 
 
+def test_the_error_about_a_module_that_the_receiver_lacks_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("only_there")
+    exec("def work(): return 1", vars(module))
+    monkeypatch.setitem(sys.modules, "only_there", module)
+    bodies = [Codec().encode(value)[0] for value in ((module.work, (), {}), module, lambda: module.work())]
+    assert Codec().decode(bodies[1]) is module
+    monkeypatch.delitem(sys.modules, "only_there")
+    for body in bodies:
+        with pytest.raises(MissingCodeError, match=r"sys\.path later, cluster\.reload\('only_there'\) loads"):
+            Codec().decode(body)
+
+
 def test_an_error_of_a_user_class_passes_unchanged() -> None:
     body = Codec().encode(Brittle())[0]
     with pytest.raises(AttributeError, match=r"^just so$") as caught:
