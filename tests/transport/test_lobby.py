@@ -71,7 +71,9 @@ def test_a_right_preamble_is_answered_whole_or_in_pieces_and_what_follows_it_sta
             assert accepted.recv(10) == b"hello"
 
 
-@pytest.mark.parametrize("data", [preamble(b"another" * 4), b"GET / HTTP/1.1\r\n".ljust(PREAMBLE)])
+@pytest.mark.parametrize(
+    "data", [preamble(b"another" * 4), b"GET / HTTP/1.1\r\n".ljust(PREAMBLE)], ids=["secret", "http"]
+)
 def test_a_wrong_preamble_ends_the_connection_orderly(entrance: Entrance, data: bytes) -> None:
     assert entrance.dial(data).recv(10) == b""
     assert (entrance.refusals.count, entrance.accepted.empty()) == (1, True)
