@@ -67,6 +67,7 @@ from rpcbench.cells.stdin import ANSWER, Stdin
 from rpcbench.cells.widgets import COMM, WorkerComms
 from rpcbench.runtime.current import caller, current
 from rpcbench.runtime.publisher import Health
+from rpcbench.runtime.server import end_fork
 from rpcbench.wire.messages import Origin
 
 if TYPE_CHECKING:
@@ -206,7 +207,9 @@ class CellRunner:
 
     async def perform(self, job: Job) -> None:
         """Run a cell, while `handling_signals`. Suspends only where the cell awaits on a loop that is not its own."""
-        self._reply(job, await self._attempt(job))
+        outcome = await self._attempt(job)
+        end_fork(self._agent, outcome.error)
+        self._reply(job, outcome)
 
     def stop(self) -> None:
         """End `serve`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""

@@ -30,7 +30,7 @@ import psutil
 
 from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
-from rpcbench.base.errors import RpcError
+from rpcbench.base.errors import FORK_MARK, RpcError
 from rpcbench.launch.fork_server import TERM_SECONDS
 
 UNKNOWN = 256
@@ -218,8 +218,8 @@ def has_ended(handle: Handle) -> bool:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, or its fatal error; empty if there is no such file. A line that has the secret of
-    a cluster is left out."""
+    """Return the last lines of a worker's log, or its fatal error; empty if there is no such file. Lines that have the
+    secret of a cluster, or the error of a fork, are left out."""
     try:
         with log.open("rb") as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -228,7 +228,8 @@ def tail(log: Path) -> str:
         return ""
     if start:
         del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
-    text = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in lines)
+    own = [line for line in lines if not line.startswith(FORK_MARK)]
+    text = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in own)
     begin = text.rfind(_FATAL)
     return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
 

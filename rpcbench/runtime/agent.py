@@ -55,6 +55,7 @@ class Agent(Home):
         self.name, self.id, self.incarnation = config.name, config.id, config.incarnation
         self.config = config
         self.rpc_timeout = config.rpc_timeout
+        self.is_fork = False
         self.running, self.silent = False, NOT_INITIALIZED  # `silent`: the error text of calls while it does not run
         self.owner: object = None  # the object that this agent belongs to, say a cluster
         self.on_thread: Job = lambda: None  # runs first on each thread that runs users' functions
@@ -178,7 +179,7 @@ class Agent(Home):
 
     def forked(self) -> None:
         """Mark the agent as stopped in a forked child, where none of its threads exist."""
-        self.running, self.silent = False, FORKED.format(self.name)
+        self.running, self.is_fork, self.silent = False, True, FORKED.format(self.name)
         self._peers.forked()
 
     # -- calling

@@ -138,8 +138,8 @@ class Receiver:
             watch.sleep()
             if not self._lock.acquire(blocking=False):
                 continue  # its holder arms the watch again
-            if self._ending is not None or watch.ready():
-                break
+            if self._ending is not None or watch.broken or watch.ready():
+                break  # a broken watch cannot wake this thread again: it reads, and meets the end
             self._release_to_idle()  # another thread has received the data that woke this one
         self._idle = False
         return self._ending
@@ -191,13 +191,9 @@ class Receiver:
         """Give the read lock back to the idle loop."""
         watch = self._lent_watch
         # Release first, then arm: the loop must find the lock free when it wakes. At the end of a connection the loop
-        # can have the lock at once, so the watch may be closed before it is armed.
+        # can have the lock at once, so the watch may be closed before it is armed, which breaks it without harm.
         self._lock.release()
-        try:
-            watch.arm()
-        except (OSError, ValueError):  # the descriptor, or the watch itself, is closed
-            if not watch.closed:
-                raise
+        watch.arm()
 
     # -- threads that wait for a reply
     def receive_until(self, waiting: Waits, quiet: float = LONG) -> None:

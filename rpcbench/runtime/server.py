@@ -4,10 +4,13 @@ Guarantees
 - Calls, fetches and results without RRefs take the fast path if possible (see `protocol.node`). A call for which there
   is a place begins at once, on the thread that runs the receive loop; others run on a pool thread.
 - Any error of a function, even SystemExit, becomes the caller's error; the worker continues.
+- A fork that a function has made ends with the function, if it has not ended before.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
+from rpcbench.base.errors import FORK_MARK, ConnectionLostError, RemoteError, RpcError
 from rpcbench.base.futures import Future
 from rpcbench.base.rebuild import set_field, story, words
 from rpcbench.runtime import gpus
@@ -44,6 +47,7 @@ class Server(Protocol):
     values: ObjectStore
     pending: PendingCalls
     ready: Event
+    is_fork: bool  # this process is a fork of the agent's
     asynchronous: set[tuple[int, int]]  # (caller, call) with a Future that is not done yet
     on_error: Callable[[BaseException], object]  # called with the error that a caller's function has raised
 
@@ -103,15 +107,33 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     try:
         result = _run(agent, source, message)
     except BaseException as error:  # noqa: BLE001  (any error goes to the caller)
+        end_fork(agent, error)
         _fail(agent, source, message, error)
         return
     finally:
         _running.reset(token)
+    end_fork(agent, None)
     if type(result) is DeferredResult:
         agent.asynchronous.add((source, message.call))
         result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
         return
     _answer(agent, source, message, result)
+
+
+def end_fork(agent: Server, error: BaseException | None) -> None:
+    """End this process if it is a fork of the agent's, in which a call or a cell has come to its end, by `error` or
+    None. It must not go on with the work of its parent. Its error goes to stderr, marked: the log is the parent's too.
+    """
+    if not agent.is_fork:
+        return
+    status = error.code if isinstance(error, SystemExit) else story(error) if error else None
+    if status is not None and not isinstance(status, int):
+        mark = f"{FORK_MARK}{agent.name}, process {os.getpid()}] "
+        sys.stderr.write("".join(f"{mark}{line}\n" for line in str(status).splitlines()))
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status or 0)
 
 
 def _run(agent: Server, source: int, message: Call | Create) -> Any:

@@ -65,7 +65,8 @@ class SocketListener:
 
     def _dismiss(self) -> None:
         """Close the socket, and end connections that `accept` has not returned. Idempotent."""
-        self._sock.close()
+        with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
+            self._sock.close()
 
     def _note(self, error: OSError) -> None:
         if error.errno in SHORTAGES and not self._short:

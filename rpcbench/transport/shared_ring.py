@@ -66,7 +66,8 @@ class EventSender:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                os.close(self.descriptor)
+                with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
+                    os.close(self.descriptor)
 
 
 class EventReceiver(EventSender):

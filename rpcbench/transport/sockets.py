@@ -84,7 +84,7 @@ class SocketWaiter:
     threads can read in between without a context switch."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.closed = False
+        self.broken = False  # a descriptor is closed: by `close`, or by a program whose own it is not
         self._fd = sock.fileno()
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
@@ -100,19 +100,27 @@ class SocketWaiter:
 
     def arm(self) -> None:
         """Let the next data, or the end of the stream, wake the loop."""
-        self._armed.modify(self._fd, _ARMED)
+        self._modify(_ARMED)
 
     def disarm(self) -> None:
         """Let no data wake the loop; the end of the stream still does, once."""
-        self._armed.modify(self._fd, _DISARMED)
+        self._modify(_DISARMED)
+
+    def _modify(self, events: int) -> None:
+        try:
+            self._armed.modify(self._fd, events)
+        except (OSError, ValueError):
+            self.broken = True
 
     def sleep(self) -> None:
-        """Wait until the armed waiter has an event, which another thread may have read already."""
-        self._armed.poll()
+        """Wait until the armed waiter has an event, which another thread may have read already, or is broken."""
+        try:
+            self._armed.poll()
+        except (OSError, ValueError):
+            self.broken = True
 
     def close(self) -> None:
         """Close the descriptor: after the loop has woken, and before the socket is closed."""
-        self.closed = True
         self._armed.close()
 
 
@@ -180,4 +188,5 @@ class SocketStream:
         if self.watch is not None:
             self.watch.close()
         self.store.close()
-        self._sock.close()
+        with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
+            self._sock.close()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,17 @@ import pytest
 import torch
 from launch_bench import gone
 from sizes import long
-from worlds import stop, until
+from worlds import PATIENCE, stop, until
 
 import rpcbench
-from rpcbench.base.errors import RpcError, SerializationError, ShutdownError, UnknownWorkerError, WorkerLostError
+from rpcbench.base.errors import (
+    ConnectionLostError,
+    RpcError,
+    SerializationError,
+    ShutdownError,
+    UnknownWorkerError,
+    WorkerLostError,
+)
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.transport import stream
@@ -253,6 +260,51 @@ def _fork() -> tuple[int, list[str]]:
 
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_a_fork_ends_with_its_call_or_cell_and_its_error_is_not_the_last_output_of_the_worker(
+    cluster: rpcbench.Cluster,
+) -> None:
+    deeds = {"return 1": 0, "raise ValueError('of the fork')": 1, "sys.exit(3)": 3}
+    for deed, status in deeds.items():
+        exec(f"def do():\n    import sys\n    {deed}", scope := {})
+        assert cluster.rpc_sync("worker1", _status_of_a_fork, (scope["do"],)) == status
+    cluster.run("worker1", "import os\nif not (child := os.fork()):\n    raise ValueError('of the fork')")
+    assert cluster.run("worker1", "waited(child)", push={"waited": _waited}) == 1
+    log = _log_of(cluster, "worker1").read_text()
+    assert log.count("of the fork") >= 2 and "closed epoll" not in log
+    os.kill(cluster.pid("worker1"), signal.SIGKILL)
+    with pytest.raises(WorkerLostError, match="SIGKILL") as told:
+        cluster.rpc_sync("worker1", _forever)
+    assert "of the fork" not in str(told.value)
+    cluster.restart("worker1")
+
+
+def _status_of_a_fork(deed: Callable[[], object]) -> object:
+    return _waited(child) if (child := os.fork()) else deed()
+
+
+def _waited(child: int) -> int | None:
+    """Return the exit status of a child; kill it, and return None, if it does not end."""
+    deadline = time.monotonic() + PATIENCE / 2
+    while time.monotonic() < deadline:
+        if (done := os.waitpid(child, os.WNOHANG))[0]:
+            return os.waitstatus_to_exitcode(done[1])
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _log_of(cluster: rpcbench.Cluster, name: str) -> Path:
+    return Path(max(Path(cluster.agent.config.directory).glob(f"{name}.*.log"), key=os.path.getmtime))
+
+
+def test_a_call_that_closes_all_descriptors_loses_its_connection_and_not_the_worker(no_leaks: None) -> None:
+    with rpcbench.Cluster(1) as cluster:
+        with pytest.raises(ConnectionLostError, match="broke before closerange had finished"):
+            cluster.rpc_sync("worker1", os.closerange, (3, 1000))
+        assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
 
 
 def test_workers_of_a_killed_fork_server_are_lost_and_can_be_started_again(no_leaks: None) -> None:

@@ -374,7 +374,7 @@ def test_the_end_of_a_connection_is_handled_if_a_waiting_caller_receives_it(two:
     two[1].stop()
     with pytest.raises(RpcError):
         rpc_sync("worker1", echo, (1,))
-    until(lambda: receiver._lent_watch.closed, "the end of the loop")
+    until(lambda: receiver._lent_watch._armed.closed, "the end of the loop")
     with pytest.raises(WorkerLostError):
         rpc_sync("worker1", echo, (1,))
 
@@ -399,7 +399,7 @@ def test_an_error_in_the_handling_of_a_message_ends_the_connection_on_any_thread
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
     assert told[0].exc_type is ArithmeticError
-    until(lambda: receiver._lent_watch.closed, "the end of the loop")
+    until(lambda: receiver._lent_watch._armed.closed, "the end of the loop")
 
 
 def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_idle_thread(two: list[Agent]) -> None:
