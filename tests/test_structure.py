@@ -274,6 +274,18 @@ def hidden_errors(root: Path) -> list[str]:
     ]
 
 
+def unlabelled(root: Path) -> list[str]:
+    """The package's own calls without a label: errors of their loss would name an internal function."""
+    return [
+        f"{name}:{call.lineno} is a call with own=True and without a label"
+        for name, module in modules(root).items()
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call)
+        for names in [{keyword.arg for keyword in call.keywords if ast.unparse(keyword.value) != "own"}]
+        if "own" in names and "label" not in names
+    ]
+
+
 def too_short(root: Path) -> list[str]:
     """Files that are too short for a role of their own; entry points and files with torch's names may be short."""
     return [
@@ -390,7 +402,7 @@ Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
     upward, circles, impure, impure_when_loaded, too_long, too_short, same_names, same_classes, too_many_protocols,
     unclear, uncommented, retired_words, headless, unpickling, waiting_locked, scripts, namesakes, missing_exports,
-    hidden_errors,
+    hidden_errors, unlabelled,
 ]  # fmt: skip
 
 
@@ -444,6 +456,7 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (scripts, {"../extension/src/a.ts": "// A.\n" * 301}, "a.ts: 301 lines"),
     (namesakes, {"../tests/a/test_x.py": "", "../tests/b/test_x.py": ""}, "test_x.py: 2 files"),
     (hidden_errors, {"nn.py": "class A(nn.Module):\n    @property\n    def b(self): ..."}, "nn.A.b is a property"),
+    (unlabelled, {"rpc/a.py": "call(name, f, own=True)"}, "rpc.a:1 is a call with own=True"),
     (missing_exports, {"rpc/a.py": "__all__ = ['gone']"}, "rpc.a.gone: AttributeError"),
     (missing_exports, {"rpc/a.py": "x = 1\n__all__ = ['x', 'x']"}, "stands twice"),
     (missing_exports, {"rpc/a.py": "import no_such_module"}, "rpc.a: ModuleNotFoundError"),

@@ -24,6 +24,7 @@ NOTEBOOK = "notebook"  # the name of member 0 in a notebook's cluster
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that CUDA reads when a process first uses it
 RANK_NAMES = "RPCBENCH_RANKS"  # the variable with the workers by rank: worker1,worker3
 STORE_PORT = "RPCBENCH_STORE_PORT"  # the variable MASTER_PORT:PORT: ranks of `distributed` meet at PORT in its place
+FORK_MARK = "[a fork of "  # begins a line of a worker's log that the runtime has written for a fork of the worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,6 @@ NOT_INITIALIZED = (
     "RPC has not been initialized. Current RPC agent is not set! Did you initialize the RPC framework? Call "
     "rpcbench.rpc.init_rpc first, or start workers: rpcbench.Cluster(2), in a notebook %cluster start 2."
 )
-FORK_MARK = "[a fork of "
-"""The beginning of a line of a worker's log that the runtime has written for a fork of the worker."""
 FORKED = (
     "RPC has not been initialized in this process: it is a fork of {}, without the parent's threads and connections. "
     "Call init_rpc here, or start processes that need no fork: multiprocessing's spawn, or workers."

@@ -9,6 +9,7 @@ Guarantees
 - Any thread may write, also in a finalizer or while an interrupt is pending: a write is one `SimpleQueue.put`, and only
   the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log.
 - Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
+  Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
 
 Descriptors 1 and 2 remain those of the log, which is read back while a cell runs. So a write there never blocks, passes
 through no Python code, and is not lost if the worker is killed; a child may outlive the cell or the worker.
@@ -33,7 +34,7 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
-from rpcbench.launch.base import log_of
+from rpcbench.launch.base import fold_frames, log_of
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class LogTail:
                 self.at += len(data)
                 if cut:  # perhaps within a character: skip its rest
                     data, cut = data.lstrip(_CONTINUATION), False
-                if text := self._decoder.decode(data):
+                if text := fold_frames(self._decoder.decode(data)):  # C++ writes an error with its frames at once
                     yield text
 
 

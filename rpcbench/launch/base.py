@@ -29,8 +29,8 @@ from typing import IO, Any, Protocol
 import psutil
 
 from rpcbench.base.conditions import Condition, Event
-from rpcbench.base.config import WorldConfig
-from rpcbench.base.errors import FORK_MARK, RpcError
+from rpcbench.base.config import FORK_MARK, WorldConfig
+from rpcbench.base.errors import RpcError, counted
 from rpcbench.launch.fork_server import TERM_SECONDS
 
 UNKNOWN = 256
@@ -100,10 +100,16 @@ class Launcher(Protocol):
         """End all workers, within a bounded time. Idempotent."""
 
 
+ARRIVAL = "its arrival"
+"""The label of the calls that a new worker gets, in errors."""
 _LAST_LINES = 20  # of a log, that `tail` returns
-_LAST_BYTES = 1 << 14  # of a log, in which `tail` looks for them
+_LAST_BYTES = 1 << 16  # of a log, in which `tail` looks for them
 _FATAL = "Fatal Python error"  # how faulthandler begins
 _SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
+_FRAMES = re.compile(
+    r"(?:^Exception raised from .+ \(most recent call first\):\n)?((?:^frame #\d+: .*(?:\n|\Z))+)\n?", re.MULTILINE
+)  # of C++, as torch adds them to an error
+_TOLD_BY_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W\d{4} .+\] ?\[c10d\]")  # a warning about a connection
 _LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
 
 
@@ -218,8 +224,9 @@ def has_ended(handle: Handle) -> bool:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a worker's log, or its fatal error; empty if there is no such file. Lines that have the
-    secret of a cluster, or the error of a fork, are left out."""
+    """Return the last lines that the worker itself has written to its log, or its fatal error; empty if there is no
+    such file. Left out are the error of a fork, torch's warnings about connections, frames of C++, and a line that has
+    the secret of a cluster."""
     try:
         with log.open("rb") as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -228,10 +235,15 @@ def tail(log: Path) -> str:
         return ""
     if start:
         del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
-    own = [line for line in lines if not line.startswith(FORK_MARK)]
-    text = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in own)
+    own = [line for line in lines if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
+    text = _FRAMES.sub("", "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in own))
     begin = text.rfind(_FATAL)
     return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
+
+
+def fold_frames(text: str) -> str:
+    """Replace the frames of C++ in the text of a log by their number."""
+    return _FRAMES.sub(lambda found: f"({counted(found[1].count('frame #'), 'frame')} of C++: see the log)\n", text)
 
 
 def _fatal(text: str) -> str:

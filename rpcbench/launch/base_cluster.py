@@ -161,7 +161,7 @@ class BaseCluster(ABC):
         """
         sources = [source_of(module) for module in modules]
         execute_source(sources)  # here first: if that fails, no worker changes
-        wait_all([self.agent.call(name, execute_source, (sources,), own=True) for name in self.workers])
+        wait_all([self.agent.call(name, execute_source, (sources,), label="reload", own=True) for name in self.workers])
 
     # -- cells and calls
     def run(

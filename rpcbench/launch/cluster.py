@@ -30,7 +30,7 @@ from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
-from rpcbench.launch.base import Handle, Launcher, ending, has_ended, late_warning, stopped
+from rpcbench.launch.base import ARRIVAL, Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
 from rpcbench.launch.environment import variables, warn_of_differences
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
@@ -330,7 +330,9 @@ class Cluster(BaseCluster):
             self._await(joined, handles, f"{', '.join(names)} to join")
             count = len(self.workers) + 1
             told = self._settle(f"{', '.join(names)} joined", names)
-            came = [self.agent.call(name, meet, (count,), timeout=START_SECONDS, own=True) for name in names]
+            came = [
+                self.agent.call(name, meet, (count,), timeout=START_SECONDS, label=ARRIVAL, own=True) for name in names
+            ]
             self._places.update(zip(names, wait_all(came), strict=True))
             ranks.await_ranks(told, names)
         except BaseException:

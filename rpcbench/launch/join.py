@@ -21,6 +21,7 @@ from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, U
 from rpcbench.base.futures import wait_all
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
+from rpcbench.launch.base import ARRIVAL
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster
 from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
@@ -117,10 +118,13 @@ class AttachedCluster(BaseCluster):
 
         agent = self.agent
         leader = agent.machine.ask(lambda node: node.members.leader)
-        size = agent.call(leader, size_of_world, own=True, timeout=left()).wait_or_cancel()
+        size = agent.call(leader, size_of_world, label=ARRIVAL, own=True, timeout=left()).wait_or_cancel()
         agent.wait_for(size + 1, left())
         self._members = {info.name: info for info in agent.members() if info.id}
-        told = [agent.call(name, meet, (size + 1,), timeout=START_SECONDS, own=True) for name in self._members]
+        told = [
+            agent.call(name, meet, (size + 1,), timeout=START_SECONDS, label=ARRIVAL, own=True)
+            for name in self._members
+        ]
         self._places = dict(zip(self._members, wait_all(told), strict=True))
         found = {name: place.versions for name, place in self._places.items()}
         warn_of_differences(found, but=("torch", "cloudpickle"))  # connections of such worlds have told of these

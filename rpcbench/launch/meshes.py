@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from rpcbench.base.errors import CollectiveError, WorkerLostError, counted, nearest
 from rpcbench.base.futures import wait_all
+from rpcbench.launch.ranks import GROUP
 from rpcbench.runtime.agent import Agent
 
 _SECONDS = 600.0  # for a call that makes groups: later than the timeout of a group, whose error names the missing rank
@@ -96,14 +97,15 @@ class ClusterMesh:
         return f"<table>{caption}<tr>{heads}</tr>{rows}</table>"
 
 
-def make(
-    agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, sizes: Mapping[str, int]
-) -> ClusterMesh:
+def make(agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, sizes: Mapping[str, int]) -> ClusterMesh:
     """Make a mesh of all `workers`. See `BaseCluster.mesh`; `lost` are those that ended and were not started again."""
     check(name, sizes, workers, lost)
     _join(agent, workers)
     names, shape = tuple(sizes), tuple(sizes.values())
-    calls = [agent.call(each, place, (name, names, shape), timeout=_SECONDS, own=True) for each in workers]
+    calls = [
+        agent.call(each, place, (name, names, shape), timeout=_SECONDS, label="the setup of the mesh", own=True)
+        for each in workers
+    ]
     made: list[Placement] = wait_all(calls)
     order = sorted(zip(made, workers, strict=True))
     return ClusterMesh(name, names, shape, tuple(worker for _, worker in order), made[0].device)
@@ -152,9 +154,9 @@ def _join(agent: Agent, workers: Sequence[str]) -> None:
     """Make the process group of all workers, unless they have one. CollectiveError if only some have one."""
     from rpcbench.distributed import groups  # here: it loads torch.distributed
 
-    ranks: list[int] = wait_all([agent.call(name, groups.size_here, own=True) for name in workers])
+    ranks: list[int] = wait_all([agent.call(name, groups.size_here, label=GROUP, own=True) for name in workers])
     if not any(ranks):
-        wait_all([agent.call(name, found_group, timeout=_SECONDS, own=True) for name in workers])
+        wait_all([agent.call(name, found_group, timeout=_SECONDS, label=GROUP, own=True) for name in workers])
     elif set(ranks) != {len(workers)}:
         sizes = zip(workers, ranks, strict=True)
         there = ", ".join(f"{name} {f'in one of {size}' if size else 'in none'}" for name, size in sizes)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from rpcbench.distributed.groups import NamedGroup
 
 _LOOPBACK = "127.0.0.1"
+GROUP = "the setup of the process group"
+"""The label of calls, in errors."""
+_RANKS = "the setup of the ranks"
 _RESPONSE_SECONDS = 10.0  # to wait for workers that were there before: one that is busy in C may respond much later
 
 
@@ -65,14 +68,14 @@ def settle(
     # No limit for those that were there before: they get their ranks when they respond.
     limits = {name: UNSET_TIMEOUT if name in new else 0.0 for name in places}
     return {
-        name: agent.call(name, set_rank, (place, why, ports.generation), timeout=limits[name], own=True)
+        name: agent.call(name, set_rank, (place, why, ports.generation), timeout=limits[name], label=_RANKS, own=True)
         for name, place in places.items()
     }
 
 
 def _reserved_at(agent: Agent, first: str, is_new: bool) -> tuple[str, int, int]:
     seconds = UNSET_TIMEOUT if is_new else _RESPONSE_SECONDS
-    address, port, own = agent.call(first, reserve, timeout=seconds, own=True).wait()
+    address, port, own = agent.call(first, reserve, timeout=seconds, label=_RANKS, own=True).wait()
     return address, port, own
 
 
@@ -211,11 +214,14 @@ def group(agent: Agent, workers: Sequence[str], chosen: Sequence[str]) -> NamedG
 
     if unknown := [name for name in chosen if name not in workers]:
         raise UnknownWorkerError.of(unknown[0], workers)
-    ready = wait_all([agent.call(name, groups.has_world, own=True) for name in workers])  # first: on all or on none
+    # First: on all or on none.
+    ready = wait_all([agent.call(name, groups.has_world, label=GROUP, own=True) for name in workers])
     if missing := [name for name, has in zip(workers, ready, strict=True) if not has]:
         raise CollectiveError(
             f"{', '.join(missing)} is in no process group: run rpcbench.distributed.init_process_group() on all workers"
         )
     ranks = tuple(int(name.removeprefix("worker")) - 1 for name in chosen)
-    made: list[NamedGroup] = wait_all([agent.call(name, groups.new, (ranks,), own=True) for name in workers])
+    made: list[NamedGroup] = wait_all(
+        [agent.call(name, groups.new, (ranks,), label=GROUP, own=True) for name in workers]
+    )
     return made[0]

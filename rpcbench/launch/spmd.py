@@ -55,6 +55,7 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.current import current
 
 _SECONDS = 600.0  # for a call that makes the group: later than the group's own deadline, whose error names a rank
+_END = "the end of the process group"  # the label of a call, in errors
 _VARIABLE = "_spmd"  # of the cell: the SpmdRank, then its result
 
 
@@ -76,7 +77,7 @@ def run(agent: Agent, names: Sequence[str], backend: str | None, program: partia
     for name in names:
         agent.sources.use(agent.member(name).id, program)  # an unknown or lost one is an error before anything begins
     _refuse_groups(agent, names)
-    place: StorePlace = agent.call(names[0], open_store, own=True).wait()
+    place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
         results = _results(agent, names, program, token)
@@ -88,7 +89,7 @@ def run(agent: Agent, names: Sequence[str], backend: str | None, program: partia
 
 
 def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
-    sizes: list[int] = wait_all([agent.call(name, groups.size_here, own=True) for name in names])
+    sizes: list[int] = wait_all([agent.call(name, groups.size_here, label=ranks.GROUP, own=True) for name in names])
     if inside := [name for name, size in zip(names, sizes, strict=True) if size]:
         raise CollectiveError(
             f"{', '.join(inside)} {'is' if len(inside) == 1 else 'are'} in a process group already, and spmd makes its "
@@ -99,7 +100,7 @@ def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
 def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: str | None) -> str:
     """Make the process group on all ranks, and return the token of its world."""
     calls = [
-        agent.call(name, found, (place, rank, len(names), backend), timeout=_SECONDS, own=True)
+        agent.call(name, found, (place, rank, len(names), backend), timeout=_SECONDS, label=ranks.GROUP, own=True)
         for rank, name in enumerate(names)
     ]
     try:
@@ -166,7 +167,7 @@ def _tell(
     calls = []
     for name in names:
         with contextlib.suppress(WorkerLostError):
-            calls.append(agent.call(name, function, args, timeout=seconds, own=True))
+            calls.append(agent.call(name, function, args, timeout=seconds, label=_END, own=True))
     return calls
 
 
@@ -240,7 +241,7 @@ class SpmdRank:
     def _end_others(self, agent: Agent, world: World, reason: RankFailedError) -> None:
         for other in self.others:
             with contextlib.suppress(WorkerLostError):
-                agent.call(other, end_world, (world.token, reason), own=True)
+                agent.call(other, end_world, (world.token, reason), label=_END, own=True)
 
 
 def _is_of_backend(error: BaseException) -> bool:

@@ -23,6 +23,8 @@ from rpcbench.cells.targets import Targets
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.current import current
 
+_LIST = "the list of variables"  # the label of calls, in errors
+
 
 class WorkerVariables(MutableMapping[str, Any]):
     """The variables of one worker's cells, by name: `cluster["worker1"]`.
@@ -42,11 +44,11 @@ class WorkerVariables(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         with _told_here(name, self._worker):
-            self._agent.call(self._worker, delete, (name,), own=True).wait()
+            self._agent.call(self._worker, delete, (name,), label=f"del {name}", own=True).wait()
         self._agent.part(CellClient).note(self._worker, f"globals().pop({name!r}, None)", {})
 
     def __contains__(self, name: object) -> bool:
-        return bool(self._agent.call(self._worker, has, (name,), own=True).wait())
+        return bool(self._agent.call(self._worker, has, (name,), label=_LIST, own=True).wait())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._listed())
@@ -60,7 +62,7 @@ class WorkerVariables(MutableMapping[str, Any]):
             del self[name]
 
     def _listed(self) -> dict[str, str]:
-        there: dict[str, str] = self._agent.call(self._worker, listed, own=True).wait()
+        there: dict[str, str] = self._agent.call(self._worker, listed, label=_LIST, own=True).wait()
         return there
 
     def __repr__(self) -> str:
@@ -110,7 +112,7 @@ def _chosen(agent: Agent, there: Sequence[str], workers: str | Sequence[str]) ->
 
 def fetch(agent: Agent, name: str, workers: Sequence[str]) -> list[Any]:
     """Return the value of a variable on each of these workers."""
-    calls = [agent.call(worker, read, (name,), own=True) for worker in workers]
+    calls = [agent.call(worker, read, (name,), label=name, own=True) for worker in workers]
     values = []
     for worker, call in zip(workers, calls, strict=True):
         with _told_here(name, worker):

@@ -207,7 +207,7 @@ async def _answer(worker: str, function: Callable[..., Reply | None], *args: Any
     def ask(agent: Agent) -> None:
         reply = None
         try:
-            reply = agent.call(worker, function, args, timeout=PATIENCE, own=True).wait()
+            reply = agent.call(worker, function, args, timeout=PATIENCE, label="completion", own=True).wait()
         except Exception as error:  # noqa: BLE001  (the notebook's own names are used instead)
             logger.warning("%s has no answer for %s: %s", worker, function.__name__, error)
         loop.call_soon_threadsafe(tell, reply)

@@ -235,7 +235,11 @@ class LabDebugger:
     def _prepare(self, cluster: Cluster, info: Any) -> None:
         if cluster.kind == "kernel":
             new = [name for name in cluster.workers if _process(cluster, name) not in self._workers]
-            busy = [name for name in new if cluster.agent.ask(name, is_busy)]
+            busy = [
+                name
+                for name in new
+                if cluster.agent.call(name, is_busy, label="the start of the debugger", own=True).wait()
+            ]
             idle = [name for name in new if name not in busy]
             busy += asyncio.run_coroutine_threadsafe(self._reach(cluster, idle), self._loop).result()
             if busy:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -26,7 +27,9 @@ from rpcbench.base.futures import Future, settle_all, wait_all
 from rpcbench.optim import optimizer_files
 from rpcbench.optim.local import LocalOptimizer, check_steps_from_gradients, merged
 from rpcbench.optim.optimizer_files import State
-from rpcbench.rpc import RRef, remote, rpc_async
+from rpcbench.rpc import RRef
+from rpcbench.rpc.rref_proxy import RRefProxy
+from rpcbench.runtime import current
 
 
 def clip_grad_norm_(
@@ -57,13 +60,14 @@ def clip_grad_norm_(
         owners[rref.owner().id].append(rref)  # one call to each owner
     recorder().recorded(context_id)
     with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
-        norms = settle_all([rpc_async(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
+        call = partial(current.current().call, label="clip_grad_norm_")
+        norms = settle_all([call(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
     total = total_norm(norms, norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
 
     def scale(factor: float) -> None:
-        settle_all([rpc_async(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
+        settle_all([call(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
 
     limit_norm(total, max_norm, scale)
     return total
@@ -104,6 +108,7 @@ def _scale(context_id: int, rrefs: list[RRef[Any]], factor: float) -> None:
 Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
 """RRefs of parameters, or torch's parameter groups: dicts with "params" (RRefs) and their options."""
 
+_MADE = "DistributedOptimizer"  # the label of the calls that make one
 _WANTED = (
     "DistributedOptimizer takes a list of RRefs of parameters, such as RemoteModule.remote_parameters() gives, "
     'or groups like {{"params": [rref, ...], "lr": 0.1}}, not {}'
@@ -202,11 +207,11 @@ class DistributedOptimizer:
         check_class(optimizer_class)
         owned = shares(params_rref)
         self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
-        self.remote_optimizers: list[RRef[Any]] = [
-            remote(owner, _make, (optimizer_class, share, args, kwargs)) for owner, share in owned.items()
-        ]
+        create = partial(current.current().create, function=_make, label=_MADE)
+        made = [create(owner, args=(optimizer_class, share, args, kwargs)) for owner, share in owned.items()]
+        self.remote_optimizers = cast("list[RRef[Any]]", made)
         # The number of parameters; also waits for the owners, and raises their errors.
-        self.size = sum(len(numbers) for numbers in self._on_each("attr", "numbers"))
+        self.size = sum(len(numbers) for numbers in self._on_each(_MADE, "attr", "numbers"))
 
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
@@ -218,7 +223,7 @@ class DistributedOptimizer:
                 if rref.is_owner():
                     here.append(rref)
                 else:
-                    stepped.append(rref.rpc_async().step(context_id))
+                    stepped.append(_labelled(rref, "DistributedOptimizer.step").step(context_id))
         try:
             for rref in here:  # on this thread, while the other owners step
                 rref.local_value().step(context_id)
@@ -238,33 +243,35 @@ class DistributedOptimizer:
         Returns:
             The handle that advances all of them.
         """
-        numbers: list[int] = self._on_each("schedule", scheduler_class, args, kwargs)
+        numbers: list[int] = self._on_each(
+            "DistributedOptimizer.lr_scheduler", "schedule", scheduler_class, args, kwargs
+        )
         return DistributedScheduler(self, numbers[0])
 
     # -- state
     def state_dict(self) -> State:
         """Return the state of all owners: equal to that of one torch optimizer over the same parameters."""
-        return merged(self._on_each("state"))
+        return merged(self._on_each("DistributedOptimizer.state_dict", "state"))
 
     def load_state_dict(self, state_dict: State) -> None:
         """Give every owner its part of a state. ValueError if it is of other parameters or groups."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         if sorted(numbers) != list(range(self.size)):
             raise ValueError(f"the state is of {counted(len(numbers), 'parameter')}, this optimizer has {self.size}")
-        self._on_each("load", state_dict)
+        self._on_each("DistributedOptimizer.load_state_dict", "load", state_dict)
 
     def save(self, directory: str | Path) -> None:
         """Write the state: each owner its part, into `directory` as seen from there, and the manifest last."""
-        optimizer_files.save(self.name, self.size, directory, self._on_each)
+        optimizer_files.save(self.name, self.size, directory, partial(self._on_each, "DistributedOptimizer.save"))
 
     def load(self, directory: str | Path) -> None:
         """Load a saved state: each owner reads its part, from the files of any. ValueError if it does not fit."""
         files = optimizer_files.files(self.name, self.size, directory)
-        self._on_each("restore", str(directory), files)
+        self._on_each("DistributedOptimizer.load", "restore", str(directory), files)
 
-    def _on_each(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every owner's `LocalOptimizer`."""
-        return wait_all([getattr(rref.rpc_async(), method)(*args) for rref in self.remote_optimizers])
+    def _on_each(self, label: str, method: str, *args: Any) -> list[Any]:
+        """Call a method of every owner's `LocalOptimizer`. `label`: the name of the user's call, for errors."""
+        return wait_all([getattr(_labelled(rref, label), method)(*args) for rref in self.remote_optimizers])
 
 
 class DistributedScheduler:
@@ -275,21 +282,28 @@ class DistributedScheduler:
 
     def step(self, *args: Any) -> None:
         """Advance after the optimizer's step, once per epoch or batch; `args` as of the scheduler's own `step`."""
-        self._optimizer._on_each("advance", args, self._number)
+        self._optimizer._on_each("DistributedScheduler.step", "advance", args, self._number)
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rate of each parameter group."""
-        rates: list[float] = self._optimizer._on_each("rates")[0]  # equal on all owners
-        return rates
+        rates: list[list[float]] = self._optimizer._on_each("DistributedScheduler.get_last_lr", "rates")
+        return rates[0]  # equal on all owners
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the schedulers, which is equal on all owners."""
-        state: dict[str, Any] = self._optimizer._on_each("schedule_state", self._number)[0]
+        state: dict[str, Any] = self._optimizer._on_each(
+            "DistributedScheduler.state_dict", "schedule_state", self._number
+        )[0]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state into all schedulers. The rates themselves are in the state of the optimizer."""
-        self._optimizer._on_each("load_schedule", state_dict, self._number)
+        self._optimizer._on_each("DistributedScheduler.load_state_dict", "load_schedule", state_dict, self._number)
+
+
+def _labelled(rref: RRef[Any], label: str) -> RRefProxy:
+    """Return a proxy as `rref.rpc_async()` does, whose calls have this label."""
+    return RRefProxy(rref, partial(rref._call, label=label))
 
 
 # -- on an owner

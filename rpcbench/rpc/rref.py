@@ -179,17 +179,24 @@ class RRef(RRefHandle, Generic[T]):
         return future
 
     # -- internals. `to` is always the owner: the proxies pass it as `rpc_api` of torch requires.
-    def _call(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Future[Any]:
-        future: Future[Any] = self._through(self._agent.call, function, args, timeout)
+    def _call(
+        self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float, label: str = ""
+    ) -> Future[Any]:
+        future: Future[Any] = self._through(self._agent.call, function, args, timeout, label)
         return future
 
     def _ask(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
         return self._through(self._agent.ask, function, args, timeout)
 
     def _through(
-        self, call: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+        self,
+        call: Callable[..., Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        timeout: float,
+        label: str = "",
     ) -> Any:
-        label = self._label(function, args)
+        label = label or self._label(function, args)
         if function is not run_method or self.is_owner():
             return call(self._owner, function, args, timeout=timeout, label=label)
         self._check_alive("fork an UserRRef")

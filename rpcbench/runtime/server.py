@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.errors import FORK_MARK, ConnectionLostError, RemoteError, RpcError
+from rpcbench.base.config import FORK_MARK
+from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.base.futures import Future
 from rpcbench.base.rebuild import set_field, story, words
 from rpcbench.runtime import gpus

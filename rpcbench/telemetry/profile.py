@@ -257,7 +257,7 @@ class MemberProfilers:
     ) -> dict[str, Any]:
         """Let members begin or end their profile, all at once; return the result or the error of each."""
         args = self._agent.id, number
-        call = partial(self._agent.call, function=do, args=args, timeout=seconds, own=True)
+        call = partial(self._agent.call, function=do, args=args, timeout=seconds, label="the profile", own=True)
         asked = {name: _outcome(partial(call, name)) for name in names}
         return {name: _outcome(one.wait) if isinstance(one, Future) else one for name, one in asked.items()}
 

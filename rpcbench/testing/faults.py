@@ -59,6 +59,7 @@ PROGRAM: dict[str, type[Any]] = {
 }  # fmt: skip
 """Kinds of messages that programs cause, by name."""
 _KINDS = frozenset(PROGRAM.values())
+_LABEL = "the change of faults"  # of calls, in errors
 _IDS = ("rref", "fork", "context", "call", "message")  # fields of messages that identify their subject
 
 
@@ -438,16 +439,17 @@ class Drill:
         """Let all messages pass, and return how many all members sent, and how many were lost, late and sent twice."""
         self.settings = None
         total: Counter[str] = Counter()
-        asked = [self._agent.call(member.id, end, timeout=0, own=True) for member in self._agent.members()]
+        call = partial(self._agent.call, timeout=0, label=_LABEL, own=True)
+        asked = [call(member.id, end) for member in self._agent.members()]
         for future in asked:
             with contextlib.suppress(RpcError):  # the member has left meanwhile
                 total.update(future.wait())
         return dict(total)
 
     def _begin(self, member: int, settings: Settings) -> None:
-        self._agent.call(member, begin, (settings,), timeout=0, own=True).wait()
+        self._agent.call(member, begin, (settings,), timeout=0, label=_LABEL, own=True).wait()
         if self.settings is None:  # ended meanwhile: `off` may have told the member before it began
-            self._agent.call(member, end, timeout=0, own=True).wait()
+            self._agent.call(member, end, timeout=0, label=_LABEL, own=True).wait()
 
     def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "joined" and (settings := self.settings) is not None:

@@ -485,7 +485,8 @@ class Stepper:
         return next(iter(self._rows), None) if n is None else n
 
     def _ask(self, member: int, deed: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._agent.call(member, at, (deed, *args), timeout=0, own=True)  # no limit: the clocks stand still
+        # No limit: the clocks stand still.
+        return self._agent.call(member, at, (deed, *args), timeout=0, label="a deed of the stepper", own=True)
 
     def _everywhere(self, deed: Callable[..., Any], *args: Any) -> None:
         """Call a method of the StepAgent of every member, and wait for all."""

@@ -13,6 +13,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells import output
 from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
+from rpcbench.launch.base import tail
 
 KEY = CellKey(0, 7)
 
@@ -83,6 +84,29 @@ def test_output_of_c_code_is_shown_while_the_cell_runs_in_whole_characters(worke
     worker.c(b"\xa4")
     assert worker.read(bool) == [("stdout", "ä")]
     worker.output_stream.end(KEY, "over")
+
+
+TORCH = """[rank2]:[W1129 06:19:10.843596921 TCPStore.cpp:138] [c10d] recvValue failed on SocketImpl(fd=8): got 0 bytes
+Exception raised from recvBytes at /pytorch/Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fae42579b8d in /lib/libc10.so)
+frame #1: <unknown function> + 0x674888d (0x7fae3414888d in /lib/libtorch_cpu.so)
+
+"""
+
+
+def test_the_frames_of_an_error_of_c_code_are_counted_in_the_cell_and_written_to_the_log(worker: Worker) -> None:
+    [(_, text)] = worker.run(lambda: worker.c(f"before\n{TORCH}after\n".encode()))
+    told = TORCH.splitlines()[0]
+    assert text == f"before\n{told}\n(2 frames of C++: see the log)\nafter\n"
+    assert TORCH in Path(worker.log.name).read_text()
+
+
+def test_the_last_output_of_a_worker_is_what_it_has_written_itself(tmp_path: Path) -> None:
+    log = tmp_path / "worker1.0.log"
+    log.write_text(f"my words\n{TORCH * 80}[a fork of worker1, process 7] ValueError: of the fork\n{TORCH}")
+    assert tail(log) == "my words"
+    log.write_text(f"terminate called after throwing an instance of 'c10::Error'\n  what():  oh\n{TORCH}")
+    assert tail(log) == "terminate called after throwing an instance of 'c10::Error'\n  what():  oh"
 
 
 def test_output_outside_of_cells_is_only_in_the_log(worker: Worker) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from worlds import nothing_left, world
 
 from rpcbench import autograd
-from rpcbench.optim import DistributedOptimizer, LocalOptimizer, clip_grad_norm_
+from rpcbench.optim import DistributedOptimizer, DistributedScheduler, LocalOptimizer, clip_grad_norm_
 from rpcbench.optim.local import _between_steps
 from rpcbench.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
@@ -31,6 +31,34 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
     with world(tmp_path_factory.mktemp("world"), 3) as made:
         yield made
         nothing_left(made)
+
+
+def test_calls_of_an_optimizer_have_the_names_of_the_users_calls(agents: list[Agent], tmp_path: Path) -> None:
+    """So that the error of a loss or a timeout names no internal method."""
+    labels: set[str] = set()
+    agents[0].machine.ask(lambda node: node.listen(None, lambda how, to, seq, m: labels.add(getattr(m, "label", ""))))
+    rrefs = spread()
+    labels.clear()
+    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
+    assert labels - {""} == {"DistributedOptimizer"}
+    scheduler = optimizer.lr_scheduler(torch.optim.lr_scheduler.StepLR, step_size=1)
+    with autograd.context() as context_id:
+        backward(context_id, rrefs, 1.0)
+        labels -= {"part"}
+        clip_grad_norm_(context_id, rrefs, 0.001)
+        optimizer.step(context_id)
+    scheduler.step()
+    scheduler.get_last_lr()
+    scheduler.load_state_dict(scheduler.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.save(tmp_path)
+    optimizer.load(tmp_path)
+    ours = {name for kind in (DistributedOptimizer, DistributedScheduler) for name in _public(kind)}
+    assert labels - {""} == {"clip_grad_norm_", "DistributedOptimizer", *ours}
+
+
+def _public(kind: type[Any]) -> set[str]:
+    return {f"{kind.__name__}.{name}" for name, member in vars(kind).items() if name[0] != "_" and callable(member)}
 
 
 def start(number: int) -> nn.Parameter:
