@@ -32,7 +32,7 @@ from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry
 from rpcbench.launch.base import ARRIVAL, Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
-from rpcbench.launch.environment import variables, warn_of_differences
+from rpcbench.launch.environment import variables, warn_of_debugging, warn_of_differences
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
 from rpcbench.launch.saved import find
 from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
@@ -134,6 +134,7 @@ class Cluster(BaseCluster):
             self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
             config = _reachable(config, name, self._launcher.far, address)
             config = replace(config, environ=variables(env, bool(self._pins.of(1))))
+            warn_of_debugging(config.environ)
             if hasattr(self._launcher, "environ"):
                 self._launcher.environ = config.environ
             self._launcher.warm()

@@ -47,6 +47,17 @@ def variables(env: Mapping[str, Any] | None, pins: bool = False) -> dict[str, st
     return made
 
 
+def warn_of_debugging(given: Mapping[str, str]) -> None:
+    """Warn where workers get a variable, of those `given` or of this process, with which torch ends them."""
+    if {**os.environ, **given}.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        warnings.warn(
+            "TORCH_DISTRIBUTED_DEBUG is DETAIL: with it torch's DistributedDataParallel ends a worker by SIGSEGV where "
+            "the backend is gloo. Set it to INFO or OFF before the cluster starts",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 # -- interpreters
 def is_installed(entry: str) -> bool:
     """Return whether an entry of the import path belongs to this Python: another one has its own."""

@@ -116,7 +116,9 @@ def make_optimizer(
     named = [(name(own), p) for own, p in module.local_value().named_parameters() if p.requires_grad]
     if not named:
         return None
-    optimizer = LocalOptimizer(optimizer_class, grouped(groups, named), **kwargs)
+    # the plain parameters where no groups are given: a class of the user may make its own groups of them
+    params = [parameter for _, parameter in named] if groups is None else grouped(groups, named)
+    optimizer = LocalOptimizer(optimizer_class, params, **kwargs)
     # groups may reorder parameters: state dicts count them in the module's order
     numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
     optimizer.numbers = [numbers[parameter] for parameter in optimizer.params]

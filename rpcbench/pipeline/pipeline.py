@@ -70,7 +70,8 @@ class Pipeline:
         optimizer: class and arguments, and optionally groups of parameters with other arguments: by patterns of names,
             as (torch.optim.AdamW, {"lr": 0.01}, {"*.bias": {"weight_decay": 0.0}}), or a function. It gets a list of
             names and parameters, those of one stage, and returns torch's groups of them, as many for each stage; some
-            may be empty. None: only compute gradients.
+            may be empty. Without groups the class gets a list of a stage's parameters, and may make its own groups.
+            None: only compute gradients.
         loss_reduction: whether the loss is the "mean" or the "sum" over samples, so that micro-batches add up to the
             gradient of the whole batch.
         chunks: stages for each worker; by default as many as `split` was given, where the schedule takes any number,
@@ -365,6 +366,11 @@ def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: Schedu
         )
         if given is not None and not told:
             raise PipelineError(f"{name} must be a class and its arguments, as {example}, not {given!r:.80}")
+    if optimizer is not None and not isinstance(optimizer[0], type):
+        raise PipelineError(
+            f"optimizer must begin with a class such as torch.optim.SGD, not {optimizer[0]!r:.80}: each stage makes an "
+            "optimizer of that class. A function that makes groups of parameters is the third item"
+        )
     groups = optimizer[2] if optimizer is not None and len(optimizer) == 3 else {}
     if not isinstance(groups, Mapping) and not callable(groups):
         raise PipelineError(

@@ -427,10 +427,8 @@ Groups = Mapping[str, Mapping[str, Any]] | Callable[[Named], Iterable[Group]]
 """Options by pattern of names, or a function that makes torch's groups of a stage's named parameters."""
 
 
-def grouped(groups: Groups | None, named: Named) -> list[Group]:
+def grouped(groups: Groups, named: Named) -> list[Group]:
     """Return torch's parameter groups. PipelineError where a user's function returns anything else."""
-    if groups is None:
-        return [{"params": [parameter for _, parameter in named]}]
     if isinstance(groups, Mapping):
         return _by_pattern(groups, named)
     made = [dict(group) if isinstance(group, Mapping) else group for group in groups(named)]

@@ -22,8 +22,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import AsyncGeneratorType, CodeType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -120,6 +120,18 @@ class CapturedData:
                 continue
             if size >= WORTH_A_WARNING:
                 warnings.warn(_warning(function, where, name, size), stacklevel=_users_frame())
+
+
+_COLLECTED = "a generator cannot leave its process. Send a function that collects its items, as lambda: list({}(...))"
+_AWAITED = "a call does not await an async function. Send a function that runs it, as lambda: asyncio.run({}(...))"
+_ITERATED = "a call does not iterate over an async generator. Send a function that runs it, and returns a list"
+_REMEDIES = {GeneratorType: _COLLECTED, CoroutineType: _AWAITED, AsyncGeneratorType: _ITERATED}
+
+
+def refuse_suspended(value: Any) -> NoReturn:
+    """Raise the SerializationError for a coroutine or a generator, the results of async and generator functions."""
+    remedy = _REMEDIES[type(value)].format(value.__name__)
+    raise SerializationError(f"cannot pickle {type(value).__name__!r} object: {remedy}")
 
 
 def weight(value: object) -> int:

@@ -21,7 +21,16 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CodeType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Protocol
 
 import cloudpickle
@@ -41,7 +50,7 @@ from rpcbench.serialization.closures import (
     reduce_new_type,
     replace_locks,
 )
-from rpcbench.serialization.diagnostics import CapturedData, blame
+from rpcbench.serialization.diagnostics import CapturedData, blame, refuse_suspended
 from rpcbench.serialization.fast_path import Encoded, has_name
 from rpcbench.serialization.importable import importable, load_packages_of, loaded
 from rpcbench.serialization.main_module import MainModule, annotated_globals, resolve_annotations
@@ -64,6 +73,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     MethodType: closures.reduce_method,
     **dict.fromkeys((ModuleType, MainModule), closures.reduce_python_module),
     torch.jit.ScriptFunction: closures.reduce_function,
+    **dict.fromkeys((CoroutineType, AsyncGeneratorType, GeneratorType), refuse_suspended),
 }
 
 

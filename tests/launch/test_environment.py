@@ -16,7 +16,7 @@ from sizes import long
 import rpcbench
 from rpcbench.cells import worker_main
 from rpcbench.launch import environment, fork_client
-from rpcbench.launch.environment import Interpreter, differences, interpreter, variables
+from rpcbench.launch.environment import Interpreter, differences, interpreter, variables, warn_of_debugging
 
 # ---- variables
 
@@ -41,6 +41,18 @@ def test_a_variable_that_is_none_is_told_in_one_sentence(env: dict[str, Any], se
 def test_values_become_texts_and_gpus_may_be_hidden_where_none_is_assigned() -> None:
     assert variables({"A": 2, "B": "x"}) == {"A": "2", "B": "x"} and variables(None) == {}
     assert variables({"CUDA_VISIBLE_DEVICES": ""}) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.process
+def test_a_variable_with_which_torch_ends_workers_is_warned_of(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")
+    warn_of_debugging({})
+    with pytest.warns(RuntimeWarning, match="DETAIL: with it .* ends a worker by SIGSEGV .* Set it to INFO or OFF"):
+        warn_of_debugging({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    warn_of_debugging({"TORCH_DISTRIBUTED_DEBUG": "OFF"})
+    with pytest.warns(RuntimeWarning, match="SIGSEGV"), rpcbench.Cluster(1):
+        pass
 
 
 def test_a_mistake_comes_before_any_process_starts(no_leaks: None) -> None:

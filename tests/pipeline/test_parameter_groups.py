@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,38 @@ def test_a_pattern_without_a_matching_parameter_is_refused() -> None:
 def test_invalid_parameter_groups_are_refused(agents: list[Agent]) -> None:
     with pytest.raises(PipelineError, match="third item of optimizer must be a dict"):
         pipeline(optimizer=(ADAM, OPTIONS, [{"params": []}]))
+
+
+class Grouped(torch.optim.AdamW):
+    """An optimizer that makes its own groups of the parameters that it gets."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float, decay: float) -> None:
+        groups = [
+            {"params": [p for p in params if p.ndim > 1], "weight_decay": decay},
+            {"params": [p for p in params if p.ndim < 2]},
+        ]
+        super().__init__(groups, lr=lr, weight_decay=0.0)
+
+
+def test_a_class_that_makes_its_own_groups_trains_like_one_process(agents: list[Agent], tmp_path: Path) -> None:
+    net, (x, y) = model(), data(12)
+    optimizer = Grouped(list(net.parameters()), lr=0.05, decay=0.5)
+    pipe = pipeline(model(), optimizer=(Grouped, {"lr": 0.05, "decay": 0.5}))
+    for step in range(3):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        pipe.step(x, y)
+        if step == 1:
+            pipe.save(tmp_path)
+            pipe.load(tmp_path)
+    same(pipe.state_dict(), dict(net.state_dict()))
+
+
+@pytest.mark.parametrize("made", [by_dimension, partial(torch.optim.SGD, lr=0.1), lambda params: None])
+def test_an_optimizer_that_is_no_class_is_refused(agents: list[Agent], made: Any) -> None:
+    with pytest.raises(PipelineError, match=r"must begin with a class such as torch.optim.SGD.* is the third item"):
+        pipeline(optimizer=(made, {}))
 
 
 def reference(net: nn.Sequential, groups: Any) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ import functools
 import gc
 import operator
 import pickle
+import re
 import sys
 import threading
 import time
@@ -358,6 +359,25 @@ def with_attribute(error: Exception, held: Any) -> Exception:
     return error
 
 
+def test_the_result_of_an_async_function_is_refused_with_the_remedy() -> None:
+    coroutine = later()
+    words = "result[0]: cannot pickle 'coroutine' object: a call does not await an async function. Send a function that"
+    with pytest.raises(SerializationError, match=re.escape(words) + r".* lambda: asyncio.run\(later\(...\)\)"):
+        Codec().encode([coroutine], label="result")
+    coroutine.close()
+
+
+def counting() -> Any:
+    yield 1
+
+
+async def later() -> None: ...
+
+
+async def items() -> Any:
+    yield 1
+
+
 def needs(lock: Any = None) -> Any:
     return lambda: lock
 
@@ -380,7 +400,8 @@ PARTS = ("function", "args", "kwargs")
         ({(1, LOCK): 1}, "value", "value (a key)[1]: cannot pickle"),
         ({LOCK}, "value", "value (an element): cannot pickle"),
         ([Refusing()], "value", "value[0]: KeyError: 'no'"),
-        ((i for i in ()), "result", "result: cannot pickle 'generator' object"),
+        (counting(), "result", "result: cannot pickle 'generator' object: a generator cannot leave its process"),
+        (items(), "result", "result: cannot pickle 'async_generator' object: a call does not iterate over"),
         (collections.deque([1, LOCK]), "result", "result[1]: cannot pickle"),
         (Frozen(1, {"deep": [[LOCK]]}), "result", "result.held['deep'][0][0]: cannot pickle"),
         (types.SimpleNamespace(lock=LOCK), "result", "result.lock: cannot pickle"),
