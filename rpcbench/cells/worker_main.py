@@ -25,7 +25,7 @@ from typing import NamedTuple
 from rpcbench.base.config import WorldConfig
 from rpcbench.cells.runner import CellRunner
 from rpcbench.launch.environment import versions
-from rpcbench.launch.torch_rendezvous import replace_handlers
+from rpcbench.launch.torch_on_workers import adapt_torch
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current, gpus
 from rpcbench.runtime.agent import Agent
@@ -82,12 +82,12 @@ def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
 
 
 def handle_requests(agent: Agent) -> None:
-    """Register the handlers of LEAVE, STOP and STACKS_SIGNAL, and those of torch's rendezvous; before the agent starts,
-    as LEAVE may arrive at once."""
+    """Register the handlers of LEAVE, STOP and STACKS_SIGNAL, and adapt torch; before the agent starts, as LEAVE may
+    arrive at once."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
     agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).interrupt_main_thread())
     agent.part(StackDump)
-    replace_handlers()
+    adapt_torch()
 
 
 class StackDump:

@@ -1,4 +1,5 @@
-"""How ranks of torch's own process groups meet on workers: where the store listens, and every end of the wait."""
+"""Torch's own process groups on workers: where their store listens, every end of the wait for ranks, and models of
+DistributedDataParallel that end after their group."""
 
 from __future__ import annotations
 
@@ -116,3 +117,26 @@ def in_a_fork(method: str) -> int | None:
 
 def test_a_process_that_a_worker_forks_has_the_rendezvous_of_torch(cluster: rpcbench.Cluster) -> None:
     assert cluster.rpc_sync("worker1", in_a_fork, ("tcp://127.0.0.1:0",)) == 0
+
+
+MODELS = """
+import gc, weakref, torch, {library} as dist
+def train():
+    dist.init_process_group("gloo")
+    made.append(weakref.ref(torch.distributed.group.WORLD))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    model(torch.ones(4, 8)).sum().backward()
+    dist.destroy_process_group()
+
+made = []
+for _ in range(10):  # where a group ends with its model, a rank hangs in the eighth at the latest
+    train()
+gc.collect()
+[each() is None for each in made[1:]]  # torch itself keeps the first one of a process
+"""
+
+
+@pytest.mark.parametrize("library", ["torch.distributed", "rpcbench.distributed"])
+def test_models_of_ddp_may_end_after_their_group_and_keep_none(cluster: rpcbench.Cluster, library: str) -> None:
+    left = cluster.run("all", MODELS.format(library=library), timeout=2 * HANG_SECONDS)
+    assert left == dict.fromkeys(cluster.workers, [True] * 9)

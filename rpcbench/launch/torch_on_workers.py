@@ -1,4 +1,4 @@
-"""The rendezvous of torch's own process groups on workers: `torch.distributed.init_process_group` and what calls it.
+"""What workers change in torch.distributed: how the ranks of its process groups meet, and how long a group lives.
 
 torch calls a handler for the scheme of each init method. Workers have handlers of their own for "env" and "tcp", by
 which libraries found groups, too (device meshes, Accelerate, Lightning). Guarantees
@@ -7,11 +7,13 @@ which libraries found groups, too (device meshes, Accelerate, Lightning). Guaran
 - The store listens on the address of the init method only, and serves any number of groups in turn.
 - Any backend works: once all ranks have come, torch has a plain store of its own, with a connection of its own.
 - A process that a worker has forked or started has torch's handlers.
+- A model of DistributedDataParallel may end after its group, in any thread, any number of times.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -29,11 +31,14 @@ Place = tuple[Store, int, int]
 """The store where ranks have met, the rank of this process, and the number of ranks."""
 
 
-def replace_handlers() -> None:
-    """Replace torch's handlers in this process."""
+def adapt_torch() -> None:
+    """Make the changes in this process, once."""
     for scheme in ("env", "tcp"):
-        if not isinstance(of_torch := _rendezvous_handlers[scheme], partial):  # once
+        if not isinstance(of_torch := _rendezvous_handlers[scheme], partial):
             _rendezvous_handlers[scheme] = partial(_meet, of_torch)
+    for name in ("Reducer", "Logger"):
+        if not isinstance(of_torch := getattr(c10d, name), partial):
+            setattr(c10d, name, partial(_make_outlived, of_torch))
 
 
 def _meet(
@@ -64,3 +69,20 @@ def _uncounted_failure() -> Iterator[None]:
         if not c10d.is_initialized():
             c10d.distributed_c10d._world.group_count = 0
         raise
+
+
+# The Logger of a DDP model holds its Reducer in C++, and the Reducer the process group. If that is the last reference,
+# the group ends in the Reducer's destructor, which keeps Python's lock while it joins gloo's thread; and that thread
+# may need the lock to end. The last reference of Python, by contrast, ends a group without the lock.
+def _make_outlived(of_torch: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """Make torch's object; the group or Reducer that it is made with lives at least until its destructor has run."""
+    made = of_torch(*args, **how)
+    for each in (*args, *how.values()):
+        if isinstance(each, c10d.ProcessGroup) or type(each).__name__ == "Reducer":
+            # pybind11 calls it after the destructor.
+            weakref.finalize(made, _release, each).atexit = False
+    return made
+
+
+def _release(_: object) -> None:
+    """Take the last reference, which ends with this call's arguments."""
