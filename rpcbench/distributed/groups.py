@@ -15,6 +15,7 @@ import atexit
 import functools
 import hashlib
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,8 @@ class WatchedStore(Store):
     # and it holds the store's connection meanwhile. This one waits in Python.
     def __init__(self, store: Store, world: World) -> None:
         super().__init__()
-        self._store, self._world = store, world
+        self._store = store
+        self._world = weakref.proxy(world)  # the world holds this store: with it its connection ends, and the listener
         self.ranks: Sequence[int] = range(len(world.ranks))  # ranks for whose keys torch waits now
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]

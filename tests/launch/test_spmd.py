@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -81,6 +82,18 @@ def test_objects_of_collectives_are_of_the_classes_that_the_function_knows(clust
         return objects[0] is Mode.TRAIN, all(one is Mode.TRAIN for one in each)
 
     assert cluster.spmd(share) == [(True, True)] * 3
+
+
+def test_a_run_leaves_no_store_and_no_connection_without_the_garbage_collector(cluster: Cluster) -> None:
+    def opened() -> int:
+        return len(psutil.Process().net_connections("inet"))
+
+    cluster.run("all", "import gc; gc.disable()")
+    before = cluster.rpc_sync("worker1", opened)
+    for _ in range(3):
+        total(cluster)
+    until(lambda: cluster.rpc_sync("worker1", opened) <= before)
+    cluster.run("all", "gc.enable()")
 
 
 def in_torch() -> None:
