@@ -104,9 +104,9 @@ class Lobby:
                 if key.data is None:
                     self._accept()
                 elif key.data in self._visitors:  # else it was displaced just now
-                    self._read(cast(_Visitor, key.data))
+                    self._look(cast(_Visitor, key.data))
             while self._visitors and (oldest := next(iter(self._visitors))).until <= time.monotonic():
-                self._refuse(oldest)
+                self._dismiss(oldest)
         return self._welcome.popleft()
 
     def _seconds_left(self) -> float | None:
@@ -126,39 +126,45 @@ class Lobby:
                 self._displace()  # strangers must not hold the last descriptors
                 continue
             visitor = _Visitor(sock, address[0], time.monotonic() + HANDSHAKE_SECONDS)
-            self._visitors[visitor] = None
-            self._hosts.setdefault(visitor.host, {})[visitor] = None
-            self._selector.register(sock, selectors.EVENT_READ, visitor)
-            self._read(visitor)  # a member's preamble has usually come
-            if len(self._visitors) > most_waiting():
-                self._displace()
+            if (right := self._judge(visitor)) is None:
+                self._keep(visitor)
+            else:  # most preambles come with the connection, which then need not wait
+                self._settle(visitor, right)
 
-    def _read(self, visitor: _Visitor) -> None:
-        """Read what has come, at most the preamble, and decide if that is complete."""
+    def _look(self, visitor: _Visitor) -> None:
+        if (right := self._judge(visitor)) is not None:
+            self._forget(visitor)
+            self._settle(visitor, right)
+
+    def _judge(self, visitor: _Visitor) -> bool | None:
+        """Read what has come, at most the preamble; return whether it is right, None while it is incomplete."""
         try:
             data = visitor.sock.recv(PREAMBLE - len(visitor.heard), socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return
+            return None
         except OSError:  # the peer has reset the connection
-            data = b""
+            return False
         visitor.heard += data
-        if not data:
-            self._refuse(visitor)
-        elif len(visitor.heard) == PREAMBLE:
-            self._decide(visitor)
+        if data and len(visitor.heard) < PREAMBLE:
+            return None
+        return self._preambles.accept(bytes(visitor.heard))
 
-    def _decide(self, visitor: _Visitor) -> None:
-        if not self._preambles.accept(bytes(visitor.heard)):
-            self._refuse(visitor, orderly=True)
-            return
-        try:
-            visitor.sock.send(WELCOME, socket.MSG_DONTWAIT)
-        except OSError:
-            self._refuse(visitor)
-            return
-        self._forget(visitor)
-        visitor.sock.setblocking(True)  # on some systems it has the mode of the listening socket
-        self._welcome.append(visitor.sock)
+    def _settle(self, visitor: _Visitor, right: bool) -> None:
+        if right:
+            visitor.sock.setblocking(True)  # on some systems it has the mode of the listening socket
+            with contextlib.suppress(OSError):  # the peer has gone, which the handshake meets next
+                visitor.sock.send(WELCOME)  # never waits: it is the first byte
+            self._welcome.append(visitor.sock)
+        else:
+            self._refusals.add_stranger(visitor.host)
+            visitor.sock.close()
+
+    def _keep(self, visitor: _Visitor) -> None:
+        self._visitors[visitor] = None
+        self._hosts.setdefault(visitor.host, {})[visitor] = None
+        self._selector.register(visitor.sock, selectors.EVENT_READ, visitor)
+        if len(self._visitors) > most_waiting():
+            self._displace()
 
     def _displace(self) -> None:
         """Refuse the oldest connection of the host that has most."""
@@ -171,14 +177,13 @@ class Lobby:
                 len(self._visitors),
                 host,
             )
-        self._refuse(next(iter(self._hosts[host])))
+        self._dismiss(next(iter(self._hosts[host])))
 
-    def _refuse(self, visitor: _Visitor, orderly: bool = False) -> None:
+    def _dismiss(self, visitor: _Visitor) -> None:
+        """Reset a connection that waits."""
         self._forget(visitor)
-        self._refusals.add_stranger(visitor.host)
-        if not orderly:
-            visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        visitor.sock.close()
+        visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._settle(visitor, False)
 
     def _forget(self, visitor: _Visitor) -> None:
         self._selector.unregister(visitor.sock)
@@ -189,7 +194,7 @@ class Lobby:
     def close(self) -> None:
         """End all connections that wait. Idempotent."""
         for visitor in list(self._visitors):
-            self._refuse(visitor)
+            self._dismiss(visitor)
         self.forked()
 
     def forked(self) -> None:

@@ -31,6 +31,7 @@ from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import Identity, dial, preamble
 from rpcbench.transport.sockets import SocketStream
+from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.framing import HEAD, Decoder, Limits, Memory, encode
 from rpcbench.wire.messages import Body
 
@@ -256,6 +257,53 @@ def test_a_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(Memory, "room", fail)
     with pytest.raises(ProtocolError, match="announces 300 bytes, for which there is no memory"):
         decode(VALID, SMALL, 4096)
+
+
+@pytest.mark.parametrize("make", [world, far_world])
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_frames_of_a_member_harm_no_other_one(make: Any, seed: int, tmp_path: Path) -> None:
+    """Bits are flipped, lengths replaced, frames left out, repeated and sent in another order; also sheer noise."""
+    chance = random.Random(seed)
+    with make(tmp_path, 3) as agents:
+        (faulty,), before = entries(agents[1], agents[0]), psutil.Process().memory_info().rss
+        with recorded(faulty) as frames:
+            for size in (10, 400_000):
+                agents[1].call(0, torch.neg, (torch.ones(size),)).wait()
+            agents[1].get(agents[1].create(0, torch.ones, (3,)))
+        for data in damaged(frames, chance):
+            with contextlib.suppress(OSError):  # the other side has ended the connection
+                faulty._stream.write([memoryview(data)], True)
+        assert agents[0].call(2, max, (1, 2)).wait() == agents[2].call(0, max, (1, 2)).wait() == 2
+        assert psutil.Process().memory_info().rss - before < 256 << 20
+
+
+@contextlib.contextmanager
+def recorded(connection: StreamConnection) -> Iterator[list[bytes]]:
+    """Collect what is written to a connection."""
+    write, frames = connection._stream.write, list[bytes]()
+
+    def listen(parts: Any, may_wait: bool) -> None:
+        frames.extend(map(bytes, parts))
+        write(parts, may_wait)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection._stream, "write", listen)
+        yield frames
+
+
+def damaged(frames: list[bytes], chance: random.Random) -> list[bytes]:
+    small = [frame for frame in frames if HEAD.size < len(frame) < 5000]
+    body = bytearray(chance.choice(small))
+    body[chance.randrange(HEAD.size, len(body))] ^= 1 << chance.randrange(8)
+    length = bytearray(chance.choice(small))
+    place = chance.choice([4, 8, 12, 20])  # of a field of the head
+    length[place : place + 4] = chance.randbytes(4)
+    flips = b"".join(frames)
+    for _ in range(3):
+        flips = flipped(flips, chance.randrange(8 * 2000))
+    kinds = [bytes(body), bytes(length), b"".join(chance.choices(frames, k=9)), flips, chance.randbytes(3000)]
+    chance.shuffle(kinds)
+    return kinds
 
 
 def test_a_member_that_is_removed_sees_its_connection_end_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
