@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from rpcbench.base.errors import NOT_INITIALIZED, SerializationError, UnknownWorkerError
 from rpcbench.base.futures import Future
-from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
+from rpcbench.rpc import RRef, rpc_async
 from rpcbench.rpc.api import arguments_of
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import register_reducer
@@ -81,7 +81,9 @@ class RemoteModule(nn.Module):
             raise AssertionError(f"RemoteModule only works in RPC. {NOT_INITIALIZED}")
         on, device = _parse(remote_device)
         with _told(f"the arguments of the module on {on}"):
-            self._hold(on, device, remote(on, _make, (module_cls, *arguments_of(args, kwargs), device)))
+            given = module_cls, *arguments_of(args, kwargs), device
+            made = current.current().create(on, _make, given, label="RemoteModule")
+            self._hold(on, device, cast("RRef[Any]", made))
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:
@@ -119,12 +121,14 @@ class RemoteModule(nn.Module):
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Any]]:
         """Return an RRef of each parameter, for a DistributedOptimizer; `recurse` False: without submodules'."""
-        rrefs: list[RRef[Any]] = rpc_sync(self.module_rref.owner(), _parameters, (self.module_rref, recurse))
+        asked = self.module_rref.owner(), _parameters, (self.module_rref, recurse)
+        rrefs: list[RRef[Any]] = current.current().ask(*asked, label="RemoteModule.remote_parameters")
         return rrefs
 
     def train(self, mode: bool = True) -> Self:
         """Switch the module on its worker to training mode or, with `mode` False, to evaluation mode."""
-        rpc_sync(self.module_rref.owner(), _train, (self.module_rref, mode))
+        asked = self.module_rref.owner(), _train, (self.module_rref, mode)
+        current.current().ask(*asked, label="RemoteModule.train")
         self.training = mode
         return self
 
@@ -145,9 +149,9 @@ class RemoteModule(nn.Module):
             raise ValueError(str(error)) from error
         if args or kwargs:
             _refuse("to")
-        moved = remote(on, _adopt, (self.module_rref, device))
+        moved = cast("RRef[Any]", agent.create(on, _adopt, (self.module_rref, device), label="RemoteModule.to"))
         with _told(f"the module that should move to {on}"):
-            rpc_sync(on, _exists, (moved,))  # waits, so an error of the move is raised here
+            agent.ask(on, _exists, (moved,), label="RemoteModule.to")  # waits, so an error of the move is raised here
         self._place(on, device, moved)
         return self
 

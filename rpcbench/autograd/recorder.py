@@ -134,7 +134,8 @@ def _add_up(asked: Id, into: int, others: Sequence[int], told: Sequence[int]) ->
         workers |= here.known_workers(context_id)
     workers -= set(told)  # a worker that two paths lead to is called twice: `first_time` makes the call idempotent
     known = (*told, *workers)
-    for future in [here.agent.call(worker, _add_up, (asked, into, others, known)) for worker in workers]:
+    args = asked, into, others, known
+    for future in [here.agent.call(worker, _add_up, args, label="accumulate") for worker in workers]:
         future.wait()
 
 

@@ -309,6 +309,7 @@ def _succeeded(future: Future[Any]) -> bool:
 OptimizerSpec = (
     tuple[type[torch.optim.Optimizer], dict[str, Any]] | tuple[type[torch.optim.Optimizer], dict[str, Any], Groups]
 )
+_SETUP = "the setup of the pipeline"  # the label of calls, in errors
 _NUMBERS = itertools.count()
 T = TypeVar("T")
 
@@ -349,7 +350,7 @@ class WorkerGroup:
                 ports = {stage: self.row[stage].ports for stage in modules}
                 homes, record = self.layout.homes(id_, self.homes), records.get(id_, "")
                 made = (self._key, modules, homes, loss_fn, ports, self.ties, record, numerics, ids, processes)
-                self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0)
+                self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0, label=_SETUP)
                 self._taken[id_] = inputs_of(ports.values())
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
@@ -371,10 +372,10 @@ class WorkerGroup:
         return {stage.index: partial(whole_name, stage.prefixes, first[stage.index]) for stage in self.row}
 
     def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
-        return self._agent.create(self.homes[stage], function, args, timeout=0)
+        return self._agent.create(self.homes[stage], function, args, timeout=0, label=_SETUP)
 
     def _await_made(self, rrefs: Any) -> None:
-        call = partial(self._agent.call, function=execution.made, timeout=0, label="pipeline made")
+        call = partial(self._agent.call, function=execution.made, timeout=0, label=_SETUP)
         wait_all([call(rref._owner, args=(rref,)) for rref in rrefs])
 
     def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:

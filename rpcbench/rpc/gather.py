@@ -35,6 +35,7 @@ from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 
+_LABEL = "all_gather"  # of calls, in errors
 _PATIENCE = timedelta(seconds=100)  # for owners and users of RRefs at shutdown
 
 
@@ -214,7 +215,8 @@ def _all_gather(
     states = rounds.give(key, leader, obj) if leads else rounds.follow(leader)
     try:
         if not leads:
-            agent.call(leader, _gather_to_leader, (key, agent.name, obj, states.number), timeout=timeout).wait()
+            told = (key, agent.name, obj, states.number)
+            agent.call(leader, _gather_to_leader, told, timeout=timeout, label=_LABEL).wait()
         with blocked():
             ended = states.proceed_signal.wait(waiting)
         if not ended:
@@ -238,7 +240,8 @@ def _send_result(agent: Agent, states: AllGatherStates, timeout: float) -> None:
     sent: dict[str, Future[Any]] = {}
     for name in there & states.numbers.keys():
         with contextlib.suppress(WorkerLostError):  # it has left since
-            sent[name] = agent.call(name, _broadcast_to_followers, (states.numbers[name], result), timeout=timeout)
+            told = (states.numbers[name], result)
+            sent[name] = agent.call(name, _broadcast_to_followers, told, timeout=timeout, label=_LABEL)
     errors: dict[str, Exception] = {}
     for name, future in sent.items():
         try:

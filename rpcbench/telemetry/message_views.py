@@ -325,7 +325,7 @@ _NOTICES = {
 }  # fmt: skip
 _PIPELINE_CALLS = {
     "pipeline run": "pipeline step", "pipeline apply": "commit of a step", "pipeline stop": "stop of a step",
-    "pipeline learn": "optimizers", "pipeline made": "check that stages are made",
+    "pipeline learn": "optimizers",
 }  # fmt: skip
 _PARCEL = re.compile(r"([A-Z])(\d*) for (.+)")
 
