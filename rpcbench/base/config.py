@@ -20,6 +20,7 @@ JOIN_SECONDS = 60.0  # until a world must be complete
 FLUSH_SECONDS = 20.0  # the longest wait for acknowledgements at shutdown
 LAST_WORDS_SECONDS = 1.0  # the same, at a shutdown that is not graceful
 STOP_SECONDS = 5.0
+START_SECONDS = 60.0  # for a worker to join, after its launcher is asked for it
 NOTEBOOK = "notebook"  # the name of member 0 in a notebook's cluster
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # the variable that CUDA reads when a process first uses it
 RANK_NAMES = "RPCBENCH_RANKS"  # the variable with the workers by rank: worker1,worker3
@@ -52,6 +53,7 @@ class WorldConfig:
     environ: dict[str, str] = field(default_factory=dict)  # variables of its process, beside those of its host
     same_modes: bool = False  # calls from here run with autocast as it is here
     held: bool = False  # calls of other members wait until the creator of the agent sets `agent.ready`
+    start_seconds: float = START_SECONDS  # for its launcher to start it, and for it to join
     stop_seconds: float = STOP_SECONDS  # for a worker to end, on request or after its world; then it is terminated
     suspect_seconds: float = 3.0  # of silence until a member on another host is reported as suspect,
     lost_seconds: float = 4.0  # until it is lost,

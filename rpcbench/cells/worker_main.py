@@ -124,7 +124,7 @@ def settled_config(config: WorldConfig) -> Iterator[WorldConfig]:
     here = replace(
         config, remote=hosts.address_towards(config.leader.removeprefix("tls://")), bind=hosts.bind_address()
     )
-    if here.host == host_id():
+    if hosts.is_shared(here.host, here.directory):
         yield here
         return
     directory = RunDirectory()

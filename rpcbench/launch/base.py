@@ -64,6 +64,8 @@ class Handle(Protocol):
     def last_words(self) -> str:
         """Return the last lines that the worker wrote outside any cell or call; empty if it wrote none."""
 
+    # It may have more attributes, as `ProcessHandle` has them: `host`, `command` and `subject`.
+
 
 ExitCallback = Callable[[Handle, int], object]
 """(handle, exit status): called once, after `handle.poll()` returns it, on a thread of the launcher; must be brief."""
@@ -117,6 +119,8 @@ class ProcessHandle:
     """A worker process of this host; see `Handle`. The launcher calls `begin` or `refuse`, and after `begin` `end`."""
 
     local = True  # `pid` is that of a process of this host
+    host, command = "", ""  # of a worker that a command starts
+    subject = "its process"  # that has the exit status
 
     def __init__(self, name: str, log: Path, send_signal: Callable[[int], None], on_exit: ExitCallback | None) -> None:
         self.name = name

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from rpcbench.base.config import UNSET_TIMEOUT
+from rpcbench.base.config import START_SECONDS, UNSET_TIMEOUT
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.history import Rerun
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
-
-START_SECONDS = 60.0  # for a worker to join
 
 
 class BaseCluster(ABC):

@@ -22,16 +22,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, STOP_SECONDS, WorldConfig
+from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, START_SECONDS, STOP_SECONDS, WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
-from rpcbench.launch import ranks, registry
+from rpcbench.launch import ranks, registry, start_errors
 from rpcbench.launch.base import ARRIVAL, Handle, Launcher, ending, has_ended, late_warning, stopped
-from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster, cluster
+from rpcbench.launch.base_cluster import BaseCluster, cluster
 from rpcbench.launch.environment import variables, warn_of_debugging, warn_of_differences
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
 from rpcbench.launch.saved import find
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["START_SECONDS", "Cluster", "Progress", "cluster"]
 
 _KILL_SECONDS = 10.0  # for a killed worker to end, and to leave the world
-_LONGEST_GRACE = 86_400.0  # seconds: a day
+_GONE_SECONDS = 60.0  # for a worker that has ended to leave the world
+_LONGEST = 86_400.0  # seconds of a grace, or of patience: a day
 _OBITUARY_SECONDS = 5.0  # for the launcher to report the exit of a worker after its connection has ended
 
 Progress = Callable[[int, int], object]
@@ -82,6 +83,8 @@ class Cluster(BaseCluster):
             this process. With the launcher "command" it is one of the other hosts.
         grace: Seconds that workers have to end by themselves, at `shutdown`, `scale` and `restart`: `atexit` functions
             and finalizers run. Then they are terminated, and named in a RuntimeWarning. Ctrl-C ends that wait.
+        patience: Seconds to wait until workers serve, at the start, `scale` and `restart`. A queue, or the first import
+            of torch from a network disk, may need more than the default.
         rpc_timeout: Seconds a call may take that names no timeout; 0 for no limit.
         device_maps: For calls of each worker, by any member: the device here and the device there (see
             `TensorPipeRpcBackendOptions`).
@@ -89,7 +92,7 @@ class Cluster(BaseCluster):
         progress: Called while workers start, with the number that serve and the number to start.
 
     Raises:
-        RpcError: A worker cannot start.
+        RpcError: A worker cannot start, or does not serve in time; the text names its host, its command and its output.
         ValueError: `kind`, `start`, `launcher` or an option is unknown, the device maps do not fit, there is no such
             GPU, a variable is none, or `python` is no interpreter that suits.
 
@@ -113,12 +116,13 @@ class Cluster(BaseCluster):
         env: Mapping[str, str] | None = None,
         python: str | None = None,
         grace: float = STOP_SECONDS,
+        patience: float = START_SECONDS,
         rpc_timeout: float = DEFAULT_TIMEOUT,
         device_maps: Mapping[str, Mapping[Any, Name]] | None = None,
         same_modes: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        _check(n, grace)
+        _check(n, grace, patience)
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
@@ -126,6 +130,7 @@ class Cluster(BaseCluster):
         self.kind = {"local": "process"}.get(name, name)
         options = {**given, **(options or {})}
         self.arguments = {"options": options, "address": address, "gpus": gpus, "env": env, "grace": grace}
+        self.arguments["patience"] = patience
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
@@ -133,7 +138,7 @@ class Cluster(BaseCluster):
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
             config = _reachable(config, name, self._launcher.far, address)
-            config = replace(config, environ=variables(env, bool(self._pins.of(1))))
+            config = replace(config, environ=variables(env, bool(self._pins.of(1))), start_seconds=patience)
             warn_of_debugging(config.environ)
             if hasattr(self._launcher, "environ"):
                 self._launcher.environ = config.environ
@@ -152,7 +157,6 @@ class Cluster(BaseCluster):
         self._ended = False
         self._maker = os.getpid()  # a fork of this process must not wait for workers
         self._own_agent()
-        atexit.register(self.shutdown)
         try:
             self._start([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
@@ -165,6 +169,7 @@ class Cluster(BaseCluster):
         self.agent.member_table.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
         LaunchedTable(self.agent, self.watched, self._last_words)
+        atexit.register(self.shutdown)
 
     # -- members
     @property
@@ -285,7 +290,7 @@ class Cluster(BaseCluster):
         handle = self._handle(name)
         handle.kill()
         handle.wait(_KILL_SECONDS)
-        self._await(lambda: name not in self.workers, [], f"the end of {name}")
+        self._await_gone([name])
 
     def shutdown(self) -> None:
         """End all workers, within their grace, and remove all files. Idempotent."""
@@ -328,11 +333,12 @@ class Cluster(BaseCluster):
         before = self._handles.copy()
         try:
             handles = self._launch([self._new(name) for name in names])
-            self._await(joined, handles, f"{', '.join(names)} to join")
+            self._await_joined(joined, handles)
             count = len(self.workers) + 1
             told = self._settle(f"{', '.join(names)} joined", names)
+            patience = self._config.start_seconds
             came = [
-                self.agent.call(name, meet, (count,), timeout=START_SECONDS, label=ARRIVAL, own=True) for name in names
+                self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names
             ]
             self._places.update(zip(names, wait_all(came), strict=True))
             ranks.await_ranks(told, names)
@@ -361,8 +367,7 @@ class Cluster(BaseCluster):
         self._oom_kills[name] = oom_kills()
         self._places.pop(name, None)
         self._abandoned.pop(name, None)
-        leader = self.agent.machine.ask(lambda node: node.members.me.remote)
-        ours = replace(self._config, leader=leader, remote="", bind="", devices=())
+        ours = replace(self._config, leader=self._leader(), remote="", bind="", devices=())
         return replace(ours, name=name, id=_id(name), incarnation=incarnation, gpu=self._pins.of(_id(name)))
 
     def _launch(self, configs: list[WorldConfig]) -> list[Handle]:
@@ -399,7 +404,7 @@ class Cluster(BaseCluster):
         for handle in handles:
             handle.kill()  # also kills its children, and detects a fork server that hangs
             handle.wait(_KILL_SECONDS)
-        self._await(lambda: not set(names) & set(self.workers), [], f"the end of {', '.join(names)}")
+        self._await_gone(names)
         self._tell(late)
 
     def _running(self, handles: Iterable[Handle]) -> list[Handle]:
@@ -410,19 +415,33 @@ class Cluster(BaseCluster):
         if late and self._config.stop_seconds:
             warnings.warn(late_warning(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
-    def _await(self, done: Callable[[], bool], handles: Sequence[Handle], what: str) -> None:
+    def _await_joined(self, joined: Callable[[], bool], handles: Sequence[Handle]) -> None:
         def reached() -> bool:
-            if done():
+            if joined():
                 return True
             self._check_open()
             for handle in handles:
                 if (status := handle.poll()) is not None:
-                    told = f":\n{words}" if (words := handle.last_words()) else ", and wrote no output"
-                    raise RpcError(f"{handle.name} ended ({ending(status)}) before it could serve{told}")
+                    raise start_errors.ended_early(handle, status)
             return False
 
-        if not self._changes.wait_for(reached, START_SECONDS):
-            raise RpcError(f"timed out after {START_SECONDS:g} s waiting for {what}")
+        if not self._changes.wait_for(reached, self._config.start_seconds):
+            there = self.workers
+            came = [handle.name for handle in handles if handle.name in there]
+            missing = [handle for handle in handles if handle.name not in there]
+            raise start_errors.too_late(missing, came, self._config.start_seconds, self._leader())
+
+    def _await_gone(self, names: Sequence[str]) -> None:
+        def gone() -> bool:
+            self._check_open()
+            return not set(names) & set(self.workers)
+
+        if not self._changes.wait_for(gone, _GONE_SECONDS):
+            raise RpcError(f"timed out after {_GONE_SECONDS:g} s waiting for the end of {', '.join(names)}")
+
+    def _leader(self) -> str:
+        """Return the address of this process for workers on other hosts; empty if there are none."""
+        return self.agent.machine.ask(lambda node: node.members.me.remote)
 
     def _check_open(self) -> None:
         if self._ended:
@@ -453,7 +472,8 @@ class Cluster(BaseCluster):
         except TimeoutError:
             return reason
         starved = status == -signal.SIGKILL and oom_kills() > self._oom_kills[name]
-        ended = f"its process ended ({ending(status)}{', likely out of memory' if starved else ''})"
+        subject = getattr(handle, "subject", "its process")  # not all launchers' handles have it
+        ended = f"{subject} ended ({ending(status)}{', likely out of memory' if starved else ''})"
         last = handle.last_words().splitlines() if status else []
         return "\n  ".join([f"{ended}; its last output:", *last]) if last else ended
 
@@ -482,11 +502,13 @@ class Cluster(BaseCluster):
         return handle
 
 
-def _check(n: int, grace: float) -> None:
+def _check(n: int, grace: float, patience: float) -> None:
     if n < 1:
         raise ValueError(f"a cluster has at least one worker, not {n}")
-    if not 0 <= grace <= _LONGEST_GRACE:
-        raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST_GRACE:,.0f} seconds to end")
+    if not 0 <= grace <= _LONGEST:
+        raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST:,.0f} seconds to end")
+    if not 0 < patience <= _LONGEST:
+        raise ValueError(f"patience={patience}: a start may take more than 0 and up to {_LONGEST:,.0f} seconds")
 
 
 def _reachable(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:

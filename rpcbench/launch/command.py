@@ -5,11 +5,15 @@ Guarantees
   reads on standard input which world to join: no command line or environment shows the secret.
 - The command is guarded: neither it nor the worker outlives `close` or this process (see `supervisor`).
 - Its output is the worker's log. If it ends before the worker has joined, the error has that output and its status.
+- A command that is given up is asked to end (SIGTERM), so that it can withdraw its request to a queue, and killed if
+  it does not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shlex
 import signal
 import string
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
@@ -29,7 +34,10 @@ from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
 from rpcbench.transport.run_dir import RunDirectory
 
 _FIELDS = ("cmd", "host", "name", "python")  # of a template
-_END_SECONDS = 1.0  # for a command to end after its worker was to be killed
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
+_END_SECONDS = 1.0  # for a command to end after its worker was to be killed; then it gets SIGTERM,
+_WITHDRAW_SECONDS = 2.0  # and this long after that SIGKILL
+_CONNECTION_LOST = 255  # the exit status of ssh itself
 
 
 class CommandLauncher(ForkServerLauncher):
@@ -62,7 +70,7 @@ class CommandLauncher(ForkServerLauncher):
         """Start the command for a worker. ValueError for a name that is no file name, RpcError, ShutdownError."""
         check_name(config.name)
         server = self._server()
-        command = _Command(config, self._argv(config), self._directory, on_exit)
+        command = _Command(config, self._argv(config), self._host(config), self._directory, on_exit)
         handle = command.handle
         self._running[handle.pid] = command
         threading.Thread(target=self._run_to_end, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
@@ -76,10 +84,13 @@ class CommandLauncher(ForkServerLauncher):
             raise
         return handle
 
+    def _host(self, config: WorldConfig) -> str:
+        return self._hosts[(config.id - 1) % len(self._hosts)] if self._hosts else ""
+
     def _argv(self, config: WorldConfig) -> list[str]:
-        host = self._hosts[(config.id - 1) % len(self._hosts)] if self._hosts else ""
         command = [self._python, "-P", "-m", "rpcbench.worker", config.name]
-        fields = {"cmd": shlex.join(command), "host": host, "name": config.name, "python": self._python}
+        line, host = shlex.join(command), self._host(config)
+        fields = {"cmd": line, _QUOTED: line, "host": host, "name": config.name, "python": self._python}
         return [part for word in self._words for part in (command if word == "{cmd}" else [word.format(**fields)])]
 
     def _run_to_end(self, command: _Command) -> None:
@@ -99,12 +110,13 @@ class _Command:
     """A running command. RpcError if it cannot be started."""
 
     def __init__(
-        self, config: WorldConfig, argv: list[str], directory: RunDirectory, on_exit: ExitCallback | None
+        self, config: WorldConfig, argv: list[str], host: str, directory: RunDirectory, on_exit: ExitCallback | None
     ) -> None:
         self.grace = config.stop_seconds
         self.handle = ProcessHandle(
             config.name, log_of(directory.path, config.name, config.incarnation), self._signal, on_exit
         )
+        self.handle.host, self.handle.command = host, shlex.join(argv)
         self._telling = threading.Lock()  # a write after the close of stdin could send the secret elsewhere
         with open_private(self.handle.log) as log:
             try:
@@ -126,6 +138,8 @@ class _Command:
         status = self._process.wait()
         kill_group(self.handle.pid)  # processes that the command left
         self._hang_up()
+        if status < 0 or status == _CONNECTION_LOST:  # else it is the worker's, passed on
+            self.handle.subject = "the command that ran it"
         self.handle.end(from_shell(status))
 
     def _hang_up(self) -> None:
@@ -141,24 +155,30 @@ class _Command:
         if which != signal.SIGKILL:
             return
         self._hang_up()
-        later = threading.Timer(_END_SECONDS, self._end)  # the command may wait for a lost host
-        later.daemon = True
-        later.start()
+        threading.Thread(target=self._end, name="rpcbench-end", daemon=True).start()
 
     def _end(self) -> None:
-        if self.handle.poll() is None:
-            kill_group(self.handle.pid)
+        """End the command if it does not end with its worker: it may wait for a lost host, or in a queue."""
+        for seconds, end in ((_END_SECONDS, signal.SIGTERM), (_WITHDRAW_SECONDS, signal.SIGKILL)):
+            with contextlib.suppress(TimeoutError):
+                self.handle.wait(seconds)
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended just now
+                os.killpg(self.handle.pid, end)
+
+
+_QUOTED = "\0"  # the field for the command as one word: in place of `cmd` where `{cmd}` is a word in quotes
 
 
 def _words(template: str, hosts: Sequence[str]) -> list[str]:
     """Return the words of the template. ValueError if it is malformed, or does not fit the hosts."""
     try:
-        words = shlex.split(template)
+        words = shlex.split(re.sub(r"""(?<!\S)(["'])\{cmd\}\1(?!\S)""", rf"\1{{{_QUOTED}}}\1", template))
         fields = [field for word in words for _, *field in string.Formatter().parse(word) if field[0] is not None]
     except ValueError as error:
         raise ValueError(f"the template {template!r} is not a command: {error}") from None
-    names = {name for name, *_ in fields}
-    if wrong := [name for name, how, conversion in fields if name not in _FIELDS or how or conversion]:
+    names = {"cmd" if name == _QUOTED else name for name, *_ in fields}
+    if wrong := [name for name, how, conversion in fields if name not in (*_FIELDS, _QUOTED) or how or conversion]:
         known = ", ".join(f"{{{name}}}" for name in _FIELDS)
         raise ValueError(f"the template {template!r} has an unknown field {{{wrong[0]}}}; there are {known}")
     if "cmd" not in names:
@@ -168,4 +188,22 @@ def _words(template: str, hosts: Sequence[str]) -> list[str]:
         raise ValueError(f"the template {template!r} {told}")
     if bad := [host for host in hosts if not host or host.startswith("-") or any(map(str.isspace, host))]:
         raise ValueError(f"{bad[0]!r} is not a host name")
+    _check_shell(template, words)
     return words
+
+
+def _check_shell(template: str, words: Sequence[str]) -> None:
+    """Raise ValueError if a shell, as in `bash -lc {cmd}`, would get only the first word of the command."""
+    at = next((at for at, word in enumerate(words) if word in ("{cmd}", f"{{{_QUOTED}}}")), 0)
+    if at < 2 or Path(words[at - 2]).name not in _SHELLS or not re.fullmatch(r"-\w*c", words[at - 1]):
+        return
+    shell = " ".join(words[at - 2 : at])
+    if any(Path(word).name == "ssh" for word in words[:at]):  # it joins its words, and the shell there splits them
+        right = f"\"{shell} '{{cmd}}'\""
+    elif words[at] == "{cmd}":
+        right = f"{shell} '{{cmd}}'"
+    else:
+        return
+    raise ValueError(
+        f"in the template {template!r} {shell} would get only the first word of the command: write {right}"
+    )

@@ -34,7 +34,6 @@ from rpcbench.launch.environment import Interpreter
 from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.run_dir import RunDirectory
 
-_START_SECONDS = 60.0  # for a worker's process to exist; the first one waits until torch is loaded
 _CLOSE_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
 _HANG_SECONDS = 3.0  # without an exit report for a killed worker, after which the fork server counts as hung
@@ -127,8 +126,8 @@ class ForkServerClient:
         try:
             asked = worker_request(config, self.kind.entry, handle.log, self.kind.python)
             self._send(start=number, grace=config.stop_seconds, **asked)
-            if not handle.started(_START_SECONDS):
-                late = f"the fork server {self.pid} did not answer in {_START_SECONDS:g} s"
+            if not handle.started(config.start_seconds):  # the first one waits until torch is loaded
+                late = f"the fork server {self.pid} did not answer in {config.start_seconds:g} s"
                 raise RpcError(f"{late}\n{tail(self._log)}")
         except BaseException:  # Ctrl-C, too
             handle.abandon()

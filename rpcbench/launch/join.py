@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, WorldConfig
+from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, START_SECONDS, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
 from rpcbench.launch.base import ARRIVAL
-from rpcbench.launch.base_cluster import START_SECONDS, BaseCluster
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
 from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world

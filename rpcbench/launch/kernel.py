@@ -171,9 +171,6 @@ async def _readable(descriptor: int) -> None:
         os.close(descriptor)
 
 
-_START_SECONDS = 60.0  # for a kernel's process to exist
-
-
 class KernelLauncher(ForkServerLauncher):
     """A launcher of Jupyter kernels as workers. For the methods see `Launcher`.
 
@@ -215,8 +212,8 @@ class KernelLauncher(ForkServerLauncher):
         kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit, self._python)
         try:
             self._soon(lambda: self._run_to_end(kernel))
-            if not kernel.handle.started(_START_SECONDS):
-                raise RpcError(f"{config.name} was not launched within {_START_SECONDS:g} s")
+            if not kernel.handle.started(config.start_seconds):
+                raise RpcError(f"{config.name} was not launched within {config.start_seconds:g} s")
             if kernel.is_local:
                 self._server().guard(kernel.handle.pid, config.stop_seconds)
         except BaseException:  # Ctrl-C, too

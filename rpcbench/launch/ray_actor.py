@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ class Arrival(NamedTuple):
     """The location of an actor."""
 
     host: str  # host id
+    hostname: str
     pid: int
     log: str  # the path of its standard error; "" if unknown
 
@@ -57,7 +59,7 @@ class WorkerActor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def arrive(self) -> Arrival:
-        return Arrival(host_id(), os.getpid(), _log())
+        return Arrival(host_id(), socket.gethostname(), os.getpid(), _log())
 
     def keep(self, name: str, request: bytes) -> ActorExit:
         """Start the worker's supervisor, send it `request`, and wait for its end."""

@@ -59,19 +59,19 @@ class Places:
     """The bundles of one launcher. `bundle`: resources of each worker. `strategy`: Ray's; "": a node for each worker if
     enough nodes have room, else as few nodes as possible."""
 
-    def __init__(self, bundle: Mapping[str, float], strategy: str, patience: float) -> None:
-        self._bundle, self._strategy, self._patience = dict(bundle), strategy, patience
+    def __init__(self, bundle: Mapping[str, float], strategy: str) -> None:
+        self._bundle, self._strategy = dict(bundle), strategy
         self._lock = threading.Lock()  # guards `_groups` and their `free`; not held during requests to Ray
         self._groups: list[Group] = []
 
-    def take(self, count: int, who: str) -> list[Bundle]:
-        """Return bundles for `count` workers: free ones, then a new group's. RpcError if Ray has none in time."""
+    def take(self, count: int, who: str, patience: float) -> list[Bundle]:
+        """Return bundles for `count` workers: free ones, then a new group's. RpcError if Ray has none in time (s)."""
         with self._lock:
             free = [Bundle(group, bundle) for group in self._groups for bundle in sorted(group.free)][:count]
             for group, bundle in free:
                 group.free.remove(bundle)
         try:
-            return [*free, *self._new(count - len(free), who)]
+            return [*free, *self._new(count - len(free), who, patience)]
         except BaseException:
             for place in free:
                 self.give_back(place)
@@ -94,13 +94,13 @@ class Places:
         for group in left:
             tell(remove_placement_group, group.ray)
 
-    def _new(self, count: int, who: str) -> list[Bundle]:
+    def _new(self, count: int, who: str, patience: float) -> list[Bundle]:
         if not count:
             return []
         strategy = self._strategy or ("SPREAD" if len(self._able()) >= count else "PACK")
         made = placement_group([self._bundle] * count, strategy=strategy)
         try:
-            self._await(made, who, strategy)
+            self._await(made, who, strategy, patience)
         except BaseException:
             remove_placement_group(made)
             raise
@@ -114,22 +114,21 @@ class Places:
         alive = [node for node in ray.nodes() if node["Alive"]]
         return [node for node in alive if all(node["Resources"].get(of, 0) >= n for of, n in self._bundle.items())]
 
-    def _await(self, made: Any, who: str, strategy: str) -> None:
-        until = time.monotonic() + self._patience
+    def _await(self, made: Any, who: str, strategy: str, patience: float) -> None:
+        until = time.monotonic() + patience
         while not made.wait(_SLICE_SECONDS):
             if time.monotonic() >= until:
-                raise RpcError(self._told(made, who, strategy))
+                raise RpcError(f"Ray found no place for {who} in {patience:g} s: {self._told(made, strategy)}")
 
-    def _told(self, made: Any, who: str, strategy: str) -> str:
+    def _told(self, made: Any, strategy: str) -> str:
         table = placement_group_table(made)
         nodes = [f"{node['NodeManagerHostname']} {_few(node['Resources'])}" for node in ray.nodes() if node["Alive"]]
         return (
-            f"Ray found no place for {who} in {self._patience:g} s: the placement group is {table['state']}, "
-            f"{table['stats']['scheduling_state']}\n"
+            f"the placement group is {table['state']}, {table['stats']['scheduling_state']}\n"
             f"  requested: {made.bundle_count} x {self._bundle}, {strategy}\n"
             f"  nodes: {'; '.join(nodes)}\n"
             f"  free now, in all: {_few(ray.available_resources())}\n"
-            'Request less for each (options={"cpus": 0.5}), end other programs there, or wait longer (patience=)'
+            'Request less for each (options={"cpus": 0.5}), end other programs there, or wait longer: patience='
         )
 
 
@@ -142,7 +141,6 @@ def _few(resources: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-_ARRIVE_SECONDS = 60.0  # for an actor to run once it has a bundle
 _END_SECONDS = 1.0  # for an actor to end its worker before the actor is killed
 
 _GLANCE_SECONDS = 1.0  # between looks at whether the Ray session still exists
@@ -156,7 +154,6 @@ class RayLauncher(ForkServerLauncher):
         cpus, gpus, resources: The resources that Ray reserves for each worker.
         strategy: Of the placement group, "STRICT_SPREAD", "SPREAD", "PACK" or "STRICT_PACK"; by default "SPREAD" if
             there are as many nodes as workers, else "PACK".
-        patience: Seconds to wait for bundles.
         runtime_env: Ray's, for the actors.
         ray_address: Of the Ray cluster to join if this process has joined none; by default as `ray.init()`, which
             starts one here if it finds none.
@@ -176,7 +173,6 @@ class RayLauncher(ForkServerLauncher):
         gpus: float = 0,
         resources: Mapping[str, float] | None = None,
         strategy: str = "",
-        patience: float = 30.0,
         runtime_env: Mapping[str, Any] | None = None,
         ray_address: str | None = None,
     ) -> None:
@@ -190,7 +186,7 @@ class RayLauncher(ForkServerLauncher):
         self._runtime_env = dict(runtime_env or {})
         self._running: set[_RayWorker] = set()
         self._changes = Condition()
-        self._places = Places(self._bundle, strategy, float(patience))
+        self._places = Places(self._bundle, strategy)
         self._ours = ray_actor.enter(ray_address)
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
@@ -204,15 +200,15 @@ class RayLauncher(ForkServerLauncher):
             check_name(config.name)
         self._server()
         ray_actor.check()
-        names = [config.name for config in configs]
-        places = self._places.take(len(configs), ", ".join(names))
+        names, patience = [config.name for config in configs], configs[0].start_seconds
+        places = self._places.take(len(configs), ", ".join(names), patience)
         actors: list[Any] = []
         with ExitStack() as undo:
             for place in places:
                 undo.callback(self._places.give_back, place)
                 actors.append(self._hire(place))
                 undo.callback(tell, ray.kill, actors[-1])
-            arrivals = _await_actors(actors, names)
+            arrivals = _await_actors(actors, names, patience)
             kept = [_RayWorker(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
             undo.pop_all()
         return self._begin(kept)
@@ -282,6 +278,7 @@ class _RayWorker:
         self.place = place
         self._actor, self._killed = actor, False
         self.handle = RayHandle(config.name, Path(arrival.log), self._signal, on_exit)
+        self.handle.host = arrival.hostname
         self.handle.readable = arrival.log if arrival.host == host_id() else ""
         self.handle.begin(arrival.pid)
         self._session = ray_actor.name()
@@ -320,12 +317,12 @@ class _RayWorker:
         later.start()
 
 
-def _await_actors(actors: Sequence[Any], names: Sequence[str]) -> list[Arrival]:
-    """Wait until all actors run, and return where. RpcError, with Ray's own message, if one cannot."""
+def _await_actors(actors: Sequence[Any], names: Sequence[str], patience: float) -> list[Arrival]:
+    """Wait until all actors run, and return where. RpcError, with Ray's own message, if one cannot in time (s)."""
     who = ", ".join(names)
     try:
-        return list(ray.get([actor.arrive.remote() for actor in actors], timeout=_ARRIVE_SECONDS))
+        return list(ray.get([actor.arrive.remote() for actor in actors], timeout=patience))
     except GetTimeoutError as error:
-        raise RpcError(f"the actors of {who} have places, but did not start in {_ARRIVE_SECONDS:g} s") from error
+        raise RpcError(f"the actors of {who} have places, but did not start in {patience:g} s") from error
     except RayError as error:
         raise RpcError(f"Ray could not start the actors of {who}:\n{error}") from error

@@ -37,6 +37,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "name": (_TEXT,),
     "python": (_TEXT,),
     "grace": (_NUMBER,),
+    "patience": (_NUMBER,),
     "address": (_TEXT,),
 }
 """The keys of a description, and what each may be."""

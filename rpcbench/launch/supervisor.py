@@ -7,6 +7,7 @@ Guarantees
   SIGHUP are forwarded to the worker, which is killed after 0.5 s.
 - Processes that the worker leaves are killed, and its files removed. If the supervisor is killed, so is the worker
   (Linux), but its directory stays.
+- A host that cannot reach the notebook is reported, with what it met there, before a worker starts.
 - Its exit status is the worker's, or 128 plus the number of the signal that ended the worker, as in shells.
 - It imports neither torch nor the wire.
 """
@@ -31,13 +32,16 @@ from rpcbench.base.config import PROTOCOL, WorldConfig
 from rpcbench.base.errors import RpcError, VersionMismatch
 from rpcbench.launch.environment import is_installed
 from rpcbench.launch.fork_server import TERM_SECONDS, Request, kill_group, signal_group
+from rpcbench.transport import hosts, listeners
 from rpcbench.transport.hosts import host_id
+from rpcbench.transport.preambles import WELCOME, preamble
 from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.cells.worker_main:remote_main"
 COMMANDS = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
 """The lines on its standard input that end the worker, by their signals."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # forwarded to the worker
+_REACH_SECONDS = 10.0  # for the notebook's host to answer
 _BOOTSTRAP = str(Path(__file__).with_name("worker_bootstrap.py"))
 
 
@@ -93,14 +97,40 @@ def _versions() -> list[str]:
 def _home(asked: Request) -> Iterator[Request]:
     """Provide a directory for the worker's sockets, and yield the request with it."""
     config = WorldConfig.from_json(asked["config"])
-    if config.host == host_id():  # the notebook's host: its directory serves
+    if hosts.is_shared(config.host, config.directory):  # the notebook's host: its directory serves
         yield asked
         return
+    _reach(config)
     directory = RunDirectory()
     try:
         yield {**asked, "config": replace(config, directory=str(directory.path), host=host_id()).to_json()}
     finally:
         directory.remove()
+
+
+def _reach(config: WorldConfig) -> None:
+    """Connect to the notebook, and hang up. RpcError says what this host met there."""
+    try:
+        met = _first_answer(listeners.split_address(config.leader.removeprefix("tls://")), config.secret)
+    except OSError as error:
+        met = f"no answer in {_REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    if met:
+        raise RpcError(
+            f"{config.name}, on host {socket.gethostname()}, cannot reach the notebook at {config.leader}: {met}. Let "
+            "connections to that port through, or name an address of the notebook that this host can reach: "
+            'address="HOST:PORT", in a notebook --address HOST:PORT'
+        )
+
+
+def _first_answer(place: tuple[str, int], secret: bytes) -> str:
+    """Return what is wrong with the answer there; empty for the notebook's. OSError where no process listens."""
+    with socket.create_connection(place, _REACH_SECONDS) as sock:
+        sock.sendall(preamble(secret))
+        try:
+            answer = sock.recv(len(WELCOME))
+        except TimeoutError:  # the notebook is busy, as its system has answered: the worker will try for longer
+            return ""
+    return "" if answer == WELCOME else "another service answers, or a cluster with another secret"
 
 
 def _start(asked: Request) -> subprocess.Popen[bytes]:

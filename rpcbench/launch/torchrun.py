@@ -44,8 +44,6 @@ from rpcbench.launch.fork_server import TERM_SECONDS, kill_group
 from rpcbench.launch.process import ENTRY, ForkServerLauncher, ended
 from rpcbench.transport.run_dir import RunDirectory
 
-_START_SECONDS = 60.0  # for a rank's process to exist
-
 _ENTRY_MODULE = "rpcbench.launch.torchrun_entry"
 
 
@@ -73,6 +71,7 @@ class TorchrunGang:
         self, directory: Path, configs: Sequence[WorldConfig], on_exit: ExitCallback | None, python: Interpreter
     ) -> None:
         self.grace = max(config.stop_seconds for config in configs)
+        self._patience = configs[0].start_seconds  # for a rank's process to exist
         self._directory = directory
         self._ranks = [RankHandle(config, directory, on_exit) for config in configs]
         pipe = directory / "torchrun.pipe"
@@ -101,8 +100,8 @@ class TorchrunGang:
         try:
             server.guard(self.pid, self.grace)
             for handle in self._ranks:
-                if not handle.started(_START_SECONDS):
-                    raise RpcError(f"torchrun did not start {handle.name} in {_START_SECONDS:g} s:\n{self._words()}")
+                if not handle.started(self._patience):
+                    raise RpcError(f"torchrun did not start {handle.name} in {self._patience:g} s:\n{self._words()}")
         except BaseException:  # Ctrl-C, too
             self.close()
             raise

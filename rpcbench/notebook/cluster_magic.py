@@ -126,6 +126,7 @@ Words = list[str]
 Way = dict[str, Any]
 _WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
 _WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
+_WHICH_PATIENCE = "say how many seconds to wait for workers that start: %cluster start 2 --patience 300"
 _WHICH_GPUS = "say which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"
 _WHICH_ENV = "say which variable workers get: %cluster start 2 --env OMP_NUM_THREADS=2 --env DEBUG=1"
 _WHICH_PYTHON = "say which interpreter runs the workers: %cluster start 2 --python /path/of/venv/bin/python"
@@ -134,7 +135,7 @@ _WHICH_SIZE = "say how many workers to start: %cluster start 2; or the name of a
 _WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"  # the name of a cluster that was given none
 OPTIONS = {
-    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--gpus", "--env", "--python"),
+    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--patience", "--gpus", "--env", "--python"),
     "join": ("--name",),
     "restart": ("--replay",),
 }
@@ -394,6 +395,7 @@ def _way(words: Words) -> tuple[Words, Way]:
     if launcher not in (None, *launcher_names()):
         raise UsageError(launchers)
     words, grace = _option(words, "--grace", _WHICH_GRACE)
+    words, patience = _option(words, "--patience", _WHICH_PATIENCE)
     words, gpus = _option(words, "--gpus", _WHICH_GPUS)
     words, address = _option(words, "--address", _WHICH_ADDRESS)
     words, python = _option(words, "--python", _WHICH_PYTHON)
@@ -401,7 +403,8 @@ def _way(words: Words) -> tuple[Words, Way]:
     options = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
     way: Way = {
         "kind": kind, "launcher": launcher, "gpus": gpus, "address": address, "python": python, "env": env or None,
-        "grace": None if grace is None else _seconds(grace), "options": options or None,
+        "grace": _seconds(grace, _WHICH_GRACE), "patience": _seconds(patience, _WHICH_PATIENCE),
+        "options": options or None,
     }  # fmt: skip
     way = {name: value for name, value in way.items() if value is not None}
     return [word for word in words if "=" not in word], way
@@ -417,7 +420,7 @@ def _differences(way: Way, found: BaseCluster) -> str:
 
 def _line(way: Mapping[str, Any]) -> dict[str, str]:
     """Return arguments of `Cluster` as words of `%cluster start`: each option with its value."""
-    plain = {name: way[name] for name in ("address", "gpus", "grace") if way.get(name) is not None}
+    plain = {name: way[name] for name in ("address", "gpus", "grace", "patience") if way.get(name) is not None}
     kind = way.get("launcher") or way.get("kind")
     options = {**(way.get("options") or {}), **({"python": way["python"]} if way.get("python") else {})}
     line = {f"--{name} ": value for name, value in plain.items()}
@@ -455,11 +458,11 @@ def _usage() -> Iterator[None]:
         raise UsageError(str(mistake)) from mistake
 
 
-def _seconds(word: str) -> float:
+def _seconds(word: str | None, complaint: str) -> float | None:
     try:
-        return float(word)
+        return None if word is None else float(word)
     except ValueError:
-        raise UsageError(_WHICH_GRACE) from None
+        raise UsageError(complaint) from None
 
 
 def _number(words: Words, complaint: str) -> int:

@@ -197,6 +197,7 @@ class ClusterMagics(Magics):
         %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    start on other hosts
         %cluster start 2 --gpus 0,1    give each worker a GPU (by default if there are enough); --gpus none gives none
         %cluster start 2 --grace 30    allow 30 s for a worker to end when it is stopped (by default 5)
+        %cluster start 2 --patience 300    wait 300 s for workers that start, as in a queue (by default 60)
         %cluster start 2 --env OMP_NUM_THREADS=2    give workers a variable; as often as you like
         %cluster start 2 --python .venv/bin/python    run workers of this host with another interpreter
         %cluster start lab          start a cluster that ~/.config/rpcbench.toml or pyproject.toml describes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from rpcbench.base.conditions import Event
-from rpcbench.base.config import FLUSH_SECONDS, WorldConfig
+from rpcbench.base.config import FLUSH_SECONDS, HANDSHAKE_SECONDS, WorldConfig
 from rpcbench.base.errors import (
     IncompleteWorldError,
     NotConnectedError,
@@ -21,6 +22,7 @@ from rpcbench.runtime.pool import Job
 from rpcbench.transport.handshake import Identity
 from rpcbench.wire.messages import Member, View
 
+_log = logging.getLogger("rpcbench")
 _PAUSE = 0.05  # seconds between attempts to reach the leader
 
 
@@ -89,6 +91,7 @@ class Bootstrap:
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
         open_, name = self._config.world_size is None and not self._config.launched, self._config.name
+        report_at = clock() + HANDSHAKE_SECONDS
         while True:
             try:
                 return self._peers.reach_leader()
@@ -96,10 +99,14 @@ class Bootstrap:
                 if open_:
                     raise TurnedAwayError(f"{name} has lost the leader of its world: {error}") from error
                 if isinstance(error, ProtocolError):
+                    error.add_note(f"{name} met this at {self._config.leader or 'the place where its world meets'}")
                     raise
                 if clock() > deadline:
                     told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"
                     raise IncompleteWorldError(told) from error
+                if self._config.leader and self._config.launched and clock() > report_at:
+                    _log.warning("%s has not reached its world yet: %s", name, error)  # in the error of a late start
+                    report_at = deadline
             self.complete.wait(_PAUSE)  # polled: no event reports that it begins to listen
 
     def rejected(self, effect: fx.Rejected) -> None:

@@ -22,8 +22,9 @@ from rpcbench.base.config import HANDSHAKE_SECONDS, LOCAL_HANDSHAKE_SECONDS
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import listeners, tls
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen, preamble
+from rpcbench.transport.handshake import Handshake, Identity, Object, Offer, dial, listen
 from rpcbench.transport.lobby import Refusals
+from rpcbench.transport.preambles import preamble
 
 _TRANSPORTS = ("unix", "tcp")
 _LATE = "the handshake took too long"

@@ -20,8 +20,7 @@ Guarantees
 #                                   ◄────── proof over both hellos and the verdict; the verdict
 #     verifies it, reads the verdict
 #
-# A preamble can be replayed to another listener, so it replaces no later step. It lets a listener tell members from
-# strangers in microseconds, before it spends a thread and TLS on them.
+# A preamble (`preambles`) can be replayed to another listener, so it replaces no later step.
 #
 # A proof is an HMAC-SHA256, under the secret, of the role and both hellos. Records have a fixed size, so each side
 # knows how many bytes to read before it has parsed any. The verdict holds the reason of a refusal, or the incarnation
@@ -30,7 +29,6 @@ Guarantees
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import platform
 import secrets
@@ -45,6 +43,7 @@ import torch
 
 from rpcbench.base.config import PROTOCOL
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
+from rpcbench.transport.preambles import NONCE, PROOF, proof_of
 
 
 class Versions(NamedTuple):
@@ -87,10 +86,6 @@ NO_WORLD = 0
 """The epoch of a process that is in no world yet."""
 NO_INCARNATION = -1
 """The incarnation of a process that requests one."""
-_NONCE = 32  # bytes
-_PROOF = 32  # bytes of an HMAC-SHA256
-PREAMBLE = _NONCE + _PROOF
-_MOST_NONCES = 1 << 16  # a member would have to dial one listener as often before one of them is accepted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ Offer = Callable[[Identity], int]
 
 
 def _hello(me: Identity) -> bytes:
-    nonce = secrets.token_bytes(_NONCE)
+    nonce = secrets.token_bytes(NONCE)
     who = (me.cluster, me.id, me.name, me.incarnation, me.host, me.epoch, me.serial, me.base)
     fields = (MAGIC, *me.versions, *who, nonce)
     packed: bytes = msgpack.packb(fields)
@@ -147,7 +142,7 @@ def _peer(record: bytes, me: Identity) -> Identity:
         if me.versions.needed != theirs.needed:  # before the fields that another version may not have
             raise VersionMismatch(str(me.versions), str(theirs), "the peer")
         *who, nonce = fields[4:]
-        if len(nonce) != _NONCE:
+        if len(nonce) != NONCE:
             raise ValueError("not an rpcbench hello")
     except VersionMismatch:
         raise
@@ -165,37 +160,9 @@ def _check_types(fields: tuple[object, ...], kinds: tuple[type, ...]) -> None:
         raise ProtocolError("the peer's hello makes no sense")
 
 
-def _proof(secret: bytes, role: bytes, *said: bytes) -> bytes:
-    return hmac.new(secret, role + b"".join(said), hashlib.sha256).digest()
-
-
 def _verify(given: bytes, expected: bytes) -> None:
     if not hmac.compare_digest(given, expected):
         raise AuthenticationError("the peer does not know this cluster's secret")
-
-
-def preamble(secret: bytes) -> bytes:
-    """Return the first PREAMBLE bytes of a dialler over TCP. Each is for one connection."""
-    nonce = secrets.token_bytes(_NONCE)
-    return nonce + _proof(secret, b"preamble", nonce)
-
-
-class Preambles:
-    """The preambles that one listener accepts: each once, from processes with the secret. For one thread."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._used: dict[bytes, None] = {}  # nonces, by age; only processes with the secret can add any
-
-    def accept(self, given: bytes) -> bool:
-        """Return whether a preamble is right and was not used before."""
-        nonce, proof = given[:_NONCE], given[_NONCE:]
-        if nonce in self._used or not hmac.compare_digest(proof, _proof(self._secret, b"preamble", nonce)):
-            return False
-        self._used[nonce] = None
-        if len(self._used) > _MOST_NONCES:
-            del self._used[next(iter(self._used))]
-        return True
 
 
 def dial(me: Identity, secret: bytes) -> Handshake:
@@ -203,9 +170,9 @@ def dial(me: Identity, secret: bytes) -> Handshake:
     mine = _hello(me)
     theirs = yield mine, RECORD
     peer = _peer(theirs, me)
-    answer = yield _proof(secret, b"dialler", mine, theirs), _PROOF + VERDICT
-    verdict = answer[_PROOF:]
-    _verify(answer[:_PROOF], _proof(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
+    answer = yield proof_of(secret, b"dialler", mine, theirs), PROOF + VERDICT
+    verdict = answer[PROOF:]
+    _verify(answer[:PROOF], proof_of(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
     reason, again, offer = _read_verdict(verdict)
     if reason:
         raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)
@@ -223,12 +190,12 @@ def listen(
     except VersionMismatch:
         yield mine, 0  # so that the dialler raises VersionMismatch, too
         raise
-    proof = yield mine, _PROOF
-    _verify(proof, _proof(secret, b"dialler", theirs, mine))
+    proof = yield mine, PROOF
+    _verify(proof, proof_of(secret, b"dialler", theirs, mine))
     against = _wrong_world(me, peer) or objection(peer)
     given = offer(peer) if against is None and peer.incarnation == NO_INCARNATION else 0
     verdict = _verdict(against or Objection(""), given)
-    yield _proof(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
+    yield proof_of(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
     if against is not None:
         raise RefusedError(f"{peer.name} was not let in: {against.reason}", against.again)
     return peer

@@ -2,7 +2,8 @@
 
 Two processes with one host identity (`host_id`) share a kernel and its network. Between them the end of a process
 always ends its connections, so silence is no failure. RPCBENCH_HOST_ID overrides the identity, for containers that
-share a kernel and network but should count as several hosts, or the reverse.
+share a kernel and network but should count as several hosts, or the reverse. A process that shares the kernel and the
+network, but not the directories, as in a container on its host's network, counts as a host of its own (`is_shared`).
 
 Other hosts dial the interface that routes to them (`outbound_address`). RPCBENCH_BIND overrides it: the address to
 listen on, which others also dial unless it means all interfaces.
@@ -25,18 +26,35 @@ from rpcbench.base.errors import RpcError
 from rpcbench.transport import listeners
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK = Path("/proc/self/ns/net")
+_NETWORK, _MOUNTS = Path("/proc/self/ns/net"), Path("/proc/self/ns/mnt")
+_ID_VARIABLE = "RPCBENCH_HOST_ID"
 
 
 def host_id() -> str:
     """Return the identity of this host: equal in all its processes, until it reboots."""
-    return os.environ.get("RPCBENCH_HOST_ID") or _found()
+    return os.environ.get(_ID_VARIABLE) or _found()
+
+
+def is_shared(host: str, directory: str) -> bool:
+    """Return whether this process can use a directory that a member on `host` has made. If this is the same host and it
+    cannot, this process and its children count as another host from now on."""
+    if host != host_id():
+        return False
+    if os.access(directory, os.R_OK | os.W_OK | os.X_OK):  # its name is random: no other directory has it
+        return True
+    mounts = _MOUNTS.readlink() if _MOUNTS.exists() else ""  # equal in all processes of a container
+    os.environ[_ID_VARIABLE] = _digest(host, str(mounts), str(os.geteuid()))
+    return False
 
 
 @functools.cache
 def _found() -> str:
     linux = _BOOT.exists()  # there, containers with a network of their own count as hosts of their own
     parts = [_BOOT.read_text(), str(_NETWORK.readlink())] if linux else [platform.node(), str(uuid.getnode())]
+    return _digest(*parts)
+
+
+def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

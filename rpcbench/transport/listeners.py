@@ -27,8 +27,8 @@ from rpcbench.base.conditions import Event
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import shared_memory
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Preambles
-from rpcbench.transport.lobby import SHORTAGES, WELCOME, Lobby, Refusals
+from rpcbench.transport.lobby import SHORTAGES, Lobby, Refusals
+from rpcbench.transport.preambles import WELCOME, Preambles
 from rpcbench.transport.sockets import SocketStream
 
 _PAUSE = 0.2

@@ -1,7 +1,7 @@
 """The lobby of a TCP listener: connections that have not shown yet that they come from a process with the secret.
 
 Guarantees
-- No stranger gets past it: a connection leaves the lobby once its first bytes are a right `handshake.preamble`, and
+- No stranger gets past it: a connection leaves the lobby once its first bytes are a right `preambles.preamble`, and
   ends if they are anything else. So a stranger costs a descriptor and some microseconds, no thread and no TLS.
 - Strangers cannot keep members out. All connections are accepted at once, so no member waits behind strangers in the
   backlog. At most `most_waiting()` stay in the lobby, each for HANDSHAKE_SECONDS at most. The next one displaces the
@@ -28,10 +28,8 @@ from typing import cast
 
 from rpcbench.base.config import HANDSHAKE_SECONDS
 from rpcbench.base.errors import counted
-from rpcbench.transport.handshake import PREAMBLE, Preambles
+from rpcbench.transport.preambles import PREAMBLE, WELCOME, Preambles
 
-WELCOME = b"\1"
-"""The listener's answer to a right preamble."""
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # they last, unlike the error of one peer
 _MOST = 4096
 _HOSTS = 16  # that a complaint names

@@ -45,12 +45,12 @@ class Bench:
         self.directory = RunDirectory()
         self.launcher = ProcessLauncher(self.directory, start=mode, entry=entry)
 
-    def config(self, task):
-        number = next(_NUMBERS)
-        return WorldConfig(name=f"{task}{number}", id=number, cluster=task, directory=str(self.folder), secret=SECRET)
+    def config(self, task, **changes):
+        number, given = next(_NUMBERS), {"cluster": task, "directory": str(self.folder), "secret": SECRET, **changes}
+        return WorldConfig(name=f"{task}{number}", id=number, **given)
 
-    def start(self, task, on_exit=None):
-        return self.launcher.start(self.config(task), on_exit)
+    def start(self, task, on_exit=None, **changes):
+        return self.launcher.start(self.config(task, **changes), on_exit)
 
     def answer(self, handle):
         path = Path(self.folder, f"{handle.name}.json")

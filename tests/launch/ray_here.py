@@ -62,12 +62,13 @@ def begun(begin):
     begin()
 
 
-def start(n, **options):
+def start(n, patience=60.0, **options):
     """A cluster of `n` workers with half a CPU each; the notebook listens on loopback only.
 
     The grace is that of a worker whose actor is lost; tests wait longer than that for its end.
     """
-    return Cluster(n, launcher="ray", options={"cpus": 0.5, **options}, address="127.0.0.1", grace=5.0)
+    options = {"cpus": 0.5, **options}
+    return Cluster(n, launcher="ray", options=options, address="127.0.0.1", grace=5.0, patience=patience)
 
 
 def groups():

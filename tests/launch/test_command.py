@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +25,7 @@ import torch
 from far_commands import provide
 from launch_bench import gone, until
 from sizes import long
+from worlds import far_world
 
 import rpcbench
 from rpcbench.base.config import WorldConfig
@@ -31,12 +36,14 @@ from rpcbench.launch.base import tail
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
+from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
 
 SRUN = "srun -w {host} -N1 -n1 {cmd}"
 HERE = "127.0.0.1"
+PATIENCE = 40.0  # seconds: enough for a worker to join on a busy machine
 
 
 def started(n: int = 1, template: str = SRUN, hosts: str = "h1,h2", **options: Any) -> rpcbench.Cluster:
@@ -197,10 +204,19 @@ def test_a_killed_notebook_leaves_no_process_behind(no_leaks: None, srun: None) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"hosts": "h7"}, r"exit code 1\) before it could serve:\nsrun: error: Unable to reach h7: no such node"),
+        (
+            {"hosts": "h7"},
+            r"^the command that starts worker1 on h7 ended \(exit code 1\) before worker1 could serve:\n"
+            r"srun: error: Unable to reach h7: no such node\nThe command: srun -w h7 -N1 -n1 .* worker1$",
+        ),
         ({"python": "python0.4"}, r"exit code 127\).*python0\.4.*No such file"),
         ({"template": "srum -w {host} {cmd}"}, r"could not be launched by srum -w h1 .*No such file.*srum"),
-        ({"template": "srun -w {host} true {cmd}"}, r"exit code 0\) before it could serve, and wrote no output$"),
+        ({"template": "srun -w {host} true {cmd}"}, r"exit code 0\) before worker1 could serve, and wrote no output\n"),
+        ({"template": "srun -w {host} false {cmd}", "hosts": "h1"}, r"The command: srun -w h1 false .* worker1$"),
+        (
+            {"template": 'sh -c "echo No module named rpcbench; exit 1" {cmd} {host}'},
+            r"Install rpcbench there, or name an interpreter that has it: python=PATH\.$",
+        ),
         ({"template": "sh -c '{cmd} < /dev/null' {host}"}, "must forward standard input"),
     ],
 )
@@ -223,6 +239,10 @@ def test_the_error_of_a_failed_launch_quotes_its_output(
         ("ssh 'a {host} {cmd}", "a", "is not a command: No closing quotation"),
         ("ssh {host {cmd}", "a", "is not a command"),
         ("ssh {host} {cmd}", "-oProxyCommand=x", "'-oProxyCommand=x' is not a host name"),
+        ("ssh {host} {quoted_cmd}", "a", "unknown field {quoted_cmd}"),
+        ("srun -w {host} bash -lc {cmd}", "a", "bash -lc would get only the first .*: write bash -lc '{cmd}'"),
+        ("ssh {host} bash -lc '{cmd}'", "a", "bash -lc would get only the first .*: write \"bash -lc '{cmd}'\""),
+        ("ssh {host} bash -lc {cmd}", "a", "bash -lc would get only the first .*: write \"bash -lc '{cmd}'\""),
     ],
 )
 def test_an_invalid_template_is_refused(template: str, hosts: str, words: str) -> None:
@@ -236,6 +256,14 @@ def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
     assert launcher._argv(config) == [
         "sh", "-c", "cd /; exec '/my python' -P -m rpcbench.worker worker4", "x-b", "worker4"
     ]  # fmt: skip
+    command = "'/my python' -P -m rpcbench.worker worker4"
+    for template, words in (
+        ("bash -lc '{cmd}'", ["bash", "-lc", command]),
+        ('bash -lc "{cmd}" x', ["bash", "-lc", command, "x"]),
+        ("ssh x \"bash -lc '{cmd}'\"", ["ssh", "x", f"bash -lc '{command}'"]),
+        ("ssh x '{cmd}'", ["ssh", "x", command]),
+    ):
+        assert CommandLauncher(RunDirectory(), template, (), "/my python")._argv(config) == words
     plain = CommandLauncher(RunDirectory(), "env {cmd}", (), "/my python")
     assert plain._argv(config) == ["env", "/my python", "-P", "-m", "rpcbench.worker", "worker4"]
 
@@ -248,7 +276,7 @@ def config(directory: RunDirectory, **changes: Any) -> WorldConfig:
 
 def test_a_command_that_ignores_its_input_and_interrupts_is_killed(no_leaks: None, tmp_path: Path) -> None:
     stubborn = tmp_path / "stubborn"
-    stubborn.write_text("#!/bin/sh\nsleep 600 & wait\n")
+    stubborn.write_text("#!/bin/sh\ntrap '' TERM\nwhile true; do sleep 600; done\n")
     stubborn.chmod(0o755)
     ends: list[tuple[str, int]] = []
     directory = RunDirectory()
@@ -269,6 +297,75 @@ def test_a_command_that_ignores_its_input_and_interrupts_is_killed(no_leaks: Non
         launcher.start(config(directory))
 
 
+QUEUE = """#!/bin/sh
+[ $1 = worker1 ] && shift && exec "$@"
+trap 'echo withdrawn > {note}; exit 1' TERM
+echo 'srun: job 9 queued and waiting for resources' >&2
+while true; do sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    """A command that waits in a queue for ever, but for worker1, and withdraws its request at SIGTERM, as srun does: it
+    makes this file then."""
+    note, path = tmp_path / "withdrawn", tmp_path / "queue"
+    path.write_text(QUEUE.format(note=note))
+    path.chmod(0o755)
+    return note
+
+
+def test_a_start_that_is_too_late_quotes_its_command_and_withdraws_it(
+    no_leaks: None, queue: Path, tmp_path: Path
+) -> None:
+    options = {"template": f"{tmp_path / 'queue'} wait {{cmd}}"}
+    with pytest.raises(RpcError) as told:
+        rpcbench.Cluster(1, launcher="command", options=options, address=HERE, patience=1)
+    first, state, quoted, advice = str(told.value).splitlines()
+    assert first == "timed out after 1 s waiting for worker1 to join"
+    assert state.startswith(f"worker1, which dials the notebook at tls://{HERE}:")
+    assert re.search(r": its command still runs, .*/queue wait .* worker1; its last output:$", state)
+    assert quoted == "  srun: job 9 queued and waiting for resources" and "--patience 300" in advice
+    assert queue.exists()
+
+
+@pytest.mark.long
+def test_a_start_that_is_too_late_names_only_the_missing_worker_with_its_host(
+    no_leaks: None, srun: None, queue: Path, tmp_path: Path
+) -> None:
+    template = f"{tmp_path / 'queue'} {{name}} srun -w {{host}} -N1 -n1 {{cmd}}"
+    with pytest.raises(RpcError) as told:
+        rpcbench.Cluster(
+            2, launcher="command", options={"template": template, "hosts": "h1,h2"}, address=HERE, patience=PATIENCE
+        )
+    first, state, *_ = str(told.value).splitlines()
+    assert first == f"timed out after {PATIENCE:g} s waiting for worker2 to join (worker1 joined)"
+    assert state.startswith("worker2 on h2, which dials the notebook at ")
+
+
+def test_a_command_that_is_killed_is_not_taken_for_its_worker(no_leaks: None, srun: None) -> None:
+    with started(1, "env RPCBENCH_HOST_ID=h1 setsid --wait {cmd}", "") as made:
+        handle = made._handles["worker1"]
+        waiting = made.rpc_async("worker1", time.sleep, (600,), timeout=0)
+        os.kill(handle.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"the command that ran it ended \(killed by SIGKILL\)"):
+            waiting.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounts need root and unshare")
+def test_a_place_with_directories_of_its_own_is_another_host(no_leaks: None, tmp_path: Path) -> None:
+    """As a container on its host's network. Workers in one such place share its directories."""
+    box = tmp_path / "box"
+    box.write_text('#!/bin/sh\nexec unshare -m sh -c \'mount -t tmpfs none /tmp; exec "$@"\' sh "$@"\n')
+    box.chmod(0o755)
+    with started(1, f"{box} {{cmd}}", "", python=sys.executable) as made:
+        code = "import os\nfrom rpcbench.transport.hosts import host_id\n(host_id(), os.getcwd())"
+        assert made.run("worker1", code)[0] != host_id()
+        me = made.agent.machine.ask(lambda node: node.members.members[1])
+        assert me.host != host_id() and me.remote.startswith("tls://")
+        assert torch.equal(made.rpc_sync("worker1", torch.neg, (torch.ones(3),)), -torch.ones(3))
+
+
 def test_the_input_of_a_command_is_not_closed_during_a_write(no_leaks: None) -> None:
     """A descriptor that is closed during a write may belong to another file by then."""
 
@@ -287,7 +384,7 @@ def test_the_input_of_a_command_is_not_closed_during_a_write(no_leaks: None) -> 
     said: list[Any] = []
     closed, told = threading.Event(), threading.Event()
     directory = RunDirectory()
-    command = _Command(config(directory), ["true"], directory, None)
+    command = _Command(config(directory), ["true"], "", directory, None)
     command.wait()
     command._process.stdin = Input()  # type: ignore[assignment]
     command.tell(b"a secret")
@@ -299,7 +396,7 @@ def test_the_input_of_a_command_is_not_closed_during_a_write(no_leaks: None) -> 
 
 def test_a_cluster_with_a_command_that_ends_at_once_fails(no_leaks: None) -> None:
     for _ in range(10):
-        with pytest.raises(RpcError, match="worker1 ended"):
+        with pytest.raises(RpcError, match=r"the command that starts worker1 ended \(exit code 1\)"):
             started(1, "false {cmd}", "")
 
 
@@ -336,6 +433,37 @@ def test_a_supervisor_without_input_exits_with_the_reason(no_leaks: None) -> Non
     assert status == 1 and said.count("\n") == 1 and "worker1 received no world to join" in said
 
 
+def test_a_supervisor_that_cannot_reach_the_notebook_says_what_it_met(
+    no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((HERE, 0)) as free:
+        leader = f"tls://{HERE}:{free.getsockname()[1]}"
+    status, said = outposted(supervisor.request(config(RunDirectory(), leader=leader)), stays=True)
+    assert status == 1 and said.count("\n") == 1, said
+    there = f"worker1, on host {socket.gethostname()}, cannot reach the notebook at {leader}"
+    assert said.startswith(f"{there}: Connection refused.") and "in a notebook --address HOST:PORT" in said
+
+    def dropped(place: tuple[str, int], timeout: float) -> socket.socket:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", dropped)
+    with pytest.raises(RpcError, match=r"cannot reach the notebook at tls://127\.0\.0\.1:9: no answer in 10 s\. Let"):
+        supervisor._reach(config(RunDirectory()))
+
+
+def test_a_supervisor_that_meets_another_service_names_its_address(no_leaks: None, tmp_path: Path) -> None:
+    """For example behind a port that is forwarded to another world."""
+    with far_world(tmp_path, 1) as (other,):
+        leader = other.machine.ask(lambda node: node.members.me.remote)
+        status, said = outposted(supervisor.request(config(RunDirectory(), leader=leader)), stays=True)
+    assert status == 1 and f"at {leader}: another service answers, or a cluster with another secret." in said, said
+
+
+def test_a_supervisor_loads_no_torch() -> None:
+    code = "import sys\nimport rpcbench.launch.supervisor\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_supervisor_refuses_a_terminal_which_would_show_the_secret(no_leaks: None) -> None:
     ours, theirs = pty.openpty()
     try:
@@ -360,8 +488,8 @@ def test_a_terminal_that_echoes_the_secret_does_not_bring_it_into_an_error(no_le
     template = f"sh -c '{sys.executable} {terminal} {{cmd}} | tee {copy}'"
     with pytest.raises(RpcError, match=r"(?s)\(a terminal has echoed the request.*must not be a terminal") as told:
         started(1, template, "")
-    assert "secret\\\": \\\"" in copy.read_text(), "the terminal has echoed it"
-    assert '"config"' not in str(told.value) and "secret\\\"" not in str(told.value)
+    assert 'secret\\": \\"' in copy.read_text(), "the terminal has echoed it"
+    assert '"config"' not in str(told.value) and 'secret\\"' not in str(told.value)
 
 
 def test_what_leaves_a_log_has_no_secret(tmp_path: Path) -> None:

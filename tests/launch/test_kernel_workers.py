@@ -324,9 +324,8 @@ def test_the_error_of_a_kernel_that_does_not_start_quotes_its_output(spec, no_le
 
 def test_a_kernel_of_another_python_is_refused(monkeypatch, no_leaks):
     monkeypatch.setattr(kernel_process, "sys", SimpleNamespace(version_info=(3, 99, 0)))
-    monkeypatch.setattr("rpcbench.launch.cluster.START_SECONDS", 150.0)  # on a busy machine, too
     with pytest.raises(RpcError, match=r"the kernel runs Python 3\.\d+\.\d+, this process 3\.99"):
-        rpcbench.Cluster(1, kind="kernel")
+        rpcbench.Cluster(1, kind="kernel", patience=150)  # on a busy machine, too
 
 
 def test_the_error_of_a_kernel_that_cannot_be_launched_names_the_cause(spec, no_leaks, caplog):

@@ -250,16 +250,14 @@ def test_an_entry_module_with_threads_is_refused(tmp_path, monkeypatch):
         bench.start("nothing")
 
 
-def test_a_start_that_timed_out_leaves_no_worker(bench, monkeypatch):
+def test_a_start_that_timed_out_leaves_no_worker(bench):
     running = bench.start("idle")
     stopped = bench.fork_server_of(running)
     stop(stopped)
-    monkeypatch.setattr(fork_client, "_START_SECONDS", 0.1)
     ended = []  # a handler runs on another thread, where a failure would not fail this test
     with pytest.raises(RpcError, match="did not answer"):
-        bench.start("idle", on_exit=lambda *_: ended.append("a worker that no handle stands for"))
+        bench.start("idle", lambda *_: ended.append("a worker that no handle stands for"), start_seconds=0.1)
     os.kill(stopped, signal.SIGCONT)
-    monkeypatch.undo()
     bench.start("nothing").wait(SECONDS)
     until(lambda: [child.pid for child in psutil.Process(stopped).children()] == [running.pid])
     assert not ended

@@ -29,7 +29,8 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.transport import addresses, listeners, lobby
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Identity, dial, preamble
+from rpcbench.transport.handshake import Identity, dial
+from rpcbench.transport.preambles import preamble
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import StreamConnection
 from rpcbench.wire.framing import HEAD, Decoder, Limits, Memory, encode

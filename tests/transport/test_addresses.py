@@ -16,8 +16,9 @@ from worlds import PATIENCE, until
 
 from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import addresses, listeners
-from rpcbench.transport.handshake import Identity, preamble
+from rpcbench.transport.handshake import Identity
 from rpcbench.transport.listeners import LocalListener, SocketListener
+from rpcbench.transport.preambles import preamble
 
 OPENER = addresses.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)

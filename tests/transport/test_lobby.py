@@ -14,8 +14,8 @@ from worlds import PATIENCE, until
 
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import listeners, lobby
-from rpcbench.transport.handshake import PREAMBLE, preamble
 from rpcbench.transport.lobby import WELCOME, Refusals
+from rpcbench.transport.preambles import PREAMBLE, preamble
 
 
 class Entrance:
