@@ -6,10 +6,12 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,9 +131,7 @@ def test_lab_opens_the_start_page(
     ]
 
 
-def test_lessons_copies_the_course_and_all_it_links_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lessons_copies_the_course_and_all_it_links_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "mine"
     assert main(["lessons", str(target)]) == 0
     assert f"cd {target}; rpcbench lab" in capsys.readouterr().out
@@ -154,6 +154,33 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("rpcbench.cli.lessons.source", lambda: tmp_path)  # it has no docs
     assert main(["lessons", str(tmp_path / "mine")]) == 1
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_another_process_makes_during_the_copy_is_left(
+    executed: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree, answer = shutil.copytree, tmp_path / "rpcbench-course" / "notebooks" / "mine.txt"
+
+    def race(*of: Any, **how: Any) -> None:
+        copytree(*of, **how)
+        assert answer.exists() or not answer.parents[1].exists(), "no part of a copy is seen"
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        answer.write_text("my answer")
+
+    monkeypatch.setattr(shutil, "copytree", race)
+    assert main(["lessons"]) == 1
+    assert "rpcbench-course exists, and your answers may be in it" in capsys.readouterr().err
+    assert answer.read_text() == "my answer" and [*tmp_path.iterdir()] == [answer.parents[1]]
+    shutil.rmtree(answer.parents[1])
+    main(["lab"])  # which opens what the other one has made
+    assert executed[0][-1] == "rpcbench-course/notebooks" and answer.read_text() == "my answer"
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "copy the lessons, with what they need" in capsys.readouterr().out
+    done = subprocess.run([sys.executable, "-m", "rpcbench", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("rpcbench "), done.stderr
 
 
 def test_lab_without_jupyterlab_names_the_install_command(

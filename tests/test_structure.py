@@ -33,6 +33,7 @@ FLOORS = {
     **dict.fromkeys(["cells", "launch", "worker"], 6),
     "telemetry": 7,
     **dict.fromkeys(["notebook", "panels", "cli", "testing", "torch_shim"], 8),
+    "__main__": 8,
     "": 8,  # rpcbench/__init__.py: the public names, looked up lazily
 }
 

@@ -1,12 +1,14 @@
 """`rpcbench lessons`: copies the course, which the package brings along, to a folder of the reader's own.
 
 The copy has `notebooks/`, with checks and pictures, and `docs/`, to which the lessons refer. A folder that exists is
-left as it is: the answers in it are the reader's.
+left as it is, also one that another process makes meanwhile: the answers in it are the reader's. No process sees a part
+of the copy.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import rpcbench
@@ -29,13 +31,21 @@ def source() -> Path:
 def copy(target: Path) -> None:
     """Copy the course. RpcError if the folder exists, or cannot be made."""
     if target.exists():
-        raise RpcError(f"{target} exists, and your answers may be in it; name another folder, or remove it first")
+        raise _refusal(target)
     try:
-        for part, left_out in PARTS.items():
-            shutil.copytree(source() / part, target / part, ignore=left_out)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".rpcbench-lessons-") as place:
+            made = Path(place, target.name)
+            for part, left_out in PARTS.items():
+                shutil.copytree(source() / part, made / part, ignore=left_out)
+            made.rename(target)  # fails where a folder with content is now
     except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)  # a part of the course would stand in the way of the next try
-        raise RpcError(f"cannot copy the lessons to {target}: {error}") from error
+        failed = RpcError(f"cannot copy the lessons to {target}: {error}")
+        raise _refusal(target) if target.exists() else failed from error
+
+
+def _refusal(target: Path) -> RpcError:
+    return RpcError(f"{target} exists, and your answers may be in it; name another folder, or remove it first")
 
 
 def place() -> Path:
@@ -43,6 +53,10 @@ def place() -> Path:
     if Path("notebooks/lessons.json").exists():
         return Path("notebooks")
     if not DEFAULT.exists():
-        copy(DEFAULT)
+        try:
+            copy(DEFAULT)
+        except RpcError:
+            if not DEFAULT.exists():  # else another process has made it meanwhile
+                raise
         print(f"The lessons are in ./{DEFAULT}.")
     return DEFAULT / "notebooks"

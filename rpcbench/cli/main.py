@@ -1,8 +1,8 @@
 """`rpcbench demo | lessons | lab | run | launch | secret`: parses arguments, then imports the parts that do the work.
 
-No heavy module is imported before it is needed, so `rpcbench --help` is fast. An `RpcError` explains itself, so it is
-printed without a traceback; any other error is a bug and has one. `run` and `lab` replace this process by the program,
-with its signals, exit status and output.
+`python -m rpcbench` is the same. No heavy module is imported before it is needed, so `rpcbench --help` is fast. An
+`RpcError` explains itself, so it is printed without a traceback; any other error is a bug and has one. `run` and `lab`
+replace this process by the program, with its signals, exit status and output.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'y
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status."""
     own, passed_on = _split(list(sys.argv[1:] if arguments is None else arguments))
+    if not own:
+        _parser().print_help()
+        return 0
     options = _parser().parse_args(own)
     options.rest = passed_on
     try:

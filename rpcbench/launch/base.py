@@ -201,12 +201,6 @@ class ProcessHandle:
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError for a worker's name that is no file name."""
-    if not name or "/" in name or "\0" in name:
-        raise ValueError(f"a worker cannot be called {name!r}: its log file takes that name")
-
-
 def log_of(directory: Path, worker: str, incarnation: int) -> Path:
     """Return the path of a worker's log; each incarnation has its own."""
     return directory / f"{worker}.{incarnation}.log"

@@ -26,8 +26,9 @@ from pathlib import Path
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
+from rpcbench.base.ids import check_name
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name, from_shell, log_of, open_private, stopped
+from rpcbench.launch.base import ExitCallback, ProcessHandle, from_shell, log_of, open_private, stopped
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.launch.fork_server import kill_group
 from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
@@ -67,7 +68,7 @@ class CommandLauncher(ForkServerLauncher):
         self._changes = Condition()
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
-        """Start the command for a worker. ValueError for a name that is no file name, RpcError, ShutdownError."""
+        """Start the command for a worker. RuntimeError for a name that no member may have, RpcError, ShutdownError."""
         check_name(config.name)
         server = self._server()
         command = _Command(config, self._argv(config), self._host(config), self._directory, on_exit)

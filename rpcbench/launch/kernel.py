@@ -29,7 +29,8 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, check_name, log_of, open_private
+from rpcbench.base.ids import check_name
+from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, log_of, open_private
 from rpcbench.launch.environment import Interpreter, interpreter
 from rpcbench.launch.fork_client import ForkServerClient, default_environment
 from rpcbench.launch.fork_server import TERM_SECONDS

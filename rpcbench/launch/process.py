@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
+from rpcbench.base.ids import check_name
 from rpcbench.launch import fork_client
-from rpcbench.launch.base import ExitCallback, ProcessHandle, check_name
+from rpcbench.launch.base import ExitCallback, ProcessHandle
 from rpcbench.launch.environment import interpreter
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.transport.run_dir import RunDirectory
@@ -117,7 +118,7 @@ class ProcessLauncher(ForkServerLauncher):
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """See `Launcher`. Workers have the current directory, environment and import path of this process; an RpcError
-        contains the last output of the fork server; ValueError for a name that is no file name."""
+        contains the last output of the fork server; RuntimeError for a name that no member may have."""
         check_name(config.name)
         handle = self._server().start(config, self._directory.path, on_exit)
         if self._closed:  # `close` ran meanwhile, and may have missed this worker

@@ -29,8 +29,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
+from rpcbench.base.ids import check_name
 from rpcbench.launch import ray_actor, supervisor
-from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, check_name, stopped
+from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, stopped
 from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
 from rpcbench.launch.ray_actor import Arrival, WorkerActor, tell, words
 from rpcbench.transport.hosts import host_id
@@ -195,7 +196,7 @@ class RayLauncher(ForkServerLauncher):
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> list[ProcessHandle]:
         """See `Launcher`. Workers have the notebook's directory and import path as far as their nodes have these.
-        RpcError if Ray has no bundles in time, ValueError for a name that is no file name."""
+        RpcError if Ray has no bundles in time, RuntimeError for a name that no member may have."""
         for config in configs:
             check_name(config.name)
         self._server()

@@ -28,11 +28,11 @@ from typing import Any
 
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
+from rpcbench.base.ids import check_name
 from rpcbench.launch.base import (
     KILL_SECONDS,
     ExitCallback,
     ProcessHandle,
-    check_name,
     ending,
     log_of,
     open_private,
@@ -186,7 +186,7 @@ class TorchrunLauncher(ForkServerLauncher):
 
     def start_all(self, configs: Sequence[WorldConfig], on_exit: ExitCallback | None = None) -> list[ProcessHandle]:
         """See `Launcher`. Workers have the current directory, environment and import path of this process. RpcError,
-        with torchrun's own message, also while other workers run; ValueError for a name that is no file name."""
+        with torchrun's own message, also while other workers run; RuntimeError for a name that no member may have."""
         for config in configs:
             check_name(config.name)
         server = self._server()
