@@ -1,5 +1,6 @@
 // The start page: a new notebook that has workers, and the lessons by track, a card for each. `rpcbench lab` opens it.
-// The lessons are those of `lessons.json` in one of FOLDERS: title, a sentence, minutes, exercises. Each has a picture,
+// The lessons are those of `lessons.json` in `notebooks/`, here or in a folder here: `rpcbench lessons NAME` makes one of
+// any name, and the newest counts. A row has a title, a sentence, minutes, exercises. Each lesson has a picture,
 // `pictures/<lesson>.svg` beside it. The solved exercises are in `progress.json`, which the checks of the lessons write.
 
 import type { Contents } from '@jupyterlab/services';
@@ -9,7 +10,8 @@ import React from 'react';
 import { rpcbenchIcon } from './icons';
 import { STRINGS } from './strings';
 
-const FOLDERS = ['notebooks/', 'rpcbench-course/notebooks/', ''];
+const TABLE = 'lessons.json';
+const NOTEBOOKS = 'notebooks';
 const WORDS = STRINGS.startPage;
 const TRACKS = Object.keys(WORDS.tracks) as Lesson['track'][];
 
@@ -114,20 +116,41 @@ export class StartPage extends ReactWidget {
 }
 
 async function findLessons(contents: Contents.IManager): Promise<Card[]> {
-  for (const folder of FOLDERS) {
-    const lessons = await read<Lesson[]>(contents, `${folder}lessons.json`);
-    if (lessons) {
-      const solved = (await read<Record<string, string[]>>(contents, `${folder}progress.json`)) ?? {};
-      const card = async (row: Lesson): Promise<Card> => ({
-        ...row,
-        path: `${folder}${row.lesson}.ipynb`,
-        picture: await contents.getDownloadUrl(`${folder}pictures/${row.lesson}.svg`),
-        solved: solved[row.checks]?.length ?? 0
-      });
-      return Promise.all(lessons.map(card));
+  const folder = await findFolder(contents);
+  const lessons = folder === null ? null : await read<Lesson[]>(contents, `${folder}${TABLE}`);
+  const solved = (lessons && (await read<Record<string, string[]>>(contents, `${folder}progress.json`))) ?? {};
+  const card = async (row: Lesson): Promise<Card> => ({
+    ...row,
+    path: `${folder}${row.lesson}.ipynb`,
+    picture: await contents.getDownloadUrl(`${folder}pictures/${row.lesson}.svg`),
+    solved: solved[row.checks]?.length ?? 0
+  });
+  return Promise.all((lessons ?? []).map(card));
+}
+
+/** The folder of the lessons, with a slash at its end; "" is the one that the server shows; null if there is none. */
+async function findFolder(contents: Contents.IManager): Promise<string | null> {
+  const here = await list(contents, '');
+  const folders = here.filter(one => one.type === 'directory');
+  folders.sort((one, other) => other.last_modified.localeCompare(one.last_modified));
+  for (const parent of ['', ...folders.map(one => `${one.path}/`)]) {
+    const inner = `${parent}${NOTEBOOKS}`;
+    // Folders are listed, as a request for a file that is not there is an error in the browser's console.
+    if (has(await list(contents, parent), NOTEBOOKS) && has(await list(contents, inner), TABLE)) {
+      return `${inner}/`;
     }
   }
-  return [];
+  return has(here, TABLE) ? '' : null;
+}
+
+/** The content of a folder; none if it cannot be read. */
+async function list(contents: Contents.IManager, path: string): Promise<Contents.IModel[]> {
+  const folder = await contents.get(path, { type: 'directory', content: true }).catch(() => null);
+  return (folder?.content as Contents.IModel[] | undefined) ?? [];
+}
+
+function has(folder: Contents.IModel[], name: string): boolean {
+  return folder.some(one => one.name === name);
 }
 
 /** The content of a JSON file; null if there is none. */

@@ -302,12 +302,12 @@ def _open_a_dashboard_where_it_is_narrow(notebook):
 
 
 def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
-    lessons = lab.folder / "notebooks"
+    lessons = lab.folder / "mine" / "notebooks"  # as `rpcbench lessons mine` makes it
     shutil.copytree(ROOT / "notebooks" / "pictures", lessons / "pictures")
     for name in ("lessons.json", "01_hello_rpc.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, lessons)
     (lessons / "progress.json").write_text('{"hello_rpc": ["gather"]}')
-    page = lab.visit("lab/tree/notebooks?reset&", option="rpcbenchStart")
+    page = lab.visit("lab/tree/mine/notebooks?reset&", option="rpcbenchStart")
     start = page.locator(".rbx-start-page")
     cards = start.get_by_role("list").get_by_role("button")
     cards.first.wait_for()
@@ -331,7 +331,7 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     section = page.locator(".jp-Launcher-section").filter(has_text="rpcbench")
     settles(page, section.locator(".jp-LauncherCard").all_inner_texts, ["New rpcbench notebook", "Start Page"])
     # A kernel that is just starting could not be ended.
-    opened = {"notebooks/01_hello_rpc.ipynb", "Untitled.ipynb"}
+    opened = {"mine/notebooks/01_hello_rpc.ipynb", "Untitled.ipynb"}
     settles(page, lambda: opened - lab.sessions().keys(), set())
 
 
