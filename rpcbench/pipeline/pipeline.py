@@ -114,6 +114,7 @@ class Pipeline:
     ) -> None:
         self._agent: Agent = current.current()
         _check(stages, optimizer, lr_scheduler)
+        _check_loss(loss_fn)
         names = {self._agent.member(worker).id: worker for worker in stages.workers}  # raises before a stage is created
         if chunks is None:
             chunks = chunks_for(schedule, stages.sizes, len(stages.row))
@@ -348,6 +349,16 @@ class Pipeline:
         )
         count = f"{counted(self.worker_group.layout.stages, 'stage')}{replicas}"
         return f"<Pipeline of {count} ({where}), {counted(self.microbatches, 'micro-batch')}>"
+
+
+def _check_loss(loss_fn: LossFn | None) -> None:
+    """Raise PipelineError for a loss with parameters to train, which no optimizer of the pipeline would have."""
+    own = loss_fn.named_parameters() if isinstance(loss_fn, torch.nn.Module) else ()
+    if trained := [name for name, parameter in own if parameter.requires_grad]:
+        raise PipelineError(
+            f"loss_fn has parameters of its own ({', '.join(trained[:5])}), which no stage's optimizer trains: put the "
+            "module that has them at the end of the model, or freeze them by loss_fn.requires_grad_(False)"
+        )
 
 
 def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:

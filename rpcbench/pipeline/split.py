@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from rpcbench.base.errors import PipelineError, counted
@@ -215,6 +216,7 @@ class Stages:
             for index, home in enumerate(homes)
         ]
         _refuse_tied_buffers(stages)
+        _refuse_shared_memory(stages)
         return stages
 
     def check(self, x: Any) -> Check:
@@ -310,6 +312,7 @@ def split(
     else:
         parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
+    _refuse_shapeless(links)
     _enough(links, len(row))
     ties = checked_ties(tie, links)
     names = _checked_inputs(inputs)
@@ -409,6 +412,40 @@ def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
                     f"{stage.key(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
                     "weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one stage has both, or "
                     "untie them"
+                )
+
+
+def _refuse_shared_memory(stages: Sequence[Stage]) -> None:
+    """Raise PipelineError if two stages have different parameters in the same memory."""
+    # On their workers each would have memory of its own, and be trained apart, unnoticed.
+    first: dict[int, tuple[int, str, nn.Parameter]] = {}
+    for stage in stages:
+        for own, parameter in stage.module.named_parameters():
+            if not (place := _place_in_memory(parameter)):
+                continue
+            index, other, there = first.setdefault(place, (stage.index, stage.key(own), parameter))
+            if index != stage.index and parameter is not there:
+                raise PipelineError(
+                    f"{stage.key(own)!r} of stage {stage.index} has the memory of {other!r} of stage {index}, but is "
+                    "another Parameter, so each stage would train its own. To tie them give both modules the same "
+                    "Parameter; else give one a clone of the tensor"
+                )
+
+
+def _place_in_memory(parameter: nn.Parameter) -> int:
+    """Return the address of a parameter's first element; 0 for one without memory of its own kind, as on `meta`."""
+    plain = parameter.layout is torch.strided and not is_lazy(parameter) and type(parameter.data) is torch.Tensor
+    return parameter.data_ptr() if plain and parameter.numel() else 0
+
+
+def _refuse_shapeless(links: Sequence[ModuleLink]) -> None:
+    """Raise PipelineError for a module of torch whose parameters have no shape yet, as nn.LazyLinear."""
+    for link in links:
+        for own, parameter in link.module.named_parameters():
+            if is_lazy(parameter):
+                raise PipelineError(
+                    f"parameter {own!r} of module {link.name!r} ({type(link.module).__name__}) has no shape yet: call "
+                    "the model once with a sample, or give split() a list with lazy(nn.Linear, 4, 8) in its place"
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,22 @@ def test_a_cut_between_tied_buffers_is_refused() -> None:
     norm = nn.BatchNorm1d(4, affine=False)
     with pytest.raises(PipelineError, match=r"'2\.running_mean' of stage 1 is tied to '0\.running_mean'"):
         split(nn.Sequential(norm, nn.Linear(4, 4), norm), TWO, balance=[2, 1]).cut()
+
+
+def test_parameters_of_two_stages_in_one_memory_are_refused_unless_they_are_the_same() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = nn.Parameter(net[0].weight.data)
+    split(net, ["a", "b"], balance=[2, 1]).cut()  # both in one stage
+    with pytest.raises(PipelineError, match=r"'1\.weight' of stage 1 has the memory of '0\.weight' of stage 0, but is"):
+        split(net, ["a", "b"], balance=[1, 2]).cut()
+    net[1].weight = net[0].weight
+    split(net, ["a", "b"], balance=[1, 2]).cut()
+
+
+@pytest.mark.parametrize("balance", ["params", [1, 2]])
+def test_a_parameter_without_a_shape_is_refused_with_the_remedy(balance: Any) -> None:
+    with pytest.raises(PipelineError, match=r"'weight' of module '0' \(LazyLinear\) has no shape yet: call the model"):
+        split(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 2)), ["a", "b"], balance)
 
 
 def test_tied_parameters_are_counted_once() -> None:

@@ -303,6 +303,22 @@ def test_a_model_instead_of_stages_invalid_workers_and_an_empty_batch_are_refuse
         pipeline().step(*batch(0))
 
 
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.double))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.weight * functional.mse_loss(output, target)
+
+
+def test_a_loss_with_parameters_to_train_is_refused(agents: list[Agent]) -> None:
+    loss_fn = Weighted()
+    with pytest.raises(PipelineError, match=r"loss_fn has parameters of its own \(weight\), which no stage"):
+        pipeline(loss_fn=loss_fn)
+    pipeline(loss_fn=loss_fn.requires_grad_(False)).step(*batch())
+
+
 # -- output in notebook cells
 def test_check_builds_lazy_modules_and_does_not_keep_them() -> None:
     torch.manual_seed(0)
