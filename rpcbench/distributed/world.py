@@ -231,6 +231,10 @@ _KINDS = {  # sent by name
     kind.__name__: kind for kind in (CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError)
 }
 RETRY_HINT = "Call init_process_group again, on all ranks"
+_NETWORK_HINT = (
+    "Set GLOO_SOCKET_IFNAME, on each host, to the network interface by which the others reach it, then call "
+    "init_process_group again, on all ranks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +411,8 @@ class World:
         if gone := self.gone():
             self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
         else:
-            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {RETRY_HINT}"))
+            hint = _NETWORK_HINT if "connectFullMesh" in words else RETRY_HINT
+            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {hint}"))
 
     def gone(self) -> list[int]:
         """Return the ranks that have certainly ended."""

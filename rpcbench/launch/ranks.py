@@ -169,7 +169,7 @@ class _Latest:
 def set_rank(place: Mapping[str, str], why: str, generation: int) -> None:
     """Set torchrun's variables, and end the process groups of the generation before. Called on each worker. Nothing
     happens if a later generation came first."""
-    interface = _interface(address_here())
+    choose_interface()
     used = "rpcbench.distributed.groups" in sys.modules
     if used:
         from rpcbench.distributed import groups  # another thread may be loading it just now: this waits for that
@@ -180,24 +180,29 @@ def set_rank(place: Mapping[str, str], why: str, generation: int) -> None:
         before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
         if used:
             groups.outdate()  # first: a function of `spmd` that ends meanwhile restores no variable
-        _set_variables(place, interface)
+        _set_variables(place)
     if used:
         groups.end_generation(why, before)
 
 
-def _set_variables(place: Mapping[str, str], interface: str) -> None:
+def _set_variables(place: Mapping[str, str]) -> None:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # inherited if torchrun started the notebook
     os.environ.update(place)
     if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
-    if interface:  # loopback, if all are on one host: gloo then listens on no other
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def address_here() -> str:
     """Return the address at which other workers reach this one: loopback if all are on one host."""
     remote = current.current().config.remote
     return listeners.split_address(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK
+
+
+def choose_interface() -> None:
+    """Have gloo listen on the interface by which other workers reach this one, unless the environment names another."""
+    # Loopback, if all are on one host. By itself gloo takes the address of the host's name, which is often 127.0.1.1.
+    if interface := _interface(address_here()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _interface(address: str) -> str:

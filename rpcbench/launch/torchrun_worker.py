@@ -28,7 +28,7 @@ from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS,
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.worker_main import handle_requests
-from rpcbench.launch.ranks import names_of
+from rpcbench.launch.ranks import choose_interface, names_of
 from rpcbench.launch.worker_bootstrap import end_with, settle_torch
 from rpcbench.rpc.init import join, resolve_config
 from rpcbench.runtime.agent import Agent
@@ -65,6 +65,7 @@ def main() -> int:
     agent = join(
         config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _die_when_told]
     )
+    choose_interface()
     runner = agent.part(CellRunner)
     ending = TorchrunShutdown(agent, runner)
     if rank == 0:
