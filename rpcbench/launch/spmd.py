@@ -113,7 +113,7 @@ def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: 
 def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: str) -> list[Any]:
     """Run the program in a cell, and raise the error of the rank that failed first."""
     label = getattr(program.func, "__name__", type(program.func).__name__)
-    places = _environments(agent, names)
+    places = _environments(agent, names, token)
     own = {
         name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}
         for name in places
@@ -148,16 +148,23 @@ def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
     return [*sorted(causes, key=lambda failed: failed.stopped), *ended]
 
 
-def _environments(agent: Agent, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return torchrun's variables for each worker."""
+def _environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[str, dict[str, str]]:
+    """Return torchrun's variables for each worker: libraries ask for them to tell a rank from a notebook."""
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     order = {name: rank for rank, name in enumerate(names) if name in there}  # others were lost just now
-    size = len(names)
-    common = {"WORLD_SIZE": str(size), RANK_NAMES: ",".join(names)}
+    size, hosts = len(names), list(dict.fromkeys(there[name].host for name in order))
+    common = {
+        "WORLD_SIZE": str(size), RANK_NAMES: ",".join(names), "GROUP_WORLD_SIZE": str(len(hosts)),
+        "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
     return {
-        name: {"RANK": str(rank), **common, **ranks.local_place(name, size, order, there)}
+        name: {
+            "RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": str(hosts.index(there[name].host)),
+            **common, **ranks.local_place(name, size, order, there),
+        }
         for name, rank in order.items()
-    }
+    }  # fmt: skip
 
 
 def _tell(
@@ -211,6 +218,7 @@ class SpmdRank:
 
                 meanwhile.callback(world.when_closed(end_function))
                 meanwhile.enter_context(_environment(self.environ, world))
+                meanwhile.enter_context(_as_script())
                 world.check()  # another rank may have failed before this one began
                 return self.program()
         except BaseException as error:
@@ -264,6 +272,17 @@ def _environment(wanted: Mapping[str, str], world: World) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _as_script() -> Iterator[None]:
+    """Hide the prompt of a kernel meanwhile: by it libraries take the process for one where a person types."""
+    prompt = vars(sys).pop("ps1", None)
+    try:
+        yield
+    finally:
+        if prompt is not None:
+            sys.ps1 = prompt
 
 
 def open_store() -> StorePlace:

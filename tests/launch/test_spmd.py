@@ -96,6 +96,17 @@ def test_a_run_leaves_no_store_and_no_connection_without_the_garbage_collector(c
     cluster.run("all", "gc.enable()")
 
 
+def seen_by_libraries() -> tuple[Any, ...]:
+    names = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    return hasattr(sys, "ps1"), dist.is_torchelastic_launched(), [os.environ[name] for name in names]
+
+
+def test_libraries_see_a_rank_of_torchrun_and_no_prompt(cluster: Cluster) -> None:
+    cluster.run("all", "1")  # IPython has begun there
+    assert cluster.spmd(seen_by_libraries) == [(False, True, ["0", "1", f"{rank}", "3", "0"]) for rank in range(3)]
+    assert cluster.rpc_sync("worker1", dist.is_torchelastic_launched) is False
+
+
 def in_torch() -> None:
     dist.all_reduce(torch.ones(2))
 
