@@ -38,7 +38,7 @@ class Running:
 
     def __init__(self, agent):
         self.agent = agent
-        self.kind, self.workers, self.lost = "process", ["worker1", "worker2"], []
+        self.kind, self.arguments, self.workers, self.lost = "process", {}, ["worker1", "worker2"], []
         self.inseparable, self.farewell, self.over = "", "The cluster is stopped.", False
         self.done, self.replayed = [], []
 
