@@ -23,6 +23,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import chosen_rank, older_order
 from rpcbench.distributed.comparison import begun, compare_exchange, finished, op_name, refused
 from rpcbench.distributed.groups import AnyGroup, GroupMember
+from rpcbench.distributed.memory_layouts import backend_fault, layout_name
 from rpcbench.distributed.work import Work
 
 
@@ -50,7 +51,7 @@ def broadcast(
     """
     end = groups.member(group)
     source, wrong = chosen_rank(end.ranks, src, group_src, "src")
-    act = lambda: c10d.broadcast(tensor, source, end.group)  # noqa: E731
+    act = lambda: c10d.broadcast(tensor, group=end.group, group_src=end.place_of(source))  # noqa: E731
     return finished(begun(end, f"broadcast(src={source})", [tensor], act, wrong), async_op)
 
 
@@ -96,7 +97,7 @@ def reduce(
     """
     end = groups.member(group)
     to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst")
-    act = lambda: c10d.reduce(tensor, to, op, end.group)  # noqa: E731
+    act = lambda: c10d.reduce(tensor, op=op, group=end.group, group_dst=end.place_of(to))  # noqa: E731
     what = f"reduce({op_name(op)}, dst={to})"
     return finished(begun(end, what, [tensor], act, wrong or refused(op, tensor)), async_op)
 
@@ -176,7 +177,7 @@ def gather(
     to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
     wrong = wrong or _one_sided(gather_list, tensor, end, to, "gather_list")
     into = None if gather_list is None else list(gather_list)
-    act = lambda: c10d.gather(tensor, into, to, end.group)  # noqa: E731
+    act = lambda: c10d.gather(tensor, into, group=end.group, group_dst=end.place_of(to))  # noqa: E731
     return finished(begun(end, f"gather(dst={to})", [tensor], act, wrong, results=into or ()), async_op)
 
 
@@ -204,7 +205,7 @@ def scatter(
     source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
     wrong = wrong or _one_sided(scatter_list, tensor, end, source, "scatter_list")
     parts = None if scatter_list is None else list(scatter_list)
-    act = lambda: c10d.scatter(tensor, parts, source, end.group)  # noqa: E731
+    act = lambda: c10d.scatter(tensor, parts, group=end.group, group_src=end.place_of(source))  # noqa: E731
     return finished(begun(end, f"scatter(src={source})", [tensor], act, wrong), async_op)
 
 
@@ -382,7 +383,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _rows(tensor: torch.Tensor) -> str:
     """Return the layout for any number of rows: `float32[*, 2]`."""
-    return re.sub(r"\d+(?=[,\]])", "*", groups.layout_name(tensor), count=1)
+    return re.sub(r"\d+(?=[,\]])", "*", layout_name(tensor), count=1)
 
 
 # Faults of lists and sizes; "" where there is none.
@@ -396,9 +397,9 @@ def _list_fault(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: Grou
     """Return the fault of a list of one tensor for each rank, all with the layout of `tensor`."""
     if wrong := _count_fault(tensors, end, name):
         return wrong
-    faults = [fault for each in tensors if (fault := groups.backend_fault(end.backend, each))]
-    others = [each for each in map(groups.layout_name, tensors) if each != groups.layout_name(tensor)]
-    return next(iter([*faults, *(f"{name} has a {other} for {groups.layout_name(tensor)}" for other in others)]), "")
+    faults = [fault for each in tensors if (fault := backend_fault(end.backend, each))]
+    others = [each for each in map(layout_name, tensors) if each != layout_name(tensor)]
+    return next(iter([*faults, *(f"{name} has a {other} for {layout_name(tensor)}" for other in others)]), "")
 
 
 def _one_sided(
@@ -418,11 +419,11 @@ def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
     joined = torch.Size([size * part.shape[0], *part.shape[1:]]) if part.dim() else torch.Size([size])
     if whole.dtype == part.dtype and whole.shape in (joined, torch.Size([size, *part.shape])):
         return ""
-    return f"{name} is {groups.layout_name(whole)}; for {size} ranks it must be {_dtype(part)}{list(joined)}"
+    return f"{name} is {layout_name(whole)}; for {size} ranks it must be {_dtype(part)}{list(joined)}"
 
 
 def _dtypes_fault(tensors: Sequence[torch.Tensor], end: GroupMember) -> str:
-    faults = [fault for each in tensors if (fault := groups.backend_fault(end.backend, each))]
+    faults = [fault for each in tensors if (fault := backend_fault(end.backend, each))]
     if faults:
         return faults[0]
     found = sorted({_dtype(each) for each in tensors})

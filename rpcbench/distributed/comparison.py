@@ -18,9 +18,9 @@ import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
 from rpcbench.base.errors import CollectiveError, counted
-from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import seconds_of
 from rpcbench.distributed.groups import GroupMember
+from rpcbench.distributed.memory_layouts import backend_fault, layout_name
 from rpcbench.distributed.work import Work
 
 NOTE = 256
@@ -56,9 +56,9 @@ def begun(
         results: The tensors that get the result, where these are not `tensors`.
         size: Bytes that this rank contributes, for panels; None: those of `tensors`.
     """
-    faults = [fault for tensor in [*tensors, *results] if (fault := groups.backend_fault(end.backend, tensor))]
+    faults = [fault for tensor in [*tensors, *results] if (fault := backend_fault(end.backend, tensor))]
     wrong = next(iter(faults), wrong)
-    layouts = ", ".join(map(groups.layout_name, tensors))
+    layouts = ", ".join(map(layout_name, tensors))
     words = f"{what} of {layouts}" if tensors else what
     words = f"{words}: {wrong}" if wrong else words
 

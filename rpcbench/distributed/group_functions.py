@@ -2,7 +2,7 @@
 
 Guarantees
 - `new_group` and its relatives return torch's own groups, which torch's functions accept as well, also those of torch
-  that this package passes on. A group that torch has made in our world, as for a device mesh, is accepted, too.
+  that this package passes on. A group or a world that torch has made, as for a device mesh, is accepted, too.
 - All ranks request the same group, or all raise an error with the requests.
 - Ranks and sizes may also be read in a broken world, unless a change of the cluster has made them wrong.
 """
@@ -86,7 +86,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether there is a default group that is not broken."""
+    """Return whether there is a default group that is not broken; it may be torch's own."""
     return groups.has_world()
 
 

@@ -5,6 +5,7 @@
 - A rank that ends, or Ctrl-C on one, during the creation of a group frees all ranks. The event that ends the world ends
   torch's own wait too: no thread stays behind that would change torch's groups later.
 - A rank of this host that ends before it has joined is named at once, with an agent or without.
+- A world that torch's own functions have founded is this process's world, until they or ours end it.
 - The all-reduces of DistributedDataParallel are recorded like other collectives, by a communication hook that reduces
   gradients exactly as DistributedDataParallel does without a hook.
 """
@@ -15,6 +16,7 @@ import atexit
 import functools
 import hashlib
 import math
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as c10d
-from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch._C._distributed_c10d import Backend, GradBucket, PrefixStore, Store
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
@@ -33,17 +35,10 @@ from rpcbench.base.errors import CollectiveError
 from rpcbench.distributed import backends, stores
 from rpcbench.distributed.events import OWN_CALLS, CollectivePart
 from rpcbench.distributed.executor import Pending
+from rpcbench.distributed.memory_layouts import BOTH, DEVICES, layout_name
 from rpcbench.distributed.stores import wait_until
+from rpcbench.distributed.torch_worlds import HandMadeWorld, TorchWorld
 from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, founding, meet
-from rpcbench.runtime.handles import layout_of
-
-_DTYPES = {
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
-    torch.int8, torch.uint8, torch.int32, torch.int64,
-}  # fmt: skip
-"""The dtypes that gloo's collectives support."""
-_BOTH = "cpu:gloo,cuda:nccl"
-_DEVICES = dict.fromkeys(["gloo", "nccl", "mpi", _BOTH], ("cpu", "cuda"))  # types of device that each backend supports
 
 
 def torch_backend(name: str) -> str:
@@ -51,33 +46,14 @@ def torch_backend(name: str) -> str:
     name = name.lower()
     if name == "tcp":
         raise CollectiveError("torch has dropped the backend 'tcp': use 'gloo', which has all collectives for the CPU")
-    if name not in _DEVICES:
+    if name not in DEVICES:
         raise CollectiveError(f"there is no backend {name!r}: use 'gloo' for CPU tensors, 'nccl' for those on GPUs")
     if name == "mpi" and not c10d.is_mpi_available():
         raise CollectiveError("this torch is built without MPI, as all that are on PyPI: use 'gloo', or build torch")
-    if name in ("nccl", _BOTH) and not (c10d.is_nccl_available() and torch.cuda.is_available()):
+    if name in ("nccl", BOTH) and not (c10d.is_nccl_available() and torch.cuda.is_available()):
         raise CollectiveError("NCCL moves tensors between NVIDIA GPUs, and this process has none: use 'gloo'")
     # gloo beside NCCL: it moves CPU tensors, with which ranks also compare their calls before NCCL moves any tensor.
-    return _BOTH if name == "nccl" else name
-
-
-def backend_fault(name: str, tensor: object) -> str:
-    """Return the reason that the backend cannot move this tensor; empty if it can."""
-    if not isinstance(tensor, torch.Tensor):
-        return f"pass a tensor, not {type(tensor).__name__}"
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return f"its {layout_name(tensor)} is not contiguous: pass tensor.contiguous()"
-    devices = _DEVICES.get(name)  # None for a backend that torch's own functions have brought
-    if devices is not None and tensor.device.type not in devices:
-        return f"{name} takes tensors on {' or '.join(devices)}, not on {tensor.device}"
-    if tensor.dtype not in _DTYPES:
-        return f"{name} does not support {tensor.dtype}: convert the tensor first"
-    return ""
-
-
-def layout_name(tensor: object) -> str:
-    """Return dtype and shape, as `float32[4, 2]` or `float32[N=4, C=2]`."""
-    return layout_of(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    return BOTH if name == "nccl" else name
 
 
 class WatchedStore(Store):
@@ -208,10 +184,9 @@ def _group_fault(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(len(world.ranks))):
         return f"pass distinct ranks from 0 to {len(world.ranks) - 1}"
     try:
-        torch_backend(how.backend or world.backend)
+        return torch_backend(how.backend) and "" if how.backend else ""  # that of the world is known to work
     except CollectiveError as error:
         return str(error)
-    return ""
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -255,7 +230,9 @@ def _left(done: Future[torch.Tensor], entered: CollectivePart) -> torch.Tensor:
 
 
 T = TypeVar("T")
+_TAKING_OVER = threading.Lock()  # held while the world and its members change together
 
+DESTROYED = "this process group has been destroyed"
 SECONDS = 300.0  # that a collective may take by default
 RENDEZVOUS_SECONDS = 60.0  # that ranks wait for each other in init_process_group by default
 _LAST_SECONDS = 2.0  # that Python's exit may wait for our threads
@@ -263,13 +240,14 @@ _NO_WORLD = "there is no process group here: call init_process_group first, on a
 
 
 class GroupMember:
-    """This rank's membership in a group. `ranks` are numbers in the world, in the group's order; `group` is torch's."""
+    """This rank's membership in a group. `ranks` are numbers in the world, in the group's order."""
 
     def __init__(
-        self, world: World, ranks: tuple[int, ...], group: c10d.ProcessGroup, key: str, backend: str | None = None,
+        self, world: World, ranks: tuple[int, ...], group: Any, key: str, backend: str | None = None,
         seconds: float | None = None,
     ) -> None:  # fmt: skip
-        self.world, self.ranks, self.group, self.key = world, ranks, group, key
+        self.world, self.ranks, self.key = world, ranks, key
+        self._group: Callable[[], Any] = (lambda: group) if world.keeps_groups else weakref.ref(group)
         self.backend = backend or world.backend
         self.seconds = seconds  # for each wait; None: those of the world
         self.count = 0  # collectives so far, alike on all ranks
@@ -277,6 +255,21 @@ class GroupMember:
         self.names = tuple(world.ranks[rank].name for rank in ranks)
         self._scope = f"{world.token}.{key}"  # unique among all groups of all worlds
         self._ways = Counter[str]()  # transfers per direction "1>2", and ">2" from any rank
+
+    @property
+    def group(self) -> Any:
+        """torch's group. Raises CollectiveError if it has been freed."""
+        if (group := self._group()) is None:
+            raise CollectiveError(DESTROYED)
+        return group
+
+    def is_of(self, group: object) -> bool:
+        """Return whether this is the membership in a group of torch."""
+        return group is not None and self._group() is group
+
+    def place_of(self, rank: int) -> int:
+        """Return the position in the group of a rank of the world: torch takes it in a group made by hand, too."""
+        return self.ranks.index(rank)
 
     def carry(self, job: Callable[[], T], op: str, shape: str = "", size: int = 0) -> T:
         """Run a collective on the group's thread, and return its result; the end of the world ends the wait.
@@ -290,10 +283,10 @@ class GroupMember:
     ) -> tuple[Pending[T], Wait]:
         """Do as `carry`, but return the job, and the wait for it."""
         self.world.check()
-        entered = self.enter(op, shape, size)
+        group, entered = self.group, self.enter(op, shape, size)  # the job keeps the group alive
 
         def recorded() -> T:
-            with entered, OWN_CALLS.on(self.group):
+            with entered, OWN_CALLS if isinstance(group, Backend) else OWN_CALLS.on(group):
                 return job()
 
         return self.world.executor(self.key).put(recorded), self.wait(f"{op} of {shape}" if shape else op, seconds)
@@ -301,6 +294,8 @@ class GroupMember:
     @functools.cached_property
     def notes_on(self) -> torch.device:
         """The device of the small tensors by which ranks compare their calls: the CPU, if the group moves those."""
+        if isinstance(self.group, Backend):  # made by hand
+            return torch.device("cuda" if self.backend == "nccl" else "cpu")
         devices = [each.type for each in self.group._device_types]
         return torch.device("cpu" if "cpu" in devices else devices[0])
 
@@ -353,10 +348,11 @@ class NamedGroup:
 
     def here(self) -> c10d.ProcessGroup:
         """Return torch's group on this worker, for DistributedDataParallel and torch's own functions."""
-        return member(self).group
+        group: c10d.ProcessGroup = member(self).group
+        return group
 
 
-AnyGroup = c10d.ProcessGroup | NamedGroup | Outsider | None
+AnyGroup = c10d.ProcessGroup | Backend | NamedGroup | Outsider | None
 
 
 class _State:
@@ -364,6 +360,7 @@ class _State:
 
     world: World | None = None
     members: dict[str, GroupMember | Outsider] = {}  # by key of the group; "0" is the default group
+    made_by_hand: weakref.WeakKeyDictionary[object, GroupMember] = weakref.WeakKeyDictionary()  # by torch's group
 
 
 def init(
@@ -371,11 +368,9 @@ def init(
     store: Store | None = None, for_torch: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Create the default group together with the other ranks."""
-    if _State.world is not None:
-        _State.world.poll_failure()  # another rank may have broken it, and then a new one may begin
-    if _State.members and not c10d.is_initialized():  # torch's own function has destroyed it
-        destroy()
-    if has_world() or (_State.world is None and c10d.is_initialized()):
+    if (world := _present_world()) is not None:
+        world.poll_failure()  # another rank may have broken it, and then a new one may begin
+    if has_world():
         raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
     if backend is not None:
         torch_backend(backend)  # a wrong one is an error before any rank is waited for
@@ -397,9 +392,6 @@ def _world(place: stores.InitMethod, name: str, backend: str | None, seconds: fl
         met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.offer(backend))
         offers = {f"rank {rank} ({who.name})": who.offer for rank, who in enumerate(met.ranks)}
         return World(met, backends.chosen(offers), SECONDS if seconds is None else seconds)
-
-
-DESTROYED = "this process group has been destroyed"
 
 
 def destroy() -> None:
@@ -427,8 +419,35 @@ def _join_threads_at_exit() -> None:
     if world.broken:
         stores.wait_until(lambda: not world.busy, _LAST_SECONDS)
     if not world.busy:
-        destroy()
+        if isinstance(world, TorchWorld):
+            world.close(CollectiveError(DESTROYED))  # torch ends what it has founded
+        else:
+            destroy()
         world.ended(_LAST_SECONDS)
+
+
+def _present_world() -> World | None:
+    """Return this process's world, after taking over one that torch's own functions have founded since, or ended."""
+    world, ours = _State.world, _State.members.get("0")
+    there = c10d.distributed_c10d._get_default_group() if c10d.is_initialized() else None
+    if ours.is_of(there) if isinstance(ours, GroupMember) else world is None and there is None:
+        return world
+    if world is not None and not world.broken and ours is None:
+        return world  # it is being founded
+    if world is not None and world.broken and there is None:
+        return world  # the reason is still to be told
+    found = None if there is None else TorchWorld(there)
+    with _TAKING_OVER:
+        if _State.world is world:  # else another thread has been here
+            if world is not None:
+                world.close(CollectiveError(DESTROYED))
+            _State.members = {}
+            _State.world = found
+            if found is not None:
+                _State.members = {"0": GroupMember(found, tuple(range(len(found.ranks))), there, "0")}
+    if found is not None and found is _State.world:
+        RankWatch.over(found)
+    return _State.world
 
 
 def outdate() -> None:
@@ -450,26 +469,25 @@ def end_generation(why: str, before: tuple[str, int]) -> None:
 def world_of(group: c10d.ProcessGroup | None) -> World | None:
     """Return the world whose default group this is; None for one that torch has made by itself."""
     found = _State.members.get("0")
-    return found.world if isinstance(found, GroupMember) and found.group is group else None
+    return found.world if isinstance(found, GroupMember) and found.is_of(group) else None
 
 
 def has_world() -> bool:
     """Return whether there is a world that is not broken."""
-    return _State.world is not None and not _State.world.broken
+    return (world := _present_world()) is not None and not world.broken
 
 
 def size_here() -> int:
-    """Return the number of ranks in the default group, also in one that torch made by itself; 0 where there is none, or
-    one that is broken."""
-    if _State.world is not None:
-        return 0 if _State.world.broken else len(_State.world.ranks)
-    return c10d.get_world_size() if c10d.is_initialized() else 0
+    """Return the number of ranks in the default group; 0 where there is none, or one that is broken."""
+    return 0 if (world := _present_world()) is None or world.broken else len(world.ranks)
 
 
 def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
     """Return this rank's membership in a group. Raises CollectiveError with the reason where it has none."""
     # Not `at_work`: rank and size may be read in a broken world too, unless a change of the cluster made them wrong.
-    world = _State.world
+    if (by_hand := _made_by_hand(group)) is not None:
+        return by_hand
+    world = _present_world()
     if world is None:
         raise CollectiveError(_NO_WORLD)
     if at_work or world.outdated:
@@ -498,9 +516,22 @@ def _find(group: object) -> GroupMember | Outsider | None:
         assert _State.world is not None
         return _State.members.get(group.key) if group.token == _State.world.token else None
     if isinstance(group, c10d.ProcessGroup):
-        found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.group is group)
+        found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.is_of(group))
         return next(found, None) or _adopted(group)
     raise CollectiveError(f"pass a process group that new_group has returned, not {type(group).__name__}")
+
+
+def _made_by_hand(group: object) -> GroupMember | None:
+    """Return this rank's membership in a group that the program has made from a store, and torch has not registered."""
+    if not isinstance(group, c10d.ProcessGroup | Backend) or group in c10d.distributed_c10d._world.pg_map:
+        return None
+    if isinstance(group, c10d.ProcessGroup) and group.group_name:
+        return None  # torch has named it, and ended it
+    if (known := _State.made_by_hand.get(group)) is None:
+        world = HandMadeWorld(group)
+        ranks = tuple(range(len(world.ranks)))
+        known = _State.made_by_hand.setdefault(group, GroupMember(world, ranks, group, "made by hand"))
+    return known
 
 
 def _adopted(group: c10d.ProcessGroup) -> GroupMember | None:
@@ -539,6 +570,10 @@ def new(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()) -> Name
 def end_group(group: AnyGroup) -> None:
     """End one group of this rank; the default group with all others. Raises CollectiveError if one of its jobs runs."""
     end = member(group, at_work=False)
+    if isinstance(end.world, HandMadeWorld):
+        end.world.close(CollectiveError(DESTROYED))
+        end.group.shutdown()
+        return
     if end.key == "0":
         destroy()
         return

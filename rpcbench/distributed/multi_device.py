@@ -19,6 +19,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import stranger
 from rpcbench.distributed.comparison import op_name, together
 from rpcbench.distributed.groups import AnyGroup
+from rpcbench.distributed.memory_layouts import layout_name
 
 _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that a rank can apply to its own tensors
     "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -41,7 +42,7 @@ def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: Any
     """
     end = groups.member(group)
     what = f"broadcast_multigpu(src={src})"
-    act = lambda: c10d.broadcast(tensor_list[0], src, end.group)  # noqa: E731
+    act = lambda: c10d.broadcast(tensor_list[0], group=end.group, group_src=end.place_of(src))  # noqa: E731
     together(end, what, tensor_list, act, _multigpu_fault(tensor_list) or stranger(end.ranks, src))
     _spread(tensor_list)
 
@@ -87,7 +88,7 @@ def reduce_multigpu(
 
     def act() -> None:
         combined = _combined(tensor_list, op)
-        c10d.reduce(combined, dst, op, end.group)
+        c10d.reduce(combined, op=op, group=end.group, group_dst=end.place_of(dst))
         if end.world.rank == dst:
             tensor_list[0].copy_(combined)
 
@@ -132,7 +133,7 @@ def all_gather_multigpu(
 def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
     if not tensors:
         return "the list of tensors is empty"
-    if len({groups.layout_name(each) for each in tensors}) > 1:
+    if len({layout_name(each) for each in tensors}) > 1:
         return "the tensors of a list must be alike"
     return "" if op_name(op) in _COMBINE else f"{op_name(op)} is not supported: use one of {', '.join(_COMBINE)}"
 

@@ -100,7 +100,7 @@ def gather_object(
         into = None
         if end.world.rank == to:
             into = [torch.empty(max(lengths), dtype=torch.uint8, device=end.notes_on) for _ in end.ranks]
-        c10d.gather(_tensor(end, data, max(lengths)), into, to, end.group)
+        c10d.gather(_tensor(end, data, max(lengths)), into, group=end.group, group_dst=end.place_of(to))
         received.extend(each[:length] for each, length in zip(into or (), lengths, strict=False))
 
     begun(end, f"gather_object(dst={to})", [], act, wrong, size=len(data)).wait()
@@ -137,7 +137,7 @@ def scatter_object_list(
         lengths = _lengths(end, [len(each) for each in parts], len(end.ranks), source)
         into = torch.empty(max(lengths), dtype=torch.uint8, device=end.notes_on)
         sent = [_tensor(end, each, max(lengths)) for each in parts] if end.world.rank == source else None
-        c10d.scatter(into, sent, source, end.group)
+        c10d.scatter(into, sent, group=end.group, group_src=end.place_of(source))
         received.append(into[: lengths[end.ranks.index(end.world.rank)]])
 
     begun(end, f"scatter_object_list(src={source})", [], act, wrong, size=sum(map(len, parts))).wait()
@@ -169,7 +169,7 @@ def broadcast_object_list(
     def act() -> None:
         (length,) = _lengths(end, [len(data)], 1, source)
         moved = _tensor(end, data, length) if mine else torch.empty(length, dtype=torch.uint8, device=end.notes_on)
-        c10d.broadcast(moved, source, end.group)
+        c10d.broadcast(moved, group=end.group, group_src=end.place_of(source))
         received.append(moved)
 
     what = f"broadcast_object_list(src={source}) of {len(object_list)}"
@@ -291,7 +291,7 @@ def _lengths(end: GroupMember, mine: Sequence[int], count: int, source: int) -> 
     """Return the `count` lengths that rank `source` has."""
     given = list(mine) if end.world.rank == source else [0] * count
     numbers = torch.tensor(given, dtype=torch.int64, device=end.notes_on)
-    c10d.broadcast(numbers, source, end.group)
+    c10d.broadcast(numbers, group=end.group, group_src=end.place_of(source))
     return numbers.tolist()
 
 

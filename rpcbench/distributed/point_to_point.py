@@ -12,6 +12,7 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as c10d
@@ -22,6 +23,7 @@ from rpcbench.distributed.arguments import chosen_rank
 from rpcbench.distributed.comparison import NOTE, note, said
 from rpcbench.distributed.events import CollectivePart
 from rpcbench.distributed.groups import AnyGroup, GroupMember
+from rpcbench.distributed.memory_layouts import backend_fault, layout_name
 from rpcbench.distributed.work import Work
 from rpcbench.distributed.world import Wait
 
@@ -73,7 +75,7 @@ def isend(
         CollectiveError: This call is invalid.
     """
     end, to = _end(tensor, dst, group_dst, "dst", group, tag)
-    return send_as(end, tensor, to, tag, groups.layout_name(tensor))
+    return send_as(end, tensor, to, tag, layout_name(tensor))
 
 
 def send_as(end: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: str) -> Work:
@@ -121,7 +123,7 @@ def irecv(
         CollectiveError: This call is invalid, as of `recv`.
     """
     end, source = _end(tensor, src, group_src, "src", group, tag)
-    return receive_as(end, tensor, source, tag, groups.layout_name(tensor))
+    return receive_as(end, tensor, source, tag, layout_name(tensor))
 
 
 def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str) -> Work:
@@ -174,7 +176,7 @@ class P2POp:
 
     def __repr__(self) -> str:
         where = f"{'to' if self.op is isend else 'from'} rank {self.peer}{_tagged(self.tag)}"
-        return f"P2POp({self.op.__name__} of {groups.layout_name(self.tensor)} {where})"
+        return f"P2POp({self.op.__name__} of {layout_name(self.tensor)} {where})"
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
@@ -210,7 +212,7 @@ def _end(
 ) -> tuple[GroupMember, int]:
     """Return this rank's membership, and the other rank. Raises CollectiveError where it cannot send or receive."""
     end = groups.member(group)
-    wrong = groups.backend_fault(end.backend, tensor) or tag_fault(tag)
+    wrong = backend_fault(end.backend, tensor) or tag_fault(tag)
     peer = _ANY
     if not (name == "src" and other is None and group_other is None):  # a receive may be from any rank
         peer, unknown = chosen_rank(end.ranks, other, group_other, name)
@@ -230,12 +232,12 @@ def _send(
     end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart
 ) -> int:
     with entered:
-        c10d.send(note(layout).to(end.notes_on), to, end.group, first + _OFFER)
+        _give(end, note(layout).to(end.notes_on), to, first + _OFFER)
         answer = torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
-        c10d.recv(answer, to, end.group, first + _ANSWER)
+        _take(end, answer, to, first + _ANSWER)
         if said(answer) != _FITS:
             raise CollectiveError(said(answer))
-        c10d.send(tensor, to, end.group, first + _DATA)
+        _give(end, tensor, to, first + _DATA)
     return to
 
 
@@ -245,14 +247,27 @@ def _receive(
     world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
     first = _FIRST + _EACH * tag
     with entered:
-        sender = int(c10d.recv(offer, None if source == _ANY else source, end.group, first + _OFFER))
+        sender = _take(end, offer, source, first + _OFFER)
         if source == _ANY:  # recorded so far as a receive from any rank
             entered.becomes(end.between(sender, world.rank, tensor, tag))
         there = said(offer)
         differs = f"{world.named(sender)} sends {there}, but {world.named(world.rank)} receives {layout}"
         answer = note(_FITS if layout == there else differs)
-        c10d.send(answer.to(end.notes_on), sender, end.group, first + _ANSWER)
+        _give(end, answer.to(end.notes_on), sender, first + _ANSWER)
         if layout != there:
             raise CollectiveError(differs)
-        c10d.recv(tensor, sender, end.group, first + _DATA)
+        _take(end, tensor, sender, first + _DATA)
     return sender
+
+
+def _give(end: GroupMember, tensor: torch.Tensor, to: int, tag: int) -> None:
+    """Send one message of torch."""
+    c10d.send(tensor, group=end.group, tag=tag, group_dst=end.place_of(to))
+
+
+def _take(end: GroupMember, tensor: torch.Tensor, source: int, tag: int) -> int:
+    """Receive one message of torch, and return the rank that has sent it."""
+    place = None if source == _ANY else end.place_of(source)
+    work: Any = c10d.irecv(tensor, group=end.group, tag=tag, group_src=place)
+    work.wait()
+    return end.ranks[work._source_rank()] if place is None else source

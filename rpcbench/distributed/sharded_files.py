@@ -115,11 +115,6 @@ class Ranks:
     """All ranks of the default group, or this process alone where there is none."""
 
     def __init__(self) -> None:
-        if groups.size_here() and not groups.has_world():
-            raise CollectiveError(
-                "torch.distributed.init_process_group made the process group here, and its ranks cannot be compared: "
-                "make it with rpcbench.distributed.init_process_group"
-            )
         there = groups.has_world() or c10d.is_initialized()
         self._end: GroupMember | None = groups.member(None) if there else None  # raises where the world is broken
 

@@ -52,6 +52,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
 from rpcbench.distributed.flight_records import FlightEntry, flight_record, is_completed
+from rpcbench.distributed.torch_worlds import name_of
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import Bystander
 from rpcbench.runtime.handles import tensor_bytes
@@ -349,9 +350,7 @@ class TorchCollectives:
         if (ours := groups.world_of(self._world)) is not None:
             return ours.ranks[rank].name
         assert self._world is not None
-        # The ids of members are in the order of their ranks, in a cluster from 1 on, as the notebook has none.
-        id_ = self._agent.id + rank - self._world.rank()
-        return self._agent.member_table.name(id_)
+        return name_of(rank, self._world.rank(), self._agent)
 
     # -- operations
     def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:

@@ -251,6 +251,8 @@ class Wait:
 class World:
     """One instance of the default group, on this rank."""
 
+    keeps_groups = True  # torch's groups of it are kept alive until it ends
+
     def __init__(self, met: RendezvousResult, backend: str, seconds: float) -> None:
         self.store, self.rank, self.ranks = met.store, met.rank, met.ranks
         self.backend, self.seconds = backend, seconds  # seconds: for each wait
