@@ -23,7 +23,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import chosen_rank, older_order
 from rpcbench.distributed.comparison import begun, compare_exchange, finished, op_name, refused
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.memory_layouts import backend_fault, layout_name
+from rpcbench.distributed.memory_layouts import backend_fault, flat, layout_name, order_fault
 from rpcbench.distributed.work import Work
 
 
@@ -34,7 +34,7 @@ def broadcast(
     """Copy the tensor of one rank into the tensors of all others, in place.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks.
+        tensor: Of the same shape, dtype and order of dimensions in memory on all ranks, without gaps.
         src: Source, as a rank of the world.
         group: By default all ranks.
         async_op: Whether to return at once.
@@ -51,7 +51,7 @@ def broadcast(
     """
     end = groups.member(group)
     source, wrong = chosen_rank(end.ranks, src, group_src, "src")
-    act = lambda: c10d.broadcast(tensor, group=end.group, group_src=end.place_of(source))  # noqa: E731
+    act = lambda: c10d.broadcast(flat(tensor), group=end.group, group_src=end.place_of(source))  # noqa: E731
     return finished(begun(end, f"broadcast(src={source})", [tensor], act, wrong), async_op)
 
 
@@ -61,7 +61,7 @@ def all_reduce(
     """Combine the tensors of all ranks; each gets the same result, to the last bit, in place.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks.
+        tensor: Of the same shape and dtype on all ranks; dense, or with gloo and SUM sparse (`torch.sparse_coo`).
         op: The reduce op.
         group, async_op: As of `broadcast`.
 
@@ -72,8 +72,8 @@ def all_reduce(
         CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
     """
     end = groups.member(group)
-    act = lambda: c10d.all_reduce(tensor, op, end.group)  # noqa: E731
-    return finished(begun(end, f"all_reduce({op_name(op)})", [tensor], act, refused(op, tensor)), async_op)
+    act = lambda: c10d.all_reduce(flat(tensor), op, end.group)  # noqa: E731
+    return finished(begun(end, f"all_reduce({op_name(op)})", [tensor], act, refused(op, tensor), sparse=True), async_op)
 
 
 def reduce(
@@ -97,7 +97,7 @@ def reduce(
     """
     end = groups.member(group)
     to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst")
-    act = lambda: c10d.reduce(tensor, op=op, group=end.group, group_dst=end.place_of(to))  # noqa: E731
+    act = lambda: c10d.reduce(flat(tensor), op=op, group=end.group, group_dst=end.place_of(to))  # noqa: E731
     what = f"reduce({op_name(op)}, dst={to})"
     return finished(begun(end, what, [tensor], act, wrong or refused(op, tensor)), async_op)
 
@@ -120,7 +120,7 @@ def all_gather(
     """
     end = groups.member(group)
     wrong = _list_fault(tensor_list, tensor, end, "tensor_list")
-    act = lambda: c10d.all_gather(list(tensor_list), tensor, end.group)  # noqa: E731
+    act = lambda: c10d.all_gather(list(map(flat, tensor_list)), flat(tensor), end.group)  # noqa: E731
     return finished(begun(end, "all_gather", [tensor], act, wrong, results=tensor_list), async_op)
 
 
@@ -162,7 +162,8 @@ def gather(
 
     Args:
         tensor: The tensor of this rank.
-        gather_list: On `dst` only: the outputs, one for each rank of the group, with the shape and dtype of `tensor`.
+        gather_list: On `dst` only, elsewhere None or []: the outputs, one for each rank of the group, with the shape
+            and dtype of `tensor`.
         dst: Destination, as a rank of the world; by default 0.
         group, async_op: As of `broadcast`.
         group_dst: Destination, as a position in the group, in place of `dst`.
@@ -176,9 +177,9 @@ def gather(
     end = groups.member(group)
     to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
     wrong = wrong or _one_sided(gather_list, tensor, end, to, "gather_list")
-    into = None if gather_list is None else list(gather_list)
-    act = lambda: c10d.gather(tensor, into, group=end.group, group_dst=end.place_of(to))  # noqa: E731
-    return finished(begun(end, f"gather(dst={to})", [tensor], act, wrong, results=into or ()), async_op)
+    into = None if not gather_list else list(map(flat, gather_list))
+    act = lambda: c10d.gather(flat(tensor), into, group=end.group, group_dst=end.place_of(to))  # noqa: E731
+    return finished(begun(end, f"gather(dst={to})", [tensor], act, wrong, results=gather_list or ()), async_op)
 
 
 @older_order(1, "src", "scatter_list", "group")
@@ -190,7 +191,8 @@ def scatter(
 
     Args:
         tensor: The output.
-        scatter_list: On `src` only: one tensor for each rank of the group, with the shape and dtype of `tensor`.
+        scatter_list: On `src` only, elsewhere None or []: one tensor for each rank of the group, with the shape and
+            dtype of `tensor`.
         src: Source, as a rank of the world; by default 0.
         group, async_op: As of `broadcast`.
         group_src: Source, as a position in the group, in place of `src`.
@@ -204,8 +206,8 @@ def scatter(
     end = groups.member(group)
     source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
     wrong = wrong or _one_sided(scatter_list, tensor, end, source, "scatter_list")
-    parts = None if scatter_list is None else list(scatter_list)
-    act = lambda: c10d.scatter(tensor, parts, group=end.group, group_src=end.place_of(source))  # noqa: E731
+    parts = None if not scatter_list else list(map(flat, scatter_list))
+    act = lambda: c10d.scatter(flat(tensor), parts, group=end.group, group_src=end.place_of(source))  # noqa: E731
     return finished(begun(end, f"scatter(src={source})", [tensor], act, wrong), async_op)
 
 
@@ -229,7 +231,7 @@ def reduce_scatter(
     """
     end = groups.member(group)
     wrong = _list_fault(input_list, output, end, "input_list") or refused(op, output)
-    act = lambda: c10d.reduce_scatter(output, list(input_list), op, end.group)  # noqa: E731
+    act = lambda: c10d.reduce_scatter(flat(output), list(map(flat, input_list)), op, end.group)  # noqa: E731
     return finished(begun(end, f"reduce_scatter({op_name(op)})", [output], act, wrong), async_op)
 
 
@@ -324,7 +326,7 @@ def all_to_all_single(
     end, size = groups.member(group), len(groups.member(group).ranks)
     takes, wrong_output = _splits(output, output_split_sizes, size, "output")
     gives, wrong_input = _splits(input, input_split_sizes, size, "input")
-    wrong = wrong_output or wrong_input or _dtypes_fault([output, input], end)
+    wrong = wrong_output or wrong_input or _dtypes_fault([output, input], end) or order_fault(output, input)
     if not wrong and _rows(output) != _rows(input):
         wrong = f"output is {_rows(output)}, and input {_rows(input)}"
 
@@ -408,7 +410,7 @@ def _one_sided(
     """Return the fault of a list that only rank `where` passes, as `_list_fault`."""
     me = end.world.rank
     if me != where:
-        return f"{name} is for rank {where}, not for rank {me}" if tensors is not None else ""
+        return f"{name} is for rank {where}, not for rank {me}" if tensors else ""
     return f"rank {me} passes no {name}" if tensors is None else _list_fault(tensors, tensor, end, name)
 
 
@@ -416,6 +418,8 @@ def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
     """Return the fault of a tensor that shall hold a `part` for each of `size` ranks."""
     if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor):
         return ""  # `backend_fault` has the better message
+    if wrong := order_fault(whole, part):
+        return wrong
     joined = torch.Size([size * part.shape[0], *part.shape[1:]]) if part.dim() else torch.Size([size])
     if whole.dtype == part.dtype and whole.shape in (joined, torch.Size([size, *part.shape])):
         return ""

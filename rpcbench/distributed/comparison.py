@@ -22,6 +22,7 @@ from rpcbench.distributed.arguments import seconds_of
 from rpcbench.distributed.groups import GroupMember
 from rpcbench.distributed.memory_layouts import backend_fault, layout_name
 from rpcbench.distributed.work import Work
+from rpcbench.runtime.handles import tensor_bytes
 
 NOTE = 256
 """Bytes of the description of a call that ranks exchange."""
@@ -48,6 +49,7 @@ def together(
 def begun(
     end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], wrong: str = "",
     timeout: float | timedelta | None = None, results: Sequence[torch.Tensor] = (), size: int | None = None,
+    sparse: bool = False,
 ) -> Work:  # fmt: skip
     """Do as `together`, in the background.
 
@@ -55,8 +57,9 @@ def begun(
         end, what, tensors, act, wrong, timeout: As of `together`.
         results: The tensors that get the result, where these are not `tensors`.
         size: Bytes that this rank contributes, for panels; None: those of `tensors`.
+        sparse: Whether tensors may be sparse.
     """
-    faults = [fault for tensor in [*tensors, *results] if (fault := backend_fault(end.backend, tensor))]
+    faults = [fault for tensor in [*tensors, *results] if (fault := backend_fault(end.backend, tensor, sparse))]
     wrong = next(iter(faults), wrong)
     layouts = ", ".join(map(layout_name, tensors))
     words = f"{what} of {layouts}" if tensors else what
@@ -68,7 +71,7 @@ def begun(
         return True
 
     if size is None:
-        size = sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
+        size = sum(tensor_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
     pending, wait = end.begin_job(job, what, layouts, size, seconds_of(timeout))
     return Work(end.world, pending, wait, results or tensors)
 
@@ -156,6 +159,8 @@ def refused(op: object, tensor: object) -> str:
         return ""  # `backend_fault` has the better message
     dtype, name = tensor.dtype, op_name(op)
     exact = not dtype.is_floating_point and not dtype.is_complex
+    if tensor.layout is torch.sparse_coo and name != "SUM":
+        return f"{name} is not possible for sparse tensors: use SUM"
     if name not in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         return f"{name} is not a reduce op of all devices"
     if (name.startswith("B") and not exact) or (name == "AVG" and exact) or (dtype.is_complex and name not in _LINEAR):

@@ -19,7 +19,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import stranger
 from rpcbench.distributed.comparison import op_name, together
 from rpcbench.distributed.groups import AnyGroup
-from rpcbench.distributed.memory_layouts import layout_name
+from rpcbench.distributed.memory_layouts import layout_name, order_fault
 
 _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that a rank can apply to its own tensors
     "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
@@ -135,6 +135,8 @@ def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) 
         return "the list of tensors is empty"
     if len({layout_name(each) for each in tensors}) > 1:
         return "the tensors of a list must be alike"
+    if wrong := order_fault(*tensors):
+        return wrong
     return "" if op_name(op) in _COMBINE else f"{op_name(op)} is not supported: use one of {', '.join(_COMBINE)}"
 
 

@@ -89,7 +89,7 @@ def gather_object(
     to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
     data, unsendable = _packed(end, "gather", obj)
     wrong = wrong or unsendable or _one_sided(object_gather_list, end, to, "object_gather_list")
-    if not wrong and object_gather_list is not None and end.world.rank != to:
+    if not wrong and object_gather_list and end.world.rank != to:
         wrong = f"object_gather_list is for rank {to}, not for rank {end.world.rank}"
     received: list[torch.Tensor] = []
 
@@ -104,7 +104,7 @@ def gather_object(
         received.extend(each[:length] for each, length in zip(into or (), lengths, strict=False))
 
     begun(end, f"gather_object(dst={to})", [], act, wrong, size=len(data)).wait()
-    if object_gather_list is not None:
+    if object_gather_list:
         found = [_opened(end, "gather", rank, each) for rank, each in zip(end.ranks, received, strict=True)]
         object_gather_list[:] = found
 

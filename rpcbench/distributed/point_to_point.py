@@ -23,7 +23,7 @@ from rpcbench.distributed.arguments import chosen_rank
 from rpcbench.distributed.comparison import NOTE, note, said
 from rpcbench.distributed.events import CollectivePart
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.memory_layouts import backend_fault, layout_name
+from rpcbench.distributed.memory_layouts import backend_fault, flat, layout_name
 from rpcbench.distributed.work import Work
 from rpcbench.distributed.world import Wait
 
@@ -139,7 +139,7 @@ def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, la
     entered = end.begin(part)
     job = lambda: _receive(end, tensor, source, tag, layout, entered)  # noqa: E731
     wait = Wait(what, f"recv {end.key}", 0, members, end.seconds)
-    return Work(end.world, end.world.executor(_from(end, source, tag)).put(job), wait, [tensor])
+    return Work(end.world, end.world.executor(_from(end, source, tag)).put(job), wait, [tensor], end.ranks)
 
 
 class P2POp:
@@ -262,12 +262,12 @@ def _receive(
 
 def _give(end: GroupMember, tensor: torch.Tensor, to: int, tag: int) -> None:
     """Send one message of torch."""
-    c10d.send(tensor, group=end.group, tag=tag, group_dst=end.place_of(to))
+    c10d.send(flat(tensor), group=end.group, tag=tag, group_dst=end.place_of(to))
 
 
 def _take(end: GroupMember, tensor: torch.Tensor, source: int, tag: int) -> int:
     """Receive one message of torch, and return the rank that has sent it."""
     place = None if source == _ANY else end.place_of(source)
-    work: Any = c10d.irecv(tensor, group=end.group, tag=tag, group_src=place)
+    work: Any = c10d.irecv(flat(tensor), group=end.group, tag=tag, group_src=place)
     work.wait()
     return end.ranks[work._source_rank()] if place is None else source

@@ -25,9 +25,13 @@ from rpcbench.distributed.world import Wait, World
 class Work:
     """An operation in the background. Its tensors must not be touched before `wait` has returned."""
 
-    def __init__(self, world: World, pending: Pending[int], wait: Wait, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, world: World, pending: Pending[int], wait: Wait, tensors: Sequence[torch.Tensor] = (),
+        ranks: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self._world, self._pending, self._wait = world, pending, wait
         self._tensors = list(tensors)  # those that get the result
+        self._ranks = ranks  # of the group, for a receive
         self._lock = threading.Lock()  # two threads may ask for the future, and two may complete it
         self._future: Future[list[torch.Tensor]] | None = None
         self._settled = False  # whether the future is complete
@@ -70,6 +74,10 @@ class Work:
     def source_rank(self) -> int:
         """Return the rank that has sent, of a completed receive. Raises its error; CollectiveError while it runs."""
         return self._completed()
+
+    def _source_rank(self) -> int:
+        """Return the position in the group of the rank that has sent, as torch's own Work; raises as `source_rank`."""
+        return self._ranks.index(self._completed())
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the result. Raises its error; CollectiveError while it runs."""
