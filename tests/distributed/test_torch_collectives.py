@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from worlds import PATIENCE, until
 
@@ -26,6 +29,7 @@ import rpcbench
 import rpcbench.distributed as dist
 from rpcbench.base.futures import wait_all
 from rpcbench.base.ids import Row
+from rpcbench.distributed.call_sites import ModulePaths
 from rpcbench.distributed.flight_records import flight_record
 from rpcbench.distributed.torch_collectives import PROBE, TorchCollectives
 from rpcbench.runtime import current
@@ -215,6 +219,58 @@ def test_collectives_of_fsdp_name_the_part_of_the_model(everyone: Everyone, watc
     scatters = [(site, group) for op, site, group in found if op.startswith("reduce_scatter")]
     assert [site for site, _ in gathers] == ["FSDP up", "FSDP down", "FSDP down", "FSDP up"]
     assert [site for site, _ in scatters] == ["FSDP down", "FSDP up"]
+
+
+def tensor_parallel() -> None:
+    mesh = init_device_mesh("cpu", (3,))
+    model = torch.nn.Sequential(Block(), Block())
+    for block in model:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model(torch.ones(2, 6)).sum()
+
+
+def test_collectives_of_tensor_parallel_name_the_layer_and_the_line(everyone: Everyone, watched: Any) -> None:
+    everyone(tensor_parallel)
+    sites = [row["site"] for row in settled(watched) if row["op"].startswith("all_reduce")]
+    line = Block.forward.__code__.co_firstlineno + 1
+    assert sites == [f"{number}.down, test_torch_collectives.py:{line}" for number in range(2)]
+
+
+LIBRARY = """
+import torch.distributed
+def reduce(x):
+    torch.distributed.all_reduce(x)
+"""
+
+
+def by_a_library(folder: str) -> None:
+    spec = importlib.util.spec_from_file_location("helping", f"{folder}/helping.py")
+    helping = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(helping)  # type: ignore[union-attr]
+    helping.reduce(torch.ones(1))
+
+
+def test_the_line_of_the_program_stands_beside_that_of_a_library(
+    everyone: Everyone, watched: Any, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "site-packages").mkdir()
+    (folder / "helping.py").write_text(LIBRARY)
+    everyone(by_a_library, str(folder))
+    line = by_a_library.__code__.co_firstlineno + 4
+    assert [row["site"] for row in settled(watched)] == [f"helping.py:4, test_torch_collectives.py:{line}"]
+
+
+def test_the_paths_of_modules_follow_a_change_of_the_model_and_keep_none_alive() -> None:
+    paths, model = ModulePaths(), torch.nn.Sequential(Block(), Block())
+    shared = model[1].up
+    assert [paths.path(model, each) for each in (model, model[0].down, shared)] == ["", "0.down", "1.up"]
+    assert paths.path(model[1], shared) == "up", "within another root"
+    model[0] = new = Block()
+    assert paths.path(model, new.up) == "0.up"
+    assert paths.path(model, torch.nn.Linear(1, 1)) == ""
+    freed = weakref.ref(new)
+    del new, model
+    assert freed() is None
 
 
 def redistribute() -> None:
