@@ -3,6 +3,7 @@
 Guarantees
 - Its error is raised by each `wait`, never lost in a thread: also that of ranks with different calls.
 - Each wait ends: after its timeout, with the group's world, or by Ctrl-C, as `world` describes.
+- torch's profiler shows it as an operation of the thread that has begun it.
 - Its future gets the result, or the error, also where the world ends before the operation has.
 """
 
@@ -14,12 +15,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 import torch
+from torch._C._autograd import _profiler_enabled
+from torch.autograd.profiler import record_function
 from torch.futures import Future
 
 from rpcbench.base.errors import CollectiveError
 from rpcbench.distributed.arguments import seconds_of
 from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.world import Wait, World
+from rpcbench.runtime import current
+from rpcbench.runtime.operator_profile import is_profiled
 
 
 class Work:
@@ -103,6 +108,13 @@ class Work:
             self._revoke = self._world.when_closed(self._settle)
             self._pending.then(self._settle)
         return future
+
+    def show_to_profiler(self, name: str) -> None:
+        """Record the operation until its end by the profiler of this thread, if one runs, under torch's name for it."""
+        # torch's profiler does not see the thread that does the work; ours, which sees all threads, needs no help.
+        if _profiler_enabled() and not is_profiled(current.find()):
+            with record_function(name) as recorded:
+                recorded._call_end_callbacks_on_future(self.get_future())
 
     def _settle(self) -> None:
         """Complete the future, once: after the operation, or at the end of the world."""

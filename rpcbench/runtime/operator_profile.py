@@ -84,6 +84,11 @@ def end(owner: int, number: int) -> MemberProfile:
     return current.current().part(OperatorProfiler).end(owner, number)
 
 
+def is_profiled(agent: Agent | None) -> bool:
+    """Return whether the profile of a member of ours runs in the process of this agent."""
+    return agent is not None and agent.part(OperatorProfiler).running
+
+
 class OperatorProfiler:
     """The profile that runs in this process, if any. One for each agent: `agent.part(OperatorProfiler)`."""
 
@@ -94,6 +99,11 @@ class OperatorProfiler:
         self._ended: dict[int, int] = {}  # by owner: the last number that it has ended
         agent.on_member(self._member)
         agent.on_end.append(self._drop)
+
+    @property
+    def running(self) -> bool:
+        """Whether a profile runs."""
+        return self._running is not None
 
     def begin(self, owner: int, number: int) -> None:
         """Begin a profile, in place of an earlier one of the same owner, whose end was interrupted."""

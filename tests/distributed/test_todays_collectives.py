@@ -323,3 +323,22 @@ def many_in_order() -> list[float]:
 
 def test_operations_in_the_background_run_in_the_order_of_their_calls(everyone: Callable[..., Any]) -> None:
     assert everyone(many_in_order) == [[4.0**5]] * 4
+
+
+def profiled() -> list[tuple[str, bool]]:
+    """Return the operations that torch's profiler of this thread has seen, in order, and whether they took time."""
+    x, me = torch.ones(2), dist.get_rank()
+    with torch.profiler.profile() as seen:
+        dist.all_reduce(x)
+        dist.broadcast(x, 1, async_op=True).wait()
+        if me < 2:
+            (dist.send if me == 0 else dist.recv)(x, 1 - me)
+        dist.barrier()
+    return [(each.name, each.cpu_time_total > 0) for each in seen.events() if each.name.startswith("gloo:")]
+
+
+def test_torchs_profiler_sees_each_operation_under_torchs_name(everyone: Callable[..., Any]) -> None:
+    for rank, seen in enumerate(everyone(profiled)):
+        between = [["gloo:send"], ["gloo:recv"], [], []][rank]
+        names = ["gloo:all_reduce", "gloo:broadcast", *between, "gloo:barrier"]
+        assert sorted(seen) == sorted((name, True) for name in names)
