@@ -76,7 +76,7 @@ def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rpcbench {rpcbench.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such"], ["demo", "--no-such"], ["demo", "--epochs", "0"]])
+@pytest.mark.parametrize("arguments", [["no-such"], ["demo", "--no-such"], ["demo", "--epochs", "0"]])
 def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
