@@ -356,7 +356,7 @@ def test_a_command_that_is_killed_is_not_taken_for_its_worker(no_leaks: None, sr
 def test_a_place_with_directories_of_its_own_is_another_host(no_leaks: None, tmp_path: Path) -> None:
     """As a container on its host's network. Workers in one such place share its directories."""
     box = tmp_path / "box"
-    box.write_text('#!/bin/sh\nexec unshare -m sh -c \'mount -t tmpfs none /tmp; exec "$@"\' sh "$@"\n')
+    box.write_text('#!/bin/sh\nexec unshare -m sh -c \'mount -t tmpfs none /tmp; cd /; exec "$@"\' sh "$@"\n')
     box.chmod(0o755)
     with started(1, f"{box} {{cmd}}", "", python=sys.executable) as made:
         code = "import os\nfrom rpcbench.transport.hosts import host_id\n(host_id(), os.getcwd())"
