@@ -19,14 +19,13 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import psutil
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed import DistError
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import RANK_NAMES, STORE_PORT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError
-from rpcbench.transport.listeners import is_loopback
+from rpcbench.transport.hosts import is_here
 
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 """The timeout of one request to the store."""
@@ -138,7 +137,7 @@ def _address(method: str, host: str, port: int, rank: int, world_size: int) -> I
             "address of rank 0 (ranks without a number still get one), or file:///PATH of a file that all reach"
         )
     # Several ranks without a number on one host: the first that binds the port hosts the store.
-    hosts_store = _is_here(host) and rank in (-1, 0)
+    hosts_store = is_here(host) and rank in (-1, 0)
     return InitMethod("", host, port, rank, world_size, None if hosts_store and rank < 0 else hosts_store)
 
 
@@ -147,14 +146,6 @@ def _is_multicast(host: str) -> bool:
         return ipaddress.ip_address(host).is_multicast
     except ValueError:
         return False
-
-
-def _is_here(host: str) -> bool:
-    """Return whether an address belongs to this host."""
-    known = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    # Interfaces have one address of loopback, and Debian gives the name of the host another one, 127.0.1.1.
-    return not found.isdisjoint(known) or any(is_loopback(each) for each in found)
 
 
 def store_at(place: InitMethod, seconds: float, check: Callable[[], object] = lambda: None) -> Store:

@@ -6,6 +6,7 @@ Rules:
 - Workers on several hosts share a secret from their user (RPCBENCH_SECRET_FILE). Rank 0 listens with TLS at the host
   and port of the URL. Each other rank connects to it, and listens on the interface that leads there or on
   RPCBENCH_BIND. Workers on one host still use its directory among themselves.
+- Ranks may write the address of rank 0 in different ways: a name, an alias, a number, a forwarded port.
 - Each worker removes its socket file when it leaves. The directory and the secret stay for later worlds: the fastest
   worker of the next world may read the secret before the slowest worker of this one has left.
 - A restarted process must not be taken for an earlier process with its rank. Before its first message as a member it
@@ -125,7 +126,7 @@ def _first_answer(config: WorldConfig, me: Identity) -> Identity:
 class RendezvousUrl(NamedTuple):
     """The contents of a rendezvous URL, completed from the environment."""
 
-    key: str  # the same for all workers of the world
+    key: str  # the same for all workers of the world on one host
     rank: int  # -1: not given
     world_size: int | None
     leader: str = ""  # host:port of rank 0 where workers on other hosts may join; else empty
@@ -144,13 +145,14 @@ def resolve_config(
     if place.leader and shared is None:
         if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
             raise run_dir.demand_secret(place.leader)
-        place = place._replace(leader="")  # MASTER_ADDR is this host's own name, so all workers are here
+        place = place._replace(leader="", key=place.key.replace("tls:", "tcp:"))  # it is this host's own name
     # file:// may name a shared file system, so its key holds for all hosts; other keys hold for one host.
     directory = shared_directory(place.key if place.key.startswith("file:") else f"{place.key} on {host_id()}")
     return WorldConfig(
         name=name,
         id=place.rank,
-        cluster=hashlib.sha256(place.key.encode()).hexdigest()[:16],
+        # Between hosts the address that a worker dials chooses the world, however it is written.
+        cluster=hashlib.sha256(b"tls:" if place.leader else place.key.encode()).hexdigest()[:16],
         directory=str(directory),
         secret=shared or shared_secret(directory),
         world_size=place.world_size,
@@ -217,7 +219,7 @@ def _on_network(host: str, port: int | None, rank: int, world_size: int | None) 
     if listeners.is_loopback(host):
         return RendezvousUrl(f"tcp://localhost:{port}", rank, world_size)
     leader = listeners.join_address(host.lower(), port)
-    return RendezvousUrl(f"tcp://{leader}", rank, world_size, leader)
+    return RendezvousUrl(f"tls://{hosts.canonical_name(host)}:{port}", rank, world_size, leader)
 
 
 def start_agent(

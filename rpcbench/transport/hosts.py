@@ -58,6 +58,26 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def is_here(host: str) -> bool:
+    """Return whether a name or address belongs to this host. OSError for a name without an address."""
+    known = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    found = _addresses(host)
+    # Interfaces have one address of loopback, and Debian gives the name of the host another one, 127.0.1.1.
+    return not found.isdisjoint(known) or any(listeners.is_loopback(each) for each in found)
+
+
+def canonical_name(host: str) -> str:
+    """Return one name for all names and addresses of a host, as this host sees it; of itself it is "localhost"."""
+    try:
+        return "localhost" if is_here(host) else min(_addresses(host))
+    except OSError:  # whoever dials it reports that
+        return host.lower()
+
+
+def _addresses(host: str) -> set[str]:
+    return {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+
+
 BIND_VARIABLE = "RPCBENCH_BIND"
 _ALL = ("", "0.0.0.0", "::")  # values of RPCBENCH_BIND that mean all interfaces
 _OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route is the default route; no packet is sent

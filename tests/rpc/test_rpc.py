@@ -20,6 +20,7 @@ from rpcbench.base.errors import IncompleteWorldError, RpcError
 from rpcbench.launch.process import ProcessLauncher
 from rpcbench.rpc import init
 from rpcbench.rpc.init import resolve_config
+from rpcbench.transport import run_dir
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
@@ -246,6 +247,17 @@ def test_urls_of_one_address_lead_to_one_world(runtime: Path, monkeypatch: pytes
     assert found.cluster == resolve_config("me", "env://", 0, None, 5.0, 3).cluster
     assert found.secret == resolve_config("me", "env://", 0, None, 5.0, 3).secret
     assert found.cluster != resolve_config("me", "tcp://localhost:29501", 0, 4, 5.0, 3).cluster
+
+
+def test_all_names_and_addresses_of_a_host_lead_to_one_world(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPCBENCH_SECRET_FILE", str(runtime / "secret"))
+    run_dir.make_secret(runtime / "secret")
+    known = {"box": "192.0.2.7", "box.lan": "192.0.2.7", "192.0.2.7": "192.0.2.7", "other": "192.0.2.8"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(0, 0, 0, "", (known[host], 0))])
+    monkeypatch.setattr(init.hosts, "address_towards", lambda leader: "")
+    found = {host: resolve_config("me", f"tcp://{host}:29500", 1, 2, 5.0, 3) for host in known}
+    assert len({each.directory for each in found.values()}) == 2 and len({each.cluster for each in found.values()}) == 1
+    assert found["box"].directory == found["box.lan"].directory == found["192.0.2.7"].directory
 
 
 def test_arguments_take_precedence_over_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
