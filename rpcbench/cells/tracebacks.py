@@ -106,7 +106,11 @@ def with_rendering(error: E, lines: list[str]) -> E:
 
 
 def raised(failures: list[Failed], shell: Any) -> BaseException:
-    """Return the first worker's error, to be shown by `shell` (None in a script) with the tracebacks of all workers."""
+    """Return the first worker's error, to be shown by `shell` (None in a script) with the tracebacks of all workers.
+
+    The loss of a worker comes before the errors that workers raise: a connection may have ended with that one.
+    """
+    failures = sorted(failures, key=lambda failed: bool(failed.lines) or not isinstance(failed.error, WorkerLostError))
     first = failures[0]
     if first.stopped:
         return interrupted(failures, [])

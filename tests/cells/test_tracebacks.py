@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from IPython.core.ultratb import FormattedTB
 
+from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.futures import blocked
 from rpcbench.cells.shell import CellShell
-from rpcbench.cells.tracebacks import limited_colours, of_user
+from rpcbench.cells.tracebacks import Failed, limited_colours, of_user, raised
 from rpcbench.pipeline.recompute import seeded
 
 
@@ -99,3 +100,12 @@ def test_a_rendered_error_is_not_rendered_again_for_the_history() -> None:
     shell: Any = SimpleNamespace(_shown=(error, ("as it was rendered",)))
     kept = CellShell._format_exception_for_storage(shell, error)
     assert kept == {"ename": "ValueError", "evalue": "no", "traceback": ["as it was rendered"]}
+
+
+def test_the_loss_of_a_worker_is_raised_before_the_errors_that_may_follow_from_it() -> None:
+    broken = Failed("worker1", RuntimeError("Connection closed by peer"), ["a line"], False)
+    dead = Failed("worker2", WorkerLostError("worker2 was lost"), [], False)
+    error = raised([broken, dead], None)
+    assert error is dead.error and error.__notes__ == ["also on worker1: RuntimeError: Connection closed by peer"]
+    own = Failed("worker3", WorkerLostError("worker9 was lost"), ["a line"], False)  # raised by the cell
+    assert raised([broken, own], None) is broken.error
