@@ -271,7 +271,7 @@ class WorkerShell(CellShell):
         config.HistoryManager.enabled = False  # no history database: all workers would share its file
         warnings.filterwarnings("ignore", "To exit: use")  # IPython's, when a cell raises SystemExit
         shell: WorkerShell = cls.instance(config=config, user_module=sys.modules["__main__"])
-        del sys.ps1  # IPython's prompt: by it libraries, as Lightning, take it for one where a person types
+        vars(sys).pop("ps1", None)  # IPython's prompt: libraries, as Lightning, take it for one of a person
         shell.compile.worker = worker
         shell.display_pub.output_stream = output_stream
         shell.displayhook.output_stream = output_stream
