@@ -309,6 +309,7 @@ def test_a_call_that_closes_all_descriptors_loses_its_connection_and_not_the_wor
         with pytest.raises(ConnectionLostError, match="broke before closerange had finished"):
             cluster.rpc_sync("worker1", os.closerange, (3, 1000))
         assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
+        os.kill(cluster.pid("worker1"), signal.SIGKILL)  # the descriptors by which it would end are gone, too
 
 
 def test_workers_of_a_killed_fork_server_are_lost_and_can_be_started_again(no_leaks: None) -> None:
