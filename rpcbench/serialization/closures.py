@@ -174,28 +174,30 @@ def _code_in_main(name: str) -> Any:
 HERE = CodeCache()
 """That of this process."""
 
-_LOCKS = (
-    type(threading.Lock()), type(threading.RLock()), threading.Barrier, threading.Condition, threading.Event,
-    threading.Semaphore, threading.local,
-)  # fmt: skip
+_LOCKS = {
+    type(threading.Lock()): "Lock", type(threading.RLock()): "RLock", threading.Barrier: "Barrier",
+    threading.Condition: "Condition", threading.Event: "Event", threading.Semaphore: "Semaphore",
+    threading.local: "local",
+}  # fmt: skip
+"""The classes of locks, and of other objects of one process, with their names in `threading`."""
 
 
 class _MainGlobal:
     """A reference to a global of `__main__`, which arrives as the receiver's own."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, kind: str) -> None:
+        self._parts = name, kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _main_global, (self._name,)
+        return _main_global, self._parts
 
 
-def _main_global(name: str) -> Any:
+def _main_global(name: str, kind: str) -> Any:
     found = in_main(name)
     if found is None:
         raise MissingCodeError(
-            f"a function uses the global {name!r} of __main__, a lock, which cannot be sent, and __main__ here has no "
-            f"{name!r}: define it on this worker, too"
+            f"a function uses the global {name!r} of __main__, a threading.{kind}, which cannot be sent, and __main__ "
+            f"here has no {name!r}: define it on this worker, too"
         )
     return found
 
@@ -212,7 +214,11 @@ def replace_locks(function: FunctionType, reduced: tuple[Any, ...]) -> None:
     if function.__globals__ is not vars(sys.modules["__main__"]):
         return
     kept = reduced[2][1]["__globals__"]
-    kept.update({name: _MainGlobal(name) for name, part in kept.items() if isinstance(part, _LOCKS)})
+    kept.update({name: _MainGlobal(name, kind) for name, part in kept.items() if (kind := _lock_kind(part))})
+
+
+def _lock_kind(part: object) -> str | None:
+    return next((name for kind, name in _LOCKS.items() if isinstance(part, kind)), None)
 
 
 def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:

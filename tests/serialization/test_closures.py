@@ -663,15 +663,18 @@ def test_a_lock_of_main_is_not_sent_and_the_receiver_uses_its_own() -> None:
     assert got is there.main.get and got() == (there.main.lock, there.main.made)
     copy = elsewhere.take(here.send("get"))
     assert copy()[0] is elsewhere.main.lock and copy()[1] is not here.main.made
-    with pytest.raises(errors.RpcError, match="__main__ here has no 'lock': define it on this worker, too"):
-        Process().take(here.send("get"))
+    for kind in ("Lock", "RLock", "Barrier", "BoundedSemaphore", "local"):
+        here.run(f"lock = threading.{kind}({2 if kind == 'Barrier' else ''})")
+        told = f"a threading.{kind.removeprefix('Bounded')}, .* here has no 'lock': define it on this worker, too"
+        with pytest.raises(errors.RpcError, match=told):
+            Process().take(here.send("get"))
 
 
 def test_a_class_that_two_threads_send_first_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local:
         pass
 
-    sender, receiver = Codec(), Codec()
+    sender, receiver = Codec(), Codec(closures.CodeCache())
     bodies: list[Any] = []
 
     def other_first(count: int) -> bytes:
