@@ -17,7 +17,6 @@ import functools
 import math
 import os
 import re
-import sys
 import threading
 import time
 import weakref
@@ -31,12 +30,14 @@ import psutil
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled, RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
+from rpcbench.cells.call_output import CallOutput
 from rpcbench.cells.display import (
     OutputArea,
     OutputAreas,
     OutputBuffer,
     OutputDisplay,
     OutputRouter,
+    shell_here,
     stacked,
     unseen,
 )
@@ -371,7 +372,7 @@ class CellClient:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.history = CellHistories()
-        self._relay = OutputRouter(agent)
+        self._relay = OutputRouter(agent, agent.part(CallOutput).take)
         self._order = SendOrder(agent)
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)
@@ -478,12 +479,6 @@ def _named(error: Exception) -> Exception:
 
 
 Words = str | Sequence[str]
-
-
-def shell_here() -> Any:
-    """Return IPython's shell of this process; None in a script."""
-    loaded = sys.modules.get("IPython")
-    return None if loaded is None else loaded.get_ipython()
 
 
 def run_script_cell(

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.base.conditions import Event
-from rpcbench.cells.output import NO_CELL, Notice, ReorderBuffer
-from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT, SHOWN
+from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer
+from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT
 from rpcbench.cells.widgets import CommProxies
 from rpcbench.runtime.members import GONE
 
@@ -50,6 +50,12 @@ class Surface(Protocol):
 
     def clear(self, wait: bool) -> None:
         """Remove all output, now or (`wait`) when the next item is shown."""
+
+
+def shell_here() -> Any:
+    """Return IPython's shell of this process; None in a script."""
+    loaded = sys.modules.get("IPython")
+    return None if loaded is None else loaded.get_ipython()
 
 
 class OutputDisplay:
@@ -375,8 +381,9 @@ class OutputBuffer:
 class OutputRouter:
     """Passes notices to the output buffers of one agent's cells."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, of_calls: Callable[[int, str, str], object]) -> None:
         self._agent = agent
+        self._of_calls = of_calls  # (worker, kind, content): shows the output of calls
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, int], OutputBuffer] = {}  # by member id of the worker and number of the cell
         agent.on_notice(OUTPUT, self._arrived)
@@ -394,10 +401,16 @@ class OutputRouter:
         if output_buffer is not None:
             output_buffer.lose()
 
+    def _outside_cells(self, worker: int, kind: str, content: str) -> None:
+        if kind == "comm":
+            self._agent.part(CommProxies).take(worker, content)
+        else:
+            self._of_calls(worker, kind, content)
+
     def _arrived(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
         if cell == NO_CELL:
-            self._agent.part(CommProxies).take(worker, notice["content"])
+            self._outside_cells(worker, notice["kind"], notice["content"])
             return
         with self._lock:
             output_buffer = self._buffers.get((worker, cell))

@@ -7,7 +7,8 @@ Guarantees
   A flood slows its writer down instead of filling memory, and a stopped cell is soon silent. A client that does not
   acknowledge delays each item by a second.
 - Any thread may write, also in a finalizer or while an interrupt is pending: a write is one `SimpleQueue.put`, and only
-  the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log.
+  the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log, and that of a
+  call to the notebook as well, before the call ends (`cells/call_output.py`).
 - Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
   Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
 
@@ -32,9 +33,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
-from rpcbench.base.conditions import Condition
+from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.errors import RpcError
+from rpcbench.base.futures import blocked
 from rpcbench.launch.base import fold_frames, log_of
+from rpcbench.runtime.pool import PoolThread
 
 T = TypeVar("T")
 
@@ -120,6 +123,9 @@ _TEXT = ("stdout", "stderr")
 _LOGGED = "logged"  # the kind of an item whose content is the new size of the log
 _LASTING = ("comm",)  # kinds that are sent even if the cell that they came from has ended
 NO_CELL = -1  # the number of the cell in an item that belongs to none
+CALL_ENDS = "call ends"  # the kind of an item that the notebook acknowledges: all before it is shown
+SHOWN = "shown"  # the channel of acknowledgements, client → worker
+_MOST_WRITES = 256  # of a call, until it waits for the notebook
 
 Notice = dict[str, Any]
 
@@ -131,6 +137,7 @@ class CellKey(NamedTuple):
     number: int  # counted by the client
 
 
+_CALLS = CellKey(0, NO_CELL)  # of text that calls write: the notebook has id 0
 _Item = tuple[CellKey, str, str]
 """Cell, kind, content. A plain tuple: an interrupt in a constructor would show its frame in the cell's traceback."""
 
@@ -155,6 +162,9 @@ class OutputStream:
         self._lock = threading.Lock()  # guards `_live` and both counts
         self._shown = Condition()
         self._shown_count = 0  # items of `_live` acknowledged
+        self._written = threading.local()  # `count`: of writes on this thread that the notebook may not have shown
+        self._ends = itertools.count()  # numbers of items `CALL_ENDS`
+        self._awaited: dict[int, Event] = {}  # by such a number: set once it is acknowledged
         threading.Thread(target=self._send_for_ever, name="rpcbench-output", daemon=True).start()
 
     def begin(self, key: CellKey) -> None:
@@ -177,11 +187,28 @@ class OutputStream:
     def write(self, stream: str, text: str) -> None:
         """Write text to "stdout" or "stderr" of the running cell; to the log if none runs, or in a forked child."""
         key = self._key
-        if key is None or os.getpid() != self._pid:
-            self._log(stream, text)
+        if key is not None and os.getpid() == self._pid:
+            self._look(key)
+            self._put((key, stream, text))
             return
-        self._look(key)
-        self._put((key, stream, text))
+        self._log(stream, text)
+        if isinstance(threading.current_thread(), PoolThread) and os.getpid() == self._pid:
+            self._written.count = getattr(self._written, "count", 0) + 1
+            self._put((_CALLS, stream, text))
+            if self._written.count >= _MOST_WRITES:
+                self.await_shown()
+
+    def await_shown(self) -> None:
+        """Wait until the notebook has shown what this thread of the pool has written, for `_ACK_SECONDS` at most."""
+        if not getattr(self._written, "count", 0):
+            return
+        self._written.count = 0
+        number, shown = next(self._ends), Event()
+        self._awaited[number] = shown
+        self._put((_CALLS, CALL_ENDS, str(number)))
+        with blocked():
+            shown.wait(_ACK_SECONDS)
+        self._awaited.pop(number, None)
 
     def show(self, kind: str, content: str) -> bool:
         """Send a display, a question or the like of the running cell; False if none runs, or in a forked child."""
@@ -199,10 +226,17 @@ class OutputStream:
 
     def shown(self, client_id: int, notice: Notice) -> None:
         """Take the client's acknowledgement of the items that it has shown. On a pool thread."""
+        if notice["cell"] == NO_CELL:
+            self._end_wait(notice["shown"])
+            return
         with self._lock:
             if self._live == (client_id, notice["cell"]):
                 self._shown_count = notice["shown"]
         self._shown.notify_all()
+
+    def _end_wait(self, number: int) -> None:
+        if (shown := self._awaited.get(number)) is not None:
+            shown.set()
 
     def _look(self, key: CellKey) -> None:
         """Queue the growth of the log, so that it precedes the next item."""
@@ -263,11 +297,21 @@ class OutputStream:
             self._begin(key)
         elif key == self._live:
             self._deliver(key, kind, content)
-        elif kind in _LASTING:
-            with contextlib.suppress(RpcError):  # the client has left
-                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": content})
+        elif key == _CALLS or kind in _LASTING:
+            self._send_outside_cells(key, kind, content)
         else:  # written by a thread of a cell that has ended
             self._log(kind, content)
+
+    def _send_outside_cells(self, key: CellKey, kind: str, content: str) -> None:
+        text = _sendable(content)
+        step = _LONGEST if kind in _TEXT else max(1, len(text))
+        try:
+            for start in range(0, len(text), step):
+                part = text[start : start + step]
+                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": part})
+        except RpcError:  # the client has left
+            if kind == CALL_ENDS:
+                self._end_wait(int(content))
 
     def _begin(self, key: CellKey | None) -> None:
         with self._lock:
@@ -275,7 +319,7 @@ class OutputStream:
 
     def _deliver(self, key: CellKey, kind: str, content: str) -> None:
         """Send an item, a long one in pieces."""
-        text = content.encode("utf-8", "backslashreplace").decode()
+        text = _sendable(content)
         last = max(0, len(text) - 1) // _LONGEST * _LONGEST
         try:
             for start in range(0, last, _LONGEST):
@@ -297,6 +341,11 @@ class OutputStream:
         if kind in _TEXT:
             self._logs[kind].write(text)
             self._logs[kind].flush()
+
+
+def _sendable(text: str) -> str:
+    """Return text without lone surrogates, which cannot be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def json_with_bytes(content: dict[str, Any], complaint: str) -> str:

@@ -62,7 +62,7 @@ from rpcbench.base.errors import CallCancelled
 from rpcbench.base.futures import blocked
 from rpcbench.base.rebuild import cut
 from rpcbench.cells import debugger, stdin
-from rpcbench.cells.output import CellKey, CellStream, Notice, OutputStream, log_tail
+from rpcbench.cells.output import SHOWN, CellKey, CellStream, Notice, OutputStream, log_tail
 from rpcbench.cells.stdin import ANSWER, Stdin
 from rpcbench.cells.widgets import COMM, WorkerComms
 from rpcbench.runtime.current import caller, current
@@ -96,7 +96,6 @@ class CellMessages:
 # Channels of one-way messages between a worker and its client.
 OUTPUT = "cell"  # worker → client: one numbered item of output
 QUEUED = "queued"  # worker → client: this cell is queued, and later ones will not overtake it
-SHOWN = "shown"  # client → worker: how many items are shown, for backpressure
 INTERRUPT = "interrupt"  # client → worker: stop this cell
 INTERRUPT_HANDLED = "heard"  # worker → client: the main thread has handled the interrupt
 _RUNTIME = tuple(  # folders whose code an interrupt must not cut: it may be in the middle of a send
@@ -182,6 +181,7 @@ class CellRunner:
         agent.part(Health).cells = lambda: self._open
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self.output_stream.shown)
+        agent.on_called = self.output_stream.await_shown
 
     def serve(self) -> None:
         """Run cells on this thread until `stop`."""

@@ -19,6 +19,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, START_SECONDS, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
+from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
 from rpcbench.launch.base import ARRIVAL
@@ -85,6 +86,7 @@ class AttachedCluster(BaseCluster):
             self.shutdown()
             raise
         self.agent.owner = self
+        self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
         self.agent.member_table.expected = lambda: list(self._members)
         LaunchedTable(self.agent, self._seen, lambda name: "")
         self.agent.ready.set()

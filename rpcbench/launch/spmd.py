@@ -42,8 +42,8 @@ import torch.distributed as c10d
 from rpcbench.base.config import RANK_NAMES
 from rpcbench.base.errors import CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
-from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions, shell_here
-from rpcbench.cells.display import OutputDisplay
+from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions
+from rpcbench.cells.display import OutputDisplay, shell_here
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, message, raised

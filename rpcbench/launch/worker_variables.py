@@ -17,7 +17,8 @@ from typing import Any
 
 from rpcbench.base.errors import SerializationError, UnknownVariableError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
-from rpcbench.cells.client import CellClient, shell_here
+from rpcbench.cells.client import CellClient
+from rpcbench.cells.display import shell_here
 from rpcbench.cells.partition import Dimension, check_combination, combine, layout, split
 from rpcbench.cells.targets import Targets
 from rpcbench.runtime.agent import Agent

@@ -212,7 +212,7 @@ class ClusterMagics(Magics):
         %cluster reload helpers     reload a module from its file, here and on all workers
         %cluster interrupt [NAME…]  interrupt the cells that run there
         %cluster stack [NAME…]      show where their threads are: the cell or call that each runs, and its lines
-        %cluster logs [NAME…]       show the last lines that they wrote outside cells and calls
+        %cluster logs [NAME…]       show the last lines that they wrote outside cells
         %cluster group rest [1:]    save a name for some workers, for %%remote; without words: list the groups
         %cluster stop               end all workers
         """

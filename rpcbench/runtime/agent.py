@@ -60,6 +60,7 @@ class Agent(Home):
         self.owner: object = None  # the object that this agent belongs to, say a cluster
         self.on_thread: Job = lambda: None  # runs first on each thread that runs users' functions
         self.on_error: Callable[[BaseException], object] = lambda error: None  # called with errors of callers' calls
+        self.on_called: Job = lambda: None  # called when a caller's function has ended, before the reply
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) with a Future that is not done
         self.on_leave: list[Job] = []  # run by `shutdown`, before other members can notice it
         self.on_end: list[Job] = []  # run by `stop`

@@ -51,6 +51,7 @@ class Server(Protocol):
     is_fork: bool  # this process is a fork of the agent's
     asynchronous: set[tuple[int, int]]  # (caller, call) with a Future that is not done yet
     on_error: Callable[[BaseException], object]  # called with the error that a caller's function has raised
+    on_called: Callable[[], object]  # called when a caller's function has ended, before the reply
 
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
         """Answer a call, unless its caller has left."""
@@ -106,7 +107,10 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
         return
     token = _running.set(new_tuple(_Running, (agent, source, message.call)))
     try:
-        result = _run(agent, source, message)
+        try:
+            result = _run(agent, source, message)
+        finally:
+            agent.on_called()
     except BaseException as error:  # noqa: BLE001  (any error goes to the caller)
         end_fork(agent, error)
         _fail(agent, source, message, error)

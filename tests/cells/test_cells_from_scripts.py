@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 from IPython import get_ipython
 from worlds import until
 
-from rpcbench import Cluster, RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
+from rpcbench import Cluster, RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError, rpc
 from rpcbench.cells.targets import TargetError
 
 pytestmark = pytest.mark.process
@@ -40,6 +41,40 @@ def test_run_on_several_workers_returns_values_by_worker(cluster):
     assert cluster.run(["worker2"], "os.getpid()") == {"worker2": pids["worker2"]}
     assert cluster.run("[1:]", "me = os.getpid()", want=["me"]) == {"me": {"worker2": pids["worker2"]}}
     assert cluster.run("worker1,worker2", "1") == {"worker1": 1, "worker2": 1}
+
+
+def say(text, fails=False):
+    print(text)
+    print("half a line", end="")
+    warnings.warn("a warning", stacklevel=1)
+    if fails:
+        raise KeyError(text)
+
+
+def pass_on(text):
+    rpc.rpc_sync("worker2", say, (text,))
+
+
+def test_output_of_calls_is_printed_here_before_they_return(cluster, capsys):
+    cluster.rpc_sync("worker1", say, ("called",))
+    printed = capsys.readouterr()
+    assert printed.out == "[worker1] called\n[worker1] half a line\n"
+    assert "[worker1] " in printed.err and "UserWarning: a warning" in printed.err
+    with pytest.raises(KeyError):
+        cluster.rpc_sync("worker1", say, ("failed", True))
+    assert capsys.readouterr().out == "[worker1] failed\n[worker1] half a line\n"
+    cluster.rpc_sync("worker1", pass_on, ("passed on",))
+    assert "[worker2] passed on\n" in capsys.readouterr().out
+    list(cluster.map(say, ["first", "second"], workers="worker2"))
+    assert capsys.readouterr().out.splitlines()[::2] == ["[worker2] first", "[worker2] second"]
+    cluster.run("worker1", "import rpcbench.rpc as rpc\nrpc.rpc_sync('worker2', print, ('of a cell',))")
+    assert capsys.readouterr().out == "[worker2] of a cell\n"
+    assert "called" in cluster.log("worker1"), "the log has it, too"
+
+
+def test_a_call_that_prints_much_waits_for_the_notebook(cluster, capsys):
+    cluster.rpc_sync("worker1", exec, ("for line in range(1000): print(line)",))
+    assert capsys.readouterr().out.splitlines() == [f"[worker1] {line}" for line in range(1000)]
 
 
 def test_output_of_workers_is_printed_in_the_calling_process(cluster, capsys):

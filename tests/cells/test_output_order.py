@@ -78,7 +78,7 @@ def test_a_cell_ends_even_if_some_output_cannot_be_shown(caplog):
 
 def test_output_is_routed_by_worker_and_cell_and_acknowledged_to_its_worker():
     agent = Agent()
-    relay = OutputRouter(agent)
+    relay = OutputRouter(agent, lambda *_: None)
     one, other = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
     relay.open(1, 3, one)
     relay.open(2, 3, other)
@@ -93,7 +93,7 @@ def test_output_is_routed_by_worker_and_cell_and_acknowledged_to_its_worker():
 
 def test_a_lost_worker_ends_only_its_own_output_buffers():
     agent = Agent()
-    relay = OutputRouter(agent)
+    relay = OutputRouter(agent, lambda *_: None)
     lost, kept = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
     relay.open(1, 3, lost)
     relay.open(2, 3, kept)

@@ -266,6 +266,15 @@ def test_output_of_a_thread_goes_to_the_cell_that_runs(kernel):
     assert kernel.run("%%remote worker1\ngo.set()\nlate.join()").text == "from a thread\n"
 
 
+def test_output_of_calls_is_in_the_cell_that_waits_for_them(kernel):
+    of_call, of_map = "[worker1] called\n", "[worker2] of a map\n"
+    if kernel.kind == "kernel":  # there it is in the log
+        of_call = of_map = ""
+    assert kernel.run("cluster.rpc_sync('worker1', print, ('called',))\nprint('over')").text == f"{of_call}over\n"
+    reply = kernel.run("print(list(cluster.map(print, ['of a map'], workers='worker2')))")
+    assert reply.text == f"{of_map}[None]\n"
+
+
 def test_what_cannot_travel_is_named(kernel):
     kernel.run("lock = __import__('threading').Lock()")
     reply = kernel.run("%%remote worker1 -i lock\nprint('ran')")
