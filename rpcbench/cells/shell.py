@@ -28,6 +28,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
+from rpcbench.base.rebuild import add_note
 from rpcbench.base.sources import kept_name
 from rpcbench.cells.output import OutputStream, json_with_bytes
 from rpcbench.cells.tracebacks import limited_colours, of_user
@@ -257,6 +258,13 @@ class CellShell(InteractiveShell):
         raise RuntimeError("exit() does not end a worker: use cluster.restart(name), or %cluster stop")
 
 
+_NO_LOOP = "no running event loop"  # asyncio's words
+_LOOP_HINT = (
+    "a process worker has an event loop only while a cell awaits: write `await asyncio.sleep(0)` in this cell, and "
+    "await its tasks. A kernel worker has one that goes on between cells: %cluster start 2 --kind kernel"
+)
+
+
 class WorkerShell(CellShell):
     """The shell of a process worker, without a terminal."""
 
@@ -276,6 +284,12 @@ class WorkerShell(CellShell):
         shell.display_pub.output_stream = output_stream
         shell.displayhook.output_stream = output_stream
         return shell
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        error = exc_tuple[1] if exc_tuple else sys.exception()
+        if isinstance(error, RuntimeError) and str(error) == _NO_LOOP:
+            add_note(error, _LOOP_HINT)
+        super().showtraceback(exc_tuple, *args, **kwargs)
 
 
 def _encoded(bundle: dict[str, Any]) -> str:

@@ -101,7 +101,6 @@ class FaultMagics(Magics):
         self._settle = settle
         self._paused = paused
 
-    @no_var_expand
     @cell_magic
     @with_help
     def step(self, line: str, cell: str) -> Stepper:
@@ -255,7 +254,6 @@ class TraceMagics(Magics):
         super().__init__(shell)
         self._shell, self._here = shell, here
 
-    @no_var_expand
     @cell_magic
     @with_help
     def trace(self, line: str, cell: str) -> Any:

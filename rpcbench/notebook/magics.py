@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 # Cells that begin with one of these run in the notebook under `%autoremote`, too.
 _OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%chaos", "%debug ")
+_CALLER = 3  # frames from `remote` to the code that runs the magic, whose variables its line may use
 _OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
 
 
@@ -247,6 +248,7 @@ class ClusterMagics(Magics):
         with short():
             if cell is None:
                 return self._value(line)
+            line = self._shell.var_expand(line, _CALLER)  # not of code: the line above is left alone
             options = _remote_line().parse_args(shlex.split(line))
             names = self._meant(options.workers)
             ask = self._inputs(options, names)

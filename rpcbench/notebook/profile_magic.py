@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
 from rpcbench.cells.targets import ALL
@@ -33,7 +33,6 @@ class ProfileMagics(Magics):
         super().__init__(shell)
         self._shell, self._here, self._workers = shell, here, workers
 
-    @no_var_expand
     @cell_magic
     @with_help
     def profile(self, line: str, cell: str) -> Profile:

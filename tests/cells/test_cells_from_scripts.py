@@ -34,6 +34,16 @@ def test_run_pushes_variables_and_returns_values(cluster):
     assert cluster.run("worker1", "import asyncio\nawait asyncio.sleep(0, 'awaited')") == "awaited"
 
 
+def test_a_task_that_no_cell_awaits_is_an_error_that_says_what_to_write(cluster):
+    begin = "import asyncio\nasync def f(): return 7\ncoroutine = f()\n"
+    with pytest.raises(RuntimeError, match="no running event loop") as caught:
+        cluster.run("worker1", f"{begin}asyncio.create_task(coroutine)")
+    assert "write `await asyncio.sleep(0)` in this cell" in caught.value.__notes__[0]
+    cluster.run("worker1", "coroutine.close()")
+    way = "await asyncio.sleep(0)\ntask = asyncio.create_task(coroutine)\nawait task"
+    assert cluster.run("worker1", begin + way) == 7
+
+
 def test_run_on_several_workers_returns_values_by_worker(cluster):
     pids = {name: cluster.pid(name) for name in cluster.workers}
     assert cluster.run("all", "import os\nos.getpid()") == pids

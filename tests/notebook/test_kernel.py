@@ -285,6 +285,19 @@ def test_what_cannot_travel_is_named(kernel):
     assert "['gate']" in kernel.run("%%remote worker1 -o gate\nimport threading\ngate = threading.Lock()").traceback
 
 
+def test_variables_in_the_line_of_a_cell_magic_are_expanded(kernel):
+    kernel.run("w, n, line = 'worker2', 1, 'worker1'")
+    ask = "import rpcbench.rpc as rpc\nrpc.get_worker_info().name"
+    for words in ("{w}", "$w", "worker{n + 1}", "--label {w}"):
+        reply = kernel.run(f"%%remote {words}\n{ask}")
+        assert "worker2" in reply.text + str(reply.results), reply.traceback
+    assert "worker1" in str(kernel.run(f"%%remote {{line}}\n{ask}").results)
+    assert kernel.run("print('%remote worker1 f\"{40 + 2}\"')\n%remote worker1 f'{40 + 2}'").results == [
+        {"text/plain": "'42'"}
+    ]
+    kernel.run("del w, n, line")
+
+
 def test_an_unknown_worker_is_named_with_those_there_are(kernel):
     reply = kernel.run("%%remote worker9\n1")
     assert reply.ename == "UnknownWorkerError"

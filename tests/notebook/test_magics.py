@@ -73,7 +73,7 @@ def _serves(name):
 @pytest.fixture
 def shell():
     shell = SimpleNamespace(user_ns={"a": 1, "b": 2, "one": [1]})
-    shell.push = shell.user_ns.update
+    shell.push, shell.var_expand = shell.user_ns.update, lambda line, depth: line
     return shell
 
 
