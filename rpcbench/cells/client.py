@@ -30,8 +30,8 @@ import psutil
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled, RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
-from rpcbench.cells.call_output import CallOutput
 from rpcbench.cells.display import (
+    CallOutput,
     OutputArea,
     OutputAreas,
     OutputBuffer,

@@ -12,6 +12,8 @@ Guarantees
   output until every worker is through or given up, and then shows it in the order of the workers, each other output
   under its worker's name. It loses nothing: the output of a worker beyond `MOST` characters is shown as it arrives, and
   is not compared.
+- Text that calls on workers write is shown in the cell that began last, also after its end, each line with the worker's
+  name; in a script it is printed. A call ends after all that it has written is shown (`CallOutput`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.base.conditions import Event
-from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer
+from rpcbench.cells.output import CALL_ENDS, NO_CELL, SHOWN, Notice, ReorderBuffer
 from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT
 from rpcbench.cells.widgets import CommProxies
 from rpcbench.runtime.members import GONE
@@ -376,6 +378,41 @@ class OutputBuffer:
         self.begun.set()
         self.heard.set()
         self.over.set()
+
+
+class CallOutput:
+    """The output of calls on the workers of one agent's world. Make it on the thread that runs cells."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._shell = shell_here()
+        self._areas: dict[int, OutputArea] = {}  # by member id of the worker, in the present cell
+        self._begin_cell()
+        if self._shell is not None:
+            self._shell.events.register("pre_run_cell", self._begin_cell)
+            agent.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
+
+    def take(self, worker: int, kind: str, content: str) -> None:
+        """Show text, or acknowledge the end of a call. On a pool thread, one item of a worker at a time."""
+        try:
+            self._show(worker, kind, content)
+        except Exception:  # for example a closed stream: the call shall end all the same
+            logger.exception("the output of a call could not be shown")
+        if kind == CALL_ENDS:
+            self._agent.notify(worker, SHOWN, {"cell": NO_CELL, "shown": int(content)})
+
+    def _show(self, worker: int, kind: str, content: str) -> None:
+        name, areas = self._agent.member_table.name(worker), self._areas
+        area = areas.setdefault(worker, OutputArea(self._screen, name, name))
+        if kind == CALL_ENDS:
+            area.finish()  # an incomplete line
+        else:
+            area.show(kind, content)
+
+    def _begin_cell(self, _info: object = None) -> None:
+        before, self._screen, self._areas = self._areas, OutputDisplay(self._shell), {}
+        for area in before.values():
+            area.finish()
 
 
 class OutputRouter:

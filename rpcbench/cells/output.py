@@ -8,7 +8,7 @@ Guarantees
   acknowledge delays each item by a second.
 - Any thread may write, also in a finalizer or while an interrupt is pending: a write is one `SimpleQueue.put`, and only
   the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log, and that of a
-  call to the notebook as well, before the call ends (`cells/call_output.py`).
+  call to the notebook as well, before the call ends (`display.CallOutput`).
 - Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
   Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
 
