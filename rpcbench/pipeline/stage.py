@@ -36,7 +36,7 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.data_parallel import ReplicaGroup
 from rpcbench.pipeline.exchange import Gradients
-from rpcbench.pipeline.gradient_sums import Copies, Tie, summable
+from rpcbench.pipeline.gradient_sums import Copies, Tie, has_hooks_of_writing, summable
 from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
 from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.placement import StagePlacement
@@ -199,6 +199,18 @@ def changes_in_place(module: nn.Module) -> bool:
     )
 
 
+def _refuse_hooks_of_writing(modules: Mapping[int, nn.Module]) -> None:
+    """Raise PipelineError for a parameter with a hook that belongs to the writing of `.grad`, as a step writes none."""
+    for stage, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and has_hooks_of_writing(parameter):
+                raise PipelineError(
+                    f"parameter {name!r} of stage {stage} has a hook that belongs to the writing of .grad, by "
+                    "register_post_accumulate_grad_hook or on its AccumulateGrad node, and a pipeline's step writes "
+                    "none: use parameter.register_hook, which runs once for each micro-batch"
+                )
+
+
 class _Directory:
     """The pipelines that have stages on this worker. It keeps none alive: a driver's RRef does."""
 
@@ -270,6 +282,7 @@ class StageWorker:
     ) -> None:
         self.key = key
         self.modules: dict[int, nn.Module] = {stage: rref.local_value() for stage, rref in modules.items()}
+        _refuse_hooks_of_writing(self.modules)
         self.loss_fn = loss_fn
         self.ports, self.inputs = ports, inputs_of(ports.values())
         self.params = {stage: [p for p in m.parameters() if p.requires_grad] for stage, m in self.modules.items()}

@@ -9,9 +9,11 @@ import pytest
 import small
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
-from rpcbench.pipeline import Pipeline, split
+from rpcbench.base.errors import PipelineError
+from rpcbench.pipeline import Pipeline, lazy, split
 from rpcbench.runtime.agent import Agent
 
 ran: dict[str, int] = {}
@@ -62,3 +64,26 @@ def test_hooks_run_once_for_each_micro_batch(agents: list[Agent], schedule: str,
     small.step_alike(pipe, net, loss, x, y)
     alone, microbatches = 3, 4 * 3
     assert ran == dict.fromkeys(("tensor", "before node", "behind node"), alone + microbatches)
+
+
+class WritingHook(nn.Linear):
+    """A layer that registers a hook for the writing of its weight's gradient, where it is made."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(6, 4)
+        weight: Any = self.weight
+        if kind == "post-accumulate":
+            weight.register_post_accumulate_grad_hook(lambda param: None)
+        elif kind == "prehook":
+            self.node = get_gradient_edge(weight).node  # keeps it, and so its hooks, alive
+            self.node.register_prehook(lambda up: None)
+        else:
+            self.node = get_gradient_edge(weight).node
+            self.node.register_hook(lambda down, up: None)
+
+
+@pytest.mark.parametrize("kind", ["post-accumulate", "prehook", "hook"])
+def test_a_stage_with_a_hook_for_the_writing_of_gradients_is_refused(agents: list[Agent], kind: str) -> None:
+    stages = split([nn.Linear(6, 6), lazy(WritingHook, kind)], small.WORKERS, [1, 1])
+    with pytest.raises(PipelineError, match=r"parameter '0.weight' of stage 1 .* writing of .grad"):
+        Pipeline(stages, "1f1b", 4, functional.cross_entropy, small.SGD)
