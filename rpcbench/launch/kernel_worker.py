@@ -44,6 +44,7 @@ from rpcbench.cells.worker_main import SPARE_SECONDS, handle_requests
 from rpcbench.launch.worker_bootstrap import leave, settle_torch
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.pool import PoolThread
 
 _REPLACED = "original_"  # debugpy's prefix for a function that it has replaced
 _MAIN = 1  # debugpy's number of the main thread
@@ -129,6 +130,19 @@ class ShellLoan:
         self.shell.display_pub, self.shell.displayhook, self.shell.display_trap.hook = publisher, hook, hook
 
 
+def divert_calls(stream: Any, name: str, output_stream: OutputStream) -> None:
+    """Have a stream of the kernel pass text that calls write to `output_stream`: no client of the kernel made them."""
+    write_to_kernel = stream.write
+
+    def write(text: str) -> int:
+        if not isinstance(threading.current_thread(), PoolThread):
+            return write_to_kernel(text)  # type: ignore[no-any-return]
+        output_stream.write(name, text)
+        return len(text)
+
+    stream.write = write  # of this object: users' logging handlers keep the stream itself
+
+
 def join(config: str) -> None:
     """Make this kernel the member that `config` (JSON of a WorldConfig) describes. Called on its main thread."""
     assert isinstance(sys.__stdout__, TextIOWrapper) and sys.__stderr__ is not None
@@ -201,6 +215,8 @@ class _KernelCells:
         self._kernel = kernel
         self._runner = agent.part(CellRunner)
         self._loan = ShellLoan(kernel.shell, agent.name, self._runner.output_stream)
+        for name in ("stdout", "stderr"):
+            divert_calls(getattr(sys, name), name, self._runner.output_stream)
         self._runner.cell_messages.install_hooks(kernel.shell)
         self._runner.shell, self._runner.elsewhere = kernel.shell, self._cancel_soon
         self._loop: asyncio.AbstractEventLoop = kernel.io_loop.asyncio_loop

@@ -2,7 +2,7 @@
 
 Guarantees
 - The worker ends when `end` is called, and when the actor ends, in any way (see `supervisor`).
-- Output of the worker outside cells and calls goes to the actor's own log, where Ray's tools show it.
+- Output of the worker outside cells goes to the actor's own log, where Ray's tools show it.
 
 The second half of this file is about the Ray session of the notebook's process: the user's own, or one that launchers
 begin, share and end together.

@@ -315,7 +315,7 @@ class Commands:
     def _logs(self, words: Words) -> str:
         found = cluster()
         names = self._targets.find(words or ["all"], [row.name for row in found.status()])
-        logs = {name: found.log(name) or "(nothing outside cells and calls)" for name in names}
+        logs = {name: found.log(name) or "(nothing outside cells)" for name in names}
         return "\n".join(f"[{name}] {line}" for name, text in logs.items() for line in text.splitlines())
 
     def _group(self, words: Words) -> str:

@@ -63,7 +63,7 @@ const STRINGS = {
       threads: "threads", queue: "calls in the queue", bytes: "bytes sent and received", memory: "memory", gpu: "GPU",
       gpuMemory: "GPU memory", gpuUse: "GPU use",
     },
-    noLog: "It wrote nothing outside cells and calls.",
+    noLog: "It wrote nothing outside cells.",
     log: "End of its output",
     stacks: "Where it is",
     legend: {

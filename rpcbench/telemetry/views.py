@@ -281,7 +281,7 @@ def workers_view(world: World) -> View:
     calls of other members that wait for it; `awaits`: the members that its threads wait for, in words; `under_way`: its
     calls to others that have no reply yet, whether or not a thread waits for them. `sent` and
     `received`: sums of bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last
-    output outside cells and calls. `actions`: those that run or have failed, and stacks. A member that has left in good
+    output outside cells. `actions`: those that run or have failed, and stacks. A member that has left in good
     order is not listed, unless the whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}

@@ -304,7 +304,7 @@ def test_a_restart_tells_what_was_run_again_and_what_failed(made, capsys):
 def test_logs_are_told_by_worker_also_of_one_that_is_lost(made, capsys):
     made.cluster("logs")
     assert capsys.readouterr().out.splitlines() == [
-        "[worker1] first", "[worker1] last", *(f"[worker{n}] (nothing outside cells and calls)" for n in (2, 3))
+        "[worker1] first", "[worker1] last", *(f"[worker{n}] (nothing outside cells)" for n in (2, 3))
     ]  # fmt: skip
     made.cluster("logs worker1")
     assert capsys.readouterr().out.splitlines() == ["[worker1] first", "[worker1] last"]
