@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -127,18 +128,27 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
 
 def end_fork(agent: Server, error: BaseException | None) -> None:
     """End this process if it is a fork of the agent's, in which a call or a cell has come to its end, by `error` or
-    None. It must not go on with the work of its parent. Its error goes to stderr, marked: the log is the parent's too.
+    None. It never goes on with the work of its parent. Its error goes to stderr, marked: the log is the parent's too.
     """
     if not agent.is_fork:
         return
-    status = error.code if isinstance(error, SystemExit) else story(error) if error else None
-    if status is not None and not isinstance(status, int):
-        mark = f"{FORK_MARK}{agent.name}, process {os.getpid()}] "
-        sys.stderr.write("".join(f"{mark}{line}\n" for line in str(status).splitlines()))
-        status = 1
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status or 0)
+    code = 1
+    try:
+        status = error.code if isinstance(error, SystemExit) else story(error) if error else None
+        code = status & 0xFF if isinstance(status, int) else int(status is not None)
+        if status is not None and not isinstance(status, int):
+            _write_marked(agent.name, str(status))
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the function may have closed it, or removed it
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+def _write_marked(name: str, text: str) -> None:
+    mark = f"{FORK_MARK}{name}, process {os.getpid()}] "
+    with suppress(Exception):  # as above: there is no other place for the text
+        sys.stderr.write("".join(f"{mark}{line}\n" for line in text.splitlines()))
 
 
 def _run(agent: Server, source: int, message: Call | Create) -> Any:

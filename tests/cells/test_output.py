@@ -152,6 +152,16 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
         assert (tmp_path / "log").read_text() == "child"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_until_the_notebook_has_shown_what_its_parent_wrote(client_id):
+    client_id.output_stream._written.count = 1  # as after a write of a call
+    if (pid := os.fork()) == 0:
+        client_id.output_stream.await_shown()
+        os._exit(client_id.output_stream._queue.qsize())
+    assert os.waitpid(pid, 0)[1] == 0, "it asked for an acknowledgement"
+
+
 def test_an_item_that_comes_while_the_log_is_looked_at_precedes_what_the_log_has_by_then():
     stream = OutputStream.__new__(OutputStream)  # without the thread that takes the items
     stream._queue, stream._live, item = queue.SimpleQueue(), KEY, (KEY, "stdout", "from Python")

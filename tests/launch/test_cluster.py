@@ -265,7 +265,10 @@ def _is_open(fd: str) -> bool:
 def test_a_fork_ends_with_its_call_or_cell_and_its_error_is_not_the_last_output_of_the_worker(
     cluster: rpcbench.Cluster,
 ) -> None:
-    deeds = {"return 1": 0, "raise ValueError('of the fork')": 1, "sys.exit(3)": 3}
+    deeds = {
+        "return 1": 0, "raise ValueError('of the fork')": 1, "sys.exit(3)": 3, "sys.exit(1 << 40)": 0,
+        "sys.stdout = sys.stderr = None": 0, "sys.stderr.close(); raise ValueError": 1,
+    }  # fmt: skip
     for deed, status in deeds.items():
         exec(f"def do():\n    import sys\n    {deed}", scope := {})
         assert cluster.rpc_sync("worker1", _status_of_a_fork, (scope["do"],)) == status
