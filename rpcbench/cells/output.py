@@ -199,8 +199,8 @@ class OutputStream:
                 self.await_shown()
 
     def await_shown(self) -> None:
-        """Wait until the notebook has shown what this thread of the pool has written, for `_ACK_SECONDS` at most. Not in
-        a forked child, where no acknowledgement arrives."""
+        """Wait until the notebook has shown what this thread of the pool has written, for `_ACK_SECONDS` at most; in a
+        forked child, where no acknowledgement arrives, return at once."""
         if os.getpid() != self._pid or not getattr(self._written, "count", 0):
             return
         self._written.count = 0

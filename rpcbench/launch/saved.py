@@ -7,8 +7,9 @@ above. The user's file comes first.
 Guarantees
 - The keys are the words of `%cluster start` and the arguments of `Cluster`.
 - A mistake is a ValueError of one sentence that names the file, before any worker starts.
-- A description can run commands, so each file is one that no other user may write: it belongs to this user, and its
-  folder to this user or root. A project's file is not above the repository, or the home, that this directory is in.
+- A description can run commands, so it is used only from a file that no other user may write: the file belongs to this
+  user, and its folder to this user or root. A project's file is not above the repository, or the home, that this
+  directory is in. Any other file counts only in the error for a cluster that it describes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import os
 import pwd
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from rpcbench.base.errors import nearest
 
@@ -66,72 +67,104 @@ class SavedCluster(NamedTuple):
         return {**made, **{name: value for name, value in changes.items() if name not in ("env", "options")}}
 
 
+class _File(NamedTuple):
+    path: Path
+    clusters: dict[str, Any]  # that it describes; none if it cannot be read, and is not trusted
+    wrong: str  # why none of them is used; empty if the file is trusted
+
+
 def find(name: str) -> SavedCluster:
     """Return the description of that name.
 
     Raises:
-        ValueError: No file has it; a file is no TOML, or not this user's alone; it has an unknown key, or a value of a
-            wrong type.
+        ValueError: No file has it; the file that has it may be another user's work, or is above the repository or the
+            home; a file of this user is no TOML; it has an unknown key, or a value of a wrong type.
     """
-    files: dict[Path, dict[str, Any]] = {}
-    for file, clusters in _files():
-        if name in clusters:
-            return _read(name, clusters[name], file)
-        files[file] = clusters
-    there, where = _names(files), " and ".join(map(str, files)) or "none"
+    files: list[_File] = []
+    for file in _files():
+        if name in file.clusters:
+            if file.wrong:
+                raise ValueError(file.wrong)
+            return _read(name, file.clusters[name], file.path)
+        files.append(file)
+    there, where = _names(files), " and ".join(str(file.path) for file in files if not file.wrong) or "none"
     if there:
         raise ValueError(f"no cluster {name!r} is saved: {nearest(name, there)}, in {where}")
     raise ValueError(
         f"no cluster {name!r} is saved: write [tool.rpcbench.clusters.{name}] with workers = 4 into pyproject.toml, or "
-        f"[clusters.{name}] into {_users_file()}; files that were read: {where}"
+        f"[clusters.{name}] into {_users_place()}; files that were read: {where}"
     )
 
 
 def names() -> list[str]:
-    """Return the names of saved clusters. ValueError for a file that cannot be read."""
-    return _names(dict(_files()))
+    """Return the names of saved clusters that can be used. ValueError for a file of this user that is no TOML."""
+    return _names(_files())
 
 
-def _names(files: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for clusters in files.values() for name in clusters))
+def _names(files: Iterable[_File]) -> list[str]:
+    return list(dict.fromkeys(name for file in files if not file.wrong for name in file.clusters))
 
 
-def _files() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each file that exists, with its clusters, in the order in which they are asked."""
-    if (users := _users_file()).is_file():
-        yield users, _clusters(users, ("clusters",))
-    if (project := _projects_file()) is not None:
-        yield project, _clusters(project, ("tool", "rpcbench", "clusters"))
+def _files() -> Iterator[_File]:
+    """Yield each file that exists, in the order in which they are asked."""
+    if (users := _users_file()) is not None and users.is_file():
+        yield _open(users, ("clusters",))
+    here = Path.cwd()
+    project = next((file for folder in (here, *here.parents) if (file := folder / _PROJECTS).is_file()), None)
+    if project is not None:
+        yield _open(project, ("tool", "rpcbench", "clusters"), _is_above(project, here))
 
 
-def _users_file() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", _USERS)
+def _home() -> Path | None:
+    """Return the home of this user; None if there is none, as in containers with an arbitrary user."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
-def _projects_file() -> Path | None:
-    """Return the nearest pyproject.toml, here or above. ValueError if it is above the repository, or the home, that
-    this folder is in."""
-    folders = (here := Path.cwd(), *here.parents)
-    file = next((file for folder in folders if (file := folder / _PROJECTS).is_file()), None)
-    home = Path.home().resolve()
-    edge = next((folder for folder in folders if folder == home or (folder / ".git").exists()), None)
-    if file is not None and edge is not None and file.parent in edge.parents:
-        what = "your home" if edge == home else "the repository"
-        told = f"{file} is not read, as it is above {what} {edge}"
-        raise ValueError(f"{told}: copy the tables that you trust to {_users_file()}, as [clusters.lab]")
-    return file
+def _users_file() -> Path | None:
+    if configuration := os.environ.get("XDG_CONFIG_HOME"):
+        return Path(configuration, _USERS)
+    return None if (home := _home()) is None else home / ".config" / _USERS
 
 
-def _text(file: Path) -> str:
-    """Return the text of a file. ValueError if another user may have written it."""
-    with file.open() as opened:
-        wrong = _not_ours(file, os.fstat(opened.fileno()), os.geteuid())
-        for folder in {file.parent, file.resolve().parent}:
-            wrong = wrong or _not_ours(folder, folder.stat(), os.geteuid(), 0)  # root could write in any folder
-        if wrong:
-            told = f"{file} is not read, as its descriptions can run commands, and {wrong}"
-            raise ValueError(f"{told}: make it yours alone (chown, chmod go-w), or copy what you trust to another file")
-        return opened.read()
+def _users_place() -> str:
+    return str(_users_file() or f"{_USERS} in a directory that XDG_CONFIG_HOME names")
+
+
+def _is_above(file: Path, here: Path) -> str:
+    """Return why a project's file is not for this folder: it is above the repository, or the home, that the folder is
+    in; empty if it is not above."""
+    home = (found := _home()) and found.resolve()
+    edge = next((folder for folder in (here, *here.parents) if folder == home or (folder / ".git").exists()), None)
+    if edge is None or file.parent not in edge.parents:
+        return ""
+    told = f"{file} is not used, as it is above {'your home' if edge == home else 'the repository'} {edge}"
+    return f"{told}: copy the tables that you trust to {_users_place()}, as [clusters.lab]"
+
+
+def _open(path: Path, keys: tuple[str, ...], wrong: str = "") -> _File:
+    """Return a file with its clusters. `wrong` is why it is not trusted. ValueError if it is, and cannot be read."""
+    try:
+        with path.open("rb") as opened:
+            wrong = wrong or _has_other_writers(path, os.fstat(opened.fileno()))
+            return _File(path, _clusters(opened, path, keys), wrong)
+    except (OSError, ValueError) as error:
+        if wrong := wrong or _has_other_writers(path, path.stat()):  # also where this user may not open it
+            return _File(path, {}, wrong)
+        raise ValueError(str(error)) from None
+
+
+def _has_other_writers(file: Path, status: os.stat_result) -> str:
+    """Return why users other than this one may have written a file with that status; empty if none may."""
+    wrong = _not_ours(file, status, os.geteuid())
+    for folder in {file.parent, file.resolve().parent}:
+        wrong = wrong or _not_ours(folder, folder.stat(), os.geteuid(), 0)  # root could write in any folder
+    if not wrong:
+        return ""
+    told = f"{file} is not used, as its descriptions can run commands, and {wrong}"
+    return f"{told}: make it yours alone (chown, chmod go-w), or copy what you trust to another file"
 
 
 def _not_ours(path: Path, status: os.stat_result, *owners: int) -> str:
@@ -162,10 +195,10 @@ def _is_private(gid: int) -> bool:
     return group.gr_name == me and {*group.gr_mem} <= {me}
 
 
-def _clusters(file: Path, path: tuple[str, ...]) -> dict[str, Any]:
+def _clusters(opened: BinaryIO, file: Path, path: tuple[str, ...]) -> dict[str, Any]:
     try:
-        table: Any = tomllib.loads(_text(file))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:  # which names line and column
+        table: Any = tomllib.load(opened)
+    except (OSError, ValueError, RecursionError) as error:  # which names line and column
         raise ValueError(f"{file} cannot be read as TOML: {error}") from None
     for depth, key in enumerate(path):
         table = table.get(key, {})

@@ -164,7 +164,7 @@ class Cleaner:
         secrets = [value for name, value in environment.items() if _SECRET.search(name)]
         # Longest first: one may begin with another.
         self._secrets = sorted((each for each in secrets if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
-        self._home = str(home or Path.home())
+        self._home = str(home or os.path.expanduser("~"))  # noqa: PTH111  (pathlib raises where there is no home)
 
     def clean(self, value: Any) -> Any:
         """Return the value with all strings in it cleaned, including keys of dicts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import grp
 import os
+import pwd
 import re
 from pathlib import Path
 
@@ -76,9 +77,14 @@ def test_the_file_of_an_outer_folder_is_not_read_where_a_nearer_one_is(project: 
 
 # -- files that others may have written
 def refused(words: str) -> None:
-    with pytest.raises(ValueError, match=f"pyproject.toml is not read, .*{words}"):
+    with pytest.raises(ValueError, match=f"pyproject.toml is not used, .*{words}"):
         saved.find("lab")
     assert saved.find("mine").name == "mine", "the user's own file comes first, and needs no other"
+    assert saved.names() == ["other", "mine"]
+    with pytest.raises(
+        ValueError, match=r"no cluster 'lba' is saved: .*[Tt]here are other, mine, in \S+rpcbench\.toml$"
+    ):
+        saved.find("lba")  # which the refused file does not have
 
 
 NOBODY = 65534
@@ -93,8 +99,8 @@ def test_a_file_of_another_user_is_refused(project: Path, monkeypatch: pytest.Mo
     os.chown(project, NOBODY, NOBODY)
     refused(rf"{re.escape(str(project))} belongs to user (nobody|{NOBODY})")
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    with pytest.raises(ValueError, match=r"rpcbench\.toml is not read, .*rpcbench\.toml belongs to user root"):
-        saved.find("lab")  # files of root, as with git
+    with pytest.raises(ValueError, match=r"rpcbench\.toml is not used, .*rpcbench\.toml belongs to user root"):
+        saved.find("mine")  # files of root, as with git
 
 
 def test_a_file_that_other_users_may_write_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +141,36 @@ def test_a_file_above_the_home_or_the_repository_is_refused(
     refused(rf"as it is above (your home|the repository) {re.escape(str(deep))}: copy the tables that you trust to ")
     (deep / "pyproject.toml").write_text(PROJECT)
     assert saved.find("lab").file == deep / "pyproject.toml"
+
+
+@pytest.mark.parametrize("text", ["[clusters", "tool = 2", f"a = {'[' * 5000}", f"a = {'1' * 5000}"], ids=range(4))
+def test_a_refused_file_that_is_no_toml_breaks_nothing(project: Path, text: str) -> None:
+    (project / "deep" / ".git").mkdir()
+    (project / "pyproject.toml").write_text(text)
+    assert saved.names() == ["other", "mine"]
+    with pytest.raises(ValueError, match=r"no cluster 'lab' is saved: .*[Tt]here are other, mine"):
+        saved.find("lab")
+    (project / "deep" / ".git").rmdir()
+    with pytest.raises(ValueError, match=r"pyproject\.toml(: tool has to be a table| cannot be read as TOML: )"):
+        saved.names()  # of this user's own file the mistake is told
+
+
+@pytest.mark.parametrize("configuration", [True, False])
+def test_a_user_without_a_home_has_clusters(
+    project: Path, monkeypatch: pytest.MonkeyPatch, configuration: bool
+) -> None:
+    """As in a container with an arbitrary user id, where neither HOME nor the list of users has one."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    if not configuration:
+        monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert saved.names() == [*(["other", "mine"] if configuration else []), "lab", "small"]
+    (project / "pyproject.toml").unlink()
+    place = (
+        r"[Tt]here are other, mine" if configuration else r"rpcbench\.toml in a directory that XDG_CONFIG_HOME names"
+    )
+    with pytest.raises(ValueError, match=f"no cluster 'lab' is saved: .*{place}"):
+        saved.find("lab")
 
 
 def test_changes_replace_and_add(project: Path) -> None:
