@@ -56,7 +56,8 @@ def transport() -> str:
 
 
 def is_listening(address: str, seconds: float) -> bool:
-    """Return whether a process listens at an address. Needs no secret. OSError if that cannot be found out."""
+    """Return whether a process listens at an address. Needs no secret. Over TCP the answer takes `seconds` at most.
+    OSError if that cannot be found out."""
     kind, place = _split(address)
     if kind == "unix":
         return listeners.somebody_listens(Path(place))

@@ -2,8 +2,8 @@
 
 Guarantees
 - A TCP listener gives out only connections whose dialler has shown that it has the secret (see `lobby`).
-- Only `close` ends `accept`. While the process has no descriptor left, peers wait in the backlog; that is logged once,
-  and `accept` is retried a few times a second.
+- `close` ends `accept`, on every system, and nothing else does. While the process has no descriptor left, peers wait in
+  the backlog; that is logged once, and `accept` is retried a few times a second.
 - A unix socket accepts processes of the same user only, even if they have the secret.
 
 TCP addresses are "host:port", an IPv6 host in brackets. A port of 0 takes a free one.
@@ -16,11 +16,13 @@ import errno
 import ipaddress
 import logging
 import os
+import select
 import socket
 import struct
 import threading
 import time
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from rpcbench.base.conditions import Event
@@ -36,11 +38,19 @@ _PAUSE = 0.2
 _log = logging.getLogger("rpcbench")
 
 
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
 class SocketListener:
     """The owner of a listening socket."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)  # `_wait` waits for it: for as long as it takes, and no longer than until `close`
         self._sock = sock
+        self._ending, self._end = socket.socketpair()  # `close` writes to the second one, which wakes `_wait`
+        self._end.setblocking(False)
+        self._waking = threading.Lock()  # held where `close` uses `_end`, lest it writes to a descriptor used anew
         self._closed = Event()
         self._turn = threading.Lock()  # held in `accept`, whose thread then closes the socket, as it may wait for it
         self._short = False  # whether a shortage was logged that still lasts
@@ -61,12 +71,25 @@ class SocketListener:
             return None
 
     def _next(self) -> socket.socket:
-        return self._sock.accept()[0]
+        self._wait(self._sock, None)
+        sock, _ = self._sock.accept()
+        sock.setblocking(True)  # whatever the mode of the listening socket and the program's default
+        return sock
+
+    def _wait(self, source: _HasDescriptor, seconds: float | None) -> None:
+        """Wait until `source` is readable, for `seconds` at most. OSError once `close` is called."""
+        poll = select.poll()  # unlike epoll it also wakes where the program closes all descriptors meanwhile
+        poll.register(source, select.POLLIN)
+        poll.register(self._ending, select.POLLIN)
+        ready = dict(poll.poll(None if seconds is None else seconds * 1000))
+        if self._ending.fileno() in ready:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def _dismiss(self) -> None:
         """Close the socket, and end connections that `accept` has not returned. Idempotent."""
-        with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
-            self._sock.close()
+        for sock in (self._sock, self._ending):
+            with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
+                sock.close()
 
     def _note(self, error: OSError) -> None:
         if error.errno in SHORTAGES and not self._short:
@@ -79,8 +102,8 @@ class SocketListener:
 
     def close(self) -> None:
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # to close the descriptor alone would not wake `accept`
+        with self._waking, contextlib.suppress(OSError), self._end:  # a second call finds it closed
+            self._end.send(b"\0")  # not `shutdown` of the listening socket, which some systems refuse
         if self._turn.acquire(blocking=False):
             try:
                 self._dismiss()
@@ -88,7 +111,8 @@ class SocketListener:
                 self._turn.release()
 
     def forked(self) -> None:
-        self._sock.close()
+        for sock in (self._sock, self._ending, self._end):
+            sock.close()
 
 
 class TcpListener(SocketListener):
@@ -102,15 +126,17 @@ class TcpListener(SocketListener):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the port of a world that has just ended
             sock.bind(where)
             sock.listen(4096)  # large: a member must not wait for room in it while strangers connect
+            super().__init__(sock)
         except OSError as error:
             sock.close()
             raise NotConnectedError(_refusal(place, error)) from error
-        super().__init__(sock)
         self.port: int = sock.getsockname()[1]
         self._lobby = Lobby(sock, Preambles(secret), refusals)
 
     def _next(self) -> socket.socket:
-        return self._lobby.next()
+        while (sock := self._lobby.next()) is None:
+            self._wait(self._lobby, self._lobby.seconds_left())
+        return sock
 
     def _dismiss(self) -> None:
         self._lobby.close()
@@ -145,8 +171,10 @@ def connect_socket(place: str, preamble: bytes, deadline: float) -> socket.socke
     try:
         sock.sendall(preamble)
         sock.settimeout(max(0.001, deadline - time.monotonic()))
-        if sock.recv(len(WELCOME)) != WELCOME:
+        if not (answer := sock.recv(len(WELCOME))):
             raise AuthenticationError("the peer ended the handshake: does it use another secret?")
+        if answer != WELCOME:
+            raise AuthenticationError(f"another service answers at {place}: is that the right address?")
     except BaseException:
         sock.close()
         raise
@@ -255,10 +283,13 @@ def _clear_stale(path: Path) -> None:
 
 
 def somebody_listens(path: Path) -> bool:
-    """Return whether a process listens on a socket file; False where there is no file."""
+    """Return whether a process listens on a socket file; False where there is no file. Does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
+        except BlockingIOError:  # so many wait for the process that there is room for no more
+            return True
         except (ConnectionRefusedError, FileNotFoundError):
             return False
     return True

@@ -83,7 +83,11 @@ class _Visitor:
 
 
 class Lobby:
-    """The connections to one listening socket, for one thread. `refusals` counts those that end here."""
+    """The connections to one listening socket, for one thread. `refusals` counts those that end here.
+
+    The thread takes connections by `next` until there is none, and then waits until `fileno()` is readable, for
+    `seconds_left()` at most.
+    """
 
     def __init__(self, listening: socket.socket, preambles: Preambles, refusals: Refusals) -> None:
         self._listening, self._preambles, self._refusals = listening, preambles, refusals
@@ -91,26 +95,33 @@ class Lobby:
         self._hosts: dict[str, dict[_Visitor, None]] = {}  # the same, by host
         self._welcome: collections.deque[socket.socket] = collections.deque()  # that have sent a right preamble
         self._warned: set[str] = set()  # hosts; of few, see `_displace`
-        listening.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
 
-    def next(self) -> socket.socket:
-        """Wait for the next connection with a right preamble. OSError as of `accept`."""
-        while not self._welcome:
-            for key, _ in self._selector.select(self._seconds_left()):
-                if key.data is None:
-                    self._accept()
-                elif key.data in self._visitors:  # else it was displaced just now
-                    self._look(cast(_Visitor, key.data))
-            while self._visitors and (oldest := next(iter(self._visitors))).until <= time.monotonic():
-                self._dismiss(oldest)
-        return self._welcome.popleft()
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when a connection has come, or bytes on one."""
+        return self._selector.fileno()
 
-    def _seconds_left(self) -> float | None:
+    def seconds_left(self) -> float | None:
+        """Return in how many seconds the next connection is to be refused; None if none waits."""
         if not self._visitors:
             return None
         return max(0.0, next(iter(self._visitors)).until - time.monotonic())
+
+    def next(self) -> socket.socket | None:
+        """Return a connection with a right preamble, None if none has come. Does not wait. OSError as of `accept`."""
+        if not self._welcome:
+            self._receive()
+        return self._welcome.popleft() if self._welcome else None
+
+    def _receive(self) -> None:
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                self._accept()
+            elif key.data in self._visitors:  # else it was displaced just now
+                self._look(cast(_Visitor, key.data))
+        while self._visitors and (oldest := next(iter(self._visitors))).until <= time.monotonic():
+            self._dismiss(oldest)
 
     def _accept(self) -> None:
         for _ in range(_BATCH):
@@ -123,6 +134,7 @@ class Lobby:
                     raise
                 self._displace()  # strangers must not hold the last descriptors
                 continue
+            sock.setblocking(False)  # a default timeout of the program's sockets would let each `recv` wait
             visitor = _Visitor(sock, address[0], time.monotonic() + HANDSHAKE_SECONDS)
             if (right := self._judge(visitor)) is None:
                 self._keep(visitor)
@@ -137,7 +149,7 @@ class Lobby:
     def _judge(self, visitor: _Visitor) -> bool | None:
         """Read what has come, at most the preamble; return whether it is right, None while it is incomplete."""
         try:
-            data = visitor.sock.recv(PREAMBLE - len(visitor.heard), socket.MSG_DONTWAIT)
+            data = visitor.sock.recv(PREAMBLE - len(visitor.heard))
         except BlockingIOError:
             return None
         except OSError:  # the peer has reset the connection
@@ -149,18 +161,23 @@ class Lobby:
 
     def _settle(self, visitor: _Visitor, right: bool) -> None:
         if right:
-            visitor.sock.setblocking(True)  # on some systems it has the mode of the listening socket
             with contextlib.suppress(OSError):  # the peer has gone, which the handshake meets next
-                visitor.sock.send(WELCOME)  # never waits: it is the first byte
+                visitor.sock.send(WELCOME)  # there is room for it: it is the first byte
+            visitor.sock.setblocking(True)
             self._welcome.append(visitor.sock)
         else:
             self._refusals.add_stranger(visitor.host)
-            visitor.sock.close()
+            with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
+                visitor.sock.close()
 
     def _keep(self, visitor: _Visitor) -> None:
+        try:
+            self._selector.register(visitor.sock, selectors.EVENT_READ, visitor)
+        except OSError:  # the system is short of memory or of watches
+            self._reset(visitor)
+            return
         self._visitors[visitor] = None
         self._hosts.setdefault(visitor.host, {})[visitor] = None
-        self._selector.register(visitor.sock, selectors.EVENT_READ, visitor)
         if len(self._visitors) > most_waiting():
             self._displace()
 
@@ -180,7 +197,11 @@ class Lobby:
     def _dismiss(self, visitor: _Visitor) -> None:
         """Reset a connection that waits."""
         self._forget(visitor)
-        visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._reset(visitor)
+
+    def _reset(self, visitor: _Visitor) -> None:
+        with contextlib.suppress(OSError):  # the peer has reset it, or the program has closed all descriptors
+            visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._settle(visitor, False)
 
     def _forget(self, visitor: _Visitor) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import queue
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -79,6 +83,66 @@ def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[addresses.L
     listener.close()
     assert accepted.get(timeout=PATIENCE) is None
     waiting.join(PATIENCE)
+
+
+def test_closing_a_listener_ends_the_wait_where_the_system_shuts_down_no_listening_socket(
+    wanted: str, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    def refuse(self: socket.socket, how: int) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    listener, _ = OPENER.listen(wanted)
+    assert isinstance(listener, SocketListener)
+    waiting = spawn(listener.accept)
+    until(listener._turn.locked)
+    monkeypatch.setattr(socket.socket, "shutdown", refuse)
+    listener.close()
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    listener.close()
+
+
+_CLOSES_ALL = """
+import os, sys, threading
+from rpcbench.transport.addresses import Opener
+listener, _ = Opener(b"s" * 32).listen(sys.argv[1])
+waiting = threading.Thread(target=listener.accept)
+waiting.start()
+os.closerange(3, 1000)
+listener.close()
+waiting.join()
+"""
+
+
+def test_closing_a_listener_ends_the_wait_after_the_program_has_closed_all_descriptors(wanted: str) -> None:
+    subprocess.run([sys.executable, "-c", _CLOSES_ALL, wanted], check=True, timeout=60)
+
+
+def test_accepted_sockets_have_no_default_timeout(wanted: str) -> None:
+    listener, address = OPENER.listen(wanted)
+    default = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(10 * PATIENCE)
+    try:
+        with _knock(address):
+            sock = listener.accept()
+            assert sock is not None
+            with sock:
+                assert sock.gettimeout() is None
+    finally:
+        socket.setdefaulttimeout(default)
+        listener.close()
+
+
+def test_a_process_with_a_full_backlog_listens(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as dialled:
+        busy.bind(str(tmp_path / "0.sock"))
+        busy.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                sock = dialled.enter_context(socket.socket(socket.AF_UNIX))
+                sock.setblocking(False)
+                sock.connect(str(tmp_path / "0.sock"))
+        assert addresses.is_listening(f"unix:{tmp_path}/0.sock", 5.0)
 
 
 def test_a_second_listener_at_one_address_is_refused(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:

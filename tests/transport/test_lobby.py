@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import socket
 import time
@@ -85,6 +87,22 @@ def test_a_dialler_with_another_secret_is_told_so(entrance: Entrance) -> None:
         listeners.connect_socket(place, preamble(b"another" * 4), time.monotonic() + PATIENCE)
 
 
+def test_a_dialler_that_meets_another_service_is_told_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(b"SSH-2.0-OpenSSH\r\n")
+                sock.recv(PREAMBLE)
+
+        serving = spawn(serve)
+        with pytest.raises(AuthenticationError, match=f"another service answers at {place}"):
+            listeners.connect_socket(place, preamble(SECRET), time.monotonic() + PATIENCE)
+        serving.join(PATIENCE)
+
+
 def test_a_preamble_is_accepted_once(entrance: Entrance) -> None:
     data = preamble(SECRET)
     assert [entrance.dial(data).recv(10) for _ in range(3)] == [WELCOME, b"", b""]
@@ -119,6 +137,40 @@ def test_the_end_of_the_listener_ends_all_that_wait(entrance: Entrance) -> None:
     entrance.listener.close()
     with pytest.raises(ConnectionResetError):
         sock.recv(10)
+
+
+def test_a_default_timeout_of_sockets_lets_nobody_wait_for_a_stranger(entrance: Entrance) -> None:
+    """The default is longer than a member has patience here, so that one wait for a stranger is enough to fail."""
+    default = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(10 * PATIENCE)
+    try:
+        entrance.dial()
+        until(lambda: entrance.waiting() == 1)
+        assert entrance.dial(preamble(SECRET)).recv(10) == WELCOME
+        with entrance.accepted.get(timeout=PATIENCE) as accepted:
+            assert accepted.gettimeout() is None
+    finally:
+        socket.setdefaulttimeout(default)
+
+
+def test_connections_that_cannot_be_watched_or_reset_are_closed(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system refuses to watch one, or to change one that its peer has reset."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entrance.listener._lobby._selector, "register", refuse)
+        with pytest.raises(ConnectionResetError):
+            entrance.dial().recv(10)
+    sock = entrance.dial()
+    until(lambda: entrance.waiting() == 1)
+    monkeypatch.setattr(lobby, "_AT_ONCE", b"")  # the system refuses that
+    entrance.listener.close()
+    assert sock.recv(10) == b""
+    assert (entrance.refusals.count, entrance.waiting()) == (2, 0)
 
 
 def test_complaints_name_a_bounded_number_of_hosts() -> None:
