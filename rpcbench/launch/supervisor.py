@@ -42,6 +42,7 @@ COMMANDS = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
 """The lines on its standard input that end the worker, by their signals."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # forwarded to the worker
 _REACH_SECONDS = 10.0  # for the notebook's host to answer
+_REACH_PAUSE = 0.1  # seconds between two tries
 _BOOTSTRAP = str(Path(__file__).with_name("worker_bootstrap.py"))
 
 
@@ -123,7 +124,19 @@ def _reach(config: WorldConfig) -> None:
 
 
 def _first_answer(place: tuple[str, int], secret: bytes) -> str:
-    """Return what is wrong with the answer there; empty for the notebook's. OSError where no process listens."""
+    """Return what is wrong with the answer there; empty for the notebook's, and where each connection is reset, as the
+    notebook does while many wait for it: the worker will try for longer. OSError where no process listens."""
+    deadline = time.monotonic() + _REACH_SECONDS
+    while True:
+        try:
+            return _one_answer(place, secret)
+        except (ConnectionResetError, BrokenPipeError):
+            if time.monotonic() >= deadline:
+                return ""
+            time.sleep(_REACH_PAUSE)
+
+
+def _one_answer(place: tuple[str, int], secret: bytes) -> str:
     with socket.create_connection(place, _REACH_SECONDS) as sock:
         sock.sendall(preamble(secret))
         try:

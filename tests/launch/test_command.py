@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +39,7 @@ from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
 from rpcbench.transport.hosts import host_id
+from rpcbench.transport.preambles import PREAMBLE, WELCOME
 from rpcbench.transport.run_dir import RunDirectory
 
 pytestmark = pytest.mark.process
@@ -457,6 +460,37 @@ def test_a_supervisor_that_meets_another_service_names_its_address(no_leaks: Non
         leader = other.machine.ask(lambda node: node.members.me.remote)
         status, said = outposted(supervisor.request(config(RunDirectory(), leader=leader)), stays=True)
     assert status == 1 and f"at {leader}: another service answers, or a cluster with another secret." in said, said
+
+
+@pytest.mark.parametrize("resets", [2, math.inf], ids=["for a time", "all the time"])
+def test_a_supervisor_whose_connection_is_reset_tries_again(
+    resets: float, no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a notebook to which many connect; one that resets all connections is left to the worker, which waits."""
+    monkeypatch.setattr(supervisor, "_REACH_SECONDS", PATIENCE if resets == 2 else 0.3)
+    tries = list[None]()
+    with socket.create_server((HERE, 0)) as server:
+
+        def serve() -> None:
+            while True:
+                sock, _ = server.accept()
+                with sock:
+                    if not sock.recv(PREAMBLE, socket.MSG_WAITALL):
+                        return
+                    tries.append(None)
+                    if len(tries) > resets:
+                        sock.sendall(WELCOME)
+                    else:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            supervisor._reach(config(RunDirectory(), leader=f"tls://{HERE}:{server.getsockname()[1]}"))
+        finally:
+            socket.create_connection(server.getsockname()).close()
+            serving.join(PATIENCE)
+    assert tries if resets == math.inf else len(tries) == 3
 
 
 def test_a_supervisor_loads_no_torch() -> None:
