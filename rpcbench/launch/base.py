@@ -228,13 +228,15 @@ def tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return ""
     if start:
         del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
-    own = [line for line in lines if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
-    text = _FRAMES.sub("", "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in own))
+    # Before `splitlines`, which also splits at "\r": a terminal may echo one line in several pieces.
+    shown = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in lines).splitlines()
+    own = [line for line in shown if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
+    text = _FRAMES.sub("", "\n".join(own))
     begin = text.rfind(_FATAL)
     return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
 

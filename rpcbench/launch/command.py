@@ -20,7 +20,7 @@ import string
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rpcbench.base.conditions import Condition
@@ -92,7 +92,7 @@ class CommandLauncher(ForkServerLauncher):
         command = [self._python, "-P", "-m", "rpcbench.worker", config.name]
         line, host = shlex.join(command), self._host(config)
         fields = {"cmd": line, _QUOTED: line, "host": host, "name": config.name, "python": self._python}
-        return [part for word in self._words for part in (command if word == "{cmd}" else [word.format(**fields)])]
+        return [part for word in self._words for part in (command if word == "{cmd}" else [_filled(word, fields)])]
 
     def _run_to_end(self, command: _Command) -> None:
         command.wait()
@@ -191,6 +191,28 @@ def _words(template: str, hosts: Sequence[str]) -> list[str]:
         raise ValueError(f"{bad[0]!r} is not a host name")
     _check_shell(template, words)
     return words
+
+
+def _filled(word: str, fields: Mapping[str, str]) -> str:
+    """Return a word of the template with its fields. A shell that gets the word finds a field in quotes as it is."""
+    made = before = ""
+    for text, field, *_ in string.Formatter().parse(word):
+        before += text
+        made += text + ("" if field is None else _escaped(fields[field], _open_quote(before)))
+    return made
+
+
+def _open_quote(text: str) -> str:
+    """Return the quote that is open for a shell at the end of a text; empty if none is."""
+    rest = re.sub(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", "", text)
+    return next((char for char in rest if char in "'\""), "")
+
+
+def _escaped(text: str, quote: str) -> str:
+    """Return text that a shell reads as it is between such quotes."""
+    if quote == "'":
+        return text.replace("'", "'\"'\"'")
+    return re.sub(r'([\\"$`])', r"\\\1", text) if quote else text
 
 
 def _check_shell(template: str, words: Sequence[str]) -> None:

@@ -6,7 +6,9 @@ Guarantees
 - After "leave" the workers with their log in that directory are ended: SIGTERM, and SIGKILL after 0.5 s.
 - Mode "fork" imports torch and the entry's module once and runs no torch operation: a process that has run a
   parallel one has threads and locks that its forks inherit broken. While it has no request, it also imports what torch
-  itself imports at the first optimizer, DDP or FSDP of a process; a request waits for one of these modules at most.
+  itself imports at the first optimizer, DDP or FSDP of a process; a request waits for one of these modules at most,
+  which takes seconds on a busy machine. None is imported while workers are to be killed at a deadline. If one starts a
+  thread, later workers are spawned.
 - A worker inherits no descriptor of the fork server or of its siblings. The processes that a worker started end with
   it, unless they have a session of their own.
 - A guarded process, started by others, ends with the notebook, and its own children end with it (Linux).
@@ -61,7 +63,8 @@ TERM_SECONDS = 0.5  # from SIGTERM to SIGKILL
 _KILL_SECONDS = 2.0  # how long to wait for the end of processes after SIGKILL
 _AGAIN_SECONDS = 0.05  # between attempts to remove a directory
 _QUIET_SECONDS = 0.5  # without a request before a late import: the first workers do not wait for it
-# Each of the first three takes a third to a whole second; the others are small then.
+# Each of the first three takes a third to a whole second on an idle machine, up to six on a busy one; a request that
+# comes meanwhile waits. The others are small then.
 _LATE = ("sympy", "torch._inductor.config", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp")
 
 
@@ -117,13 +120,14 @@ class ForkServer:
     def serve(self) -> Request | None:
         """Serve until the notebook has ended, and return None; in a process forked for a worker, return its request."""
         while not self._over:
+            may_import = not self._overdue  # else `select` may return for a kill, and the next one may be due soon
             events = self._selector.select(self._rest())
             for key, _ in events:
                 request: Request | None = key.data()
                 if request is not None:
                     return request
             self._kill_overdue()
-            if not events:
+            if may_import and not events:
                 self._import_late()
         self._end_all()
         return None
@@ -172,10 +176,14 @@ class ForkServer:
         """Import the next module that workers of a training need; after the last one report all files."""
         if not self._late:
             return
+        module = self._late.pop(0)
         try:
-            importlib.import_module(self._late.pop(0))
+            importlib.import_module(module)
         except Exception:  # noqa: BLE001  (a worker that needs it gets the same error)
             traceback.print_exc()
+        if warning := _thread_warning(module):
+            sys.stderr.write(f"{warning}: workers are spawned from now on\n")
+            self._mode, self._late = "spawn", []
         if not self._late:
             _share_pages()
             self._loaded = _loaded() | self._loaded
@@ -356,9 +364,16 @@ def _preload(entry: str) -> None:
     torch.set_num_threads(1)  # before any operation: a thread pool would not survive a fork
     for module in ("rpcbench.base.config", "rpcbench.launch.worker_bootstrap", entry.partition(":")[0]):
         importlib.import_module(module)
-    if threading.active_count() > 1:
-        raise RuntimeError(f"importing {entry} started a thread; a process with threads cannot be forked safely")
+    if warning := _thread_warning(entry):
+        raise RuntimeError(warning)
     _share_pages()
+
+
+def _thread_warning(module: str) -> str:
+    """Return the reason not to fork after the import of a module; empty if this process has one thread."""
+    if threading.active_count() == 1:
+        return ""
+    return f"importing {module} started a thread; a process with threads cannot be forked safely"
 
 
 def _share_pages() -> None:

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -263,12 +264,26 @@ def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
     for template, words in (
         ("bash -lc '{cmd}'", ["bash", "-lc", command]),
         ('bash -lc "{cmd}" x', ["bash", "-lc", command, "x"]),
-        ("ssh x \"bash -lc '{cmd}'\"", ["ssh", "x", f"bash -lc '{command}'"]),
+        ("ssh x \"bash -lc '{cmd}'\"", ["ssh", "x", f"bash -lc {shlex.quote(command)}"]),
         ("ssh x '{cmd}'", ["ssh", "x", command]),
     ):
         assert CommandLauncher(RunDirectory(), template, (), "/my python")._argv(config) == words
     plain = CommandLauncher(RunDirectory(), "env {cmd}", (), "/my python")
     assert plain._argv(config) == ["env", "/my python", "-P", "-m", "rpcbench.worker", "worker4"]
+
+
+@pytest.mark.parametrize(
+    "word", ["sh -c '{cmd}'", 'sh -c "{cmd}"', "true; sh -c 'cd /; {cmd}'", "echo 'a' \"'\" > /dev/null; sh -c '{cmd}'"]
+)
+def test_a_shell_within_a_shell_gets_the_path_of_an_interpreter_whole(tmp_path: Path, word: str) -> None:
+    """As in `ssh {host} "bash -lc '{cmd}'"`: ssh hands its words to a shell."""
+    python = tmp_path / "my $HOME's \"python\""
+    python.write_text('#!/bin/sh\necho "$*"\n')
+    python.chmod(0o700)
+    launcher = CommandLauncher(RunDirectory(), f"ssh {shlex.quote(word)}", (), str(python))
+    _, line = launcher._argv(WorldConfig("worker4", 4, "c", "/", bytes(32)))
+    ran = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ran.stdout == "-P -m rpcbench.worker worker4\n"
 
 
 # -- one command

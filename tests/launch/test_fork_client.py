@@ -11,12 +11,14 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from launch_bench import SECONDS, Bench, gone, until
 
-from rpcbench.launch import fork_client
+from rpcbench.launch import fork_client, fork_server
+from rpcbench.launch.fork_server import ForkServer
 
 pytestmark = pytest.mark.process
 
@@ -202,6 +204,39 @@ def test_a_fork_server_without_requests_imports_what_a_training_needs_and_starts
     assert said == {"late": ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"], "threads": 1}
     assert client.is_good()
     first.launcher.close()
+
+
+def bare_server(late):
+    """A fork server without a notebook, in this process."""
+    server = ForkServer.__new__(ForkServer)
+    server._mode, server._late, server._loaded = "fork", late, {}
+    server._over, server._overdue, server._children = False, {}, {}
+    return server
+
+
+def test_a_late_import_comes_after_a_kill_and_a_quiet_time():
+    server, rests = bare_server(["late"]), []
+    server._overdue["directory"] = 0.0  # due
+    server._selector = SimpleNamespace(select=lambda rest: rests.append(rest) or [])
+    server._import_late = lambda: setattr(server, "_over", True)
+    server._end_all = lambda: None
+    assert server.serve() is None
+    assert rests == [0.0, fork_server._QUIET_SECONDS]
+
+
+def test_a_fork_server_with_a_thread_of_a_late_import_forks_no_more(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import threading\nend = threading.Event()\nthread = threading.Thread(target=end.wait)\nthread.start()\n"
+    (tmp_path / "late_with_thread.py").write_text(text)
+    server, told = bare_server(["late_with_thread", "later"]), []
+    server._tell = told.append
+    monkeypatch.setattr(fork_server, "_share_pages", lambda: None)
+    server._import_late()
+    late = sys.modules.pop("late_with_thread")
+    late.end.set()
+    late.thread.join()
+    assert (server._mode, server._late, len(told)) == ("spawn", [], 1)
+    assert "importing late_with_thread started a thread" in capsys.readouterr().err
 
 
 def test_take_any_returns_the_warm_fork_server(tmp_path):

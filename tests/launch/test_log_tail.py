@@ -13,7 +13,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells import output
 from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
-from rpcbench.launch.base import tail
+from rpcbench.launch.base import _LEFT_OUT, tail
 
 KEY = CellKey(0, 7)
 
@@ -144,3 +144,12 @@ def test_only_the_log_of_this_incarnation_is_followed(tmp_path: Path, monkeypatc
     assert output.log_tail("worker1", 2) is None
     os.close(read)
     os.close(write)
+
+
+def test_no_piece_of_a_line_that_has_a_secret_is_among_the_last_words(tmp_path: Path) -> None:
+    """A terminal that wraps the request may separate its pieces by a carriage return alone."""
+    log = tmp_path / "worker1.log"
+    log.write_bytes(b'10%\r20%\r\n{"config": "{\\"secret\\": \\"\rdeadbeef\r0123\\"}"}\r\nended\n')
+    assert tail(log) == f"10%\n20%\n{_LEFT_OUT}\nended"
+    log.write_bytes(b'secret": "\rdead' + b"beef" * 20_000 + b"\rbeef\nended\n")
+    assert tail(log) == "ended"
