@@ -134,6 +134,12 @@ class Undelivered(NamedTuple):
     error: Exception
 
 
+class BodyLost(NamedTuple):
+    """Note that a message with a body did not reach `to`, which is still a member: it lacks all that the body had."""
+
+    to: int
+
+
 class MemberJoined(NamedTuple):
     """Note that a new member has joined the world."""
 

@@ -212,6 +212,10 @@ class Node:
 
     def _undo_send(self, to: int, message: m.Message, error: Exception, gone: bool = False) -> Outcome:
         """Undo the bookkeeping of a message that will not arrive. `gone`: its receiver has left, too."""
+        effects, outbox = self._withdraw(to, message, error, gone)
+        return ([*effects, fx.BodyLost(to)] if hasattr(message, "body") and not gone else effects), outbox
+
+    def _withdraw(self, to: int, message: m.Message, error: Exception, gone: bool) -> Outcome:
         if isinstance(message, m.Discover | m.Gradients):
             text = f"backward of autograd context {message.context}: {error}"
             failure = m.BackwardFailed(message.context, message.walk, self.me, type(error).__name__, text, m.EMPTY)

@@ -437,6 +437,7 @@ class Agent(Home):
             fx.OwnerLost: lambda e: None,
             fx.DataReceived: self.parcels.came,
             fx.Undelivered: self.parcels.undelivered,
+            fx.BodyLost: lambda e: self.values.routes.forget_sources(e.to),
             fx.NoticeReceived: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
             fx.MemberJoined: lambda e: self.member_table.came(e.member),
             fx.MemberLeft: self._gone,

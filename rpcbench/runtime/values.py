@@ -140,6 +140,11 @@ class Routes:
             self._kept.pop((worker, answer), None)
         self._files.pop(worker, None)
 
+    def forget_sources(self, worker: int) -> None:
+        """Send a member all sources again: a message that may have brought some did not reach it."""
+        if (files := self._files.get(worker)) is not None:
+            files.clear()
+
     def problem(self, closed: bool) -> str | None:
         """Return the error in the device maps of this world, None if there is none."""
         return problem(list(self._members().values()), closed)
@@ -279,6 +284,7 @@ class ObjectStore:
                 self._machine.ask(share)
         except RpcError:  # one of them is dead: take the forks of the others back
             self._machine.feed(lambda node: node.unshared(forks))
+            self.routes.forget_sources(to)
             for handle in handles:  # those behind the dead one
                 if handle._value is not None:
                     self.forget(handle._rref)

@@ -7,7 +7,7 @@ import annotations` makes all of them: those of a function in its globals, those
 
 Guarantees
 - A copy is an attribute of the module `__main__`, but no entry of its namespace: cells neither see nor list it, and
-  what `__main__` itself defines comes first.
+  what `__main__` itself defines comes first. Every pickler still sends the module itself by its name.
 - The latest copy of a name counts, as in a notebook the latest cell does. No copy is kept alive by its name.
 - A function takes what its annotations name along among its globals; those of a class arrive as the types themselves.
   Only classes, modules and types of `typing` are sent for an annotation. One that names anything else stays text.
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import sys
 import typing
 import weakref
 from types import FunctionType, GenericAlias, ModuleType, UnionType
-from typing import Any
+from typing import Any, SupportsIndex
 
 _MAIN = "__main__"
 _copies: weakref.WeakKeyDictionary[ModuleType, weakref.WeakValueDictionary[str, Any]] = weakref.WeakKeyDictionary()
@@ -35,6 +36,10 @@ class MainModule(ModuleType):
         if copy is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return copy
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Reduce the module to its name, for every pickler: they know a module by its exact class, and not this one."""
+        return importlib.import_module, (self.__name__,)
 
 
 def put_copy(name: str, copy: Any) -> None:

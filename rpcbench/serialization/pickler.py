@@ -53,7 +53,7 @@ from rpcbench.serialization.closures import (
 from rpcbench.serialization.diagnostics import CapturedData, blame, refuse_suspended
 from rpcbench.serialization.fast_path import Encoded, has_name
 from rpcbench.serialization.importable import importable, load_packages_of, loaded
-from rpcbench.serialization.main_module import MainModule, annotated_globals, resolve_annotations
+from rpcbench.serialization.main_module import annotated_globals, resolve_annotations
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.serialization.tensors import SMALL, Buffer
 from rpcbench.wire.messages import EMPTY, Body
@@ -71,7 +71,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools.cached_property: reduce_cached_property,
     typing.NewType: reduce_new_type,
     MethodType: closures.reduce_method,
-    **dict.fromkeys((ModuleType, MainModule), closures.reduce_python_module),
+    ModuleType: closures.reduce_python_module,
     torch.jit.ScriptFunction: closures.reduce_function,
     **dict.fromkeys((CoroutineType, AsyncGeneratorType, GeneratorType), refuse_suspended),
 }
@@ -157,12 +157,12 @@ class Codec:
             pickler = self._idle.pop()
         except IndexError:
             pickler = _Pickler(self._code, self._captured)
-        payload, found, beside = pickler.pickled(value, externals, route)
+        payload, found, beside, files = pickler.pickled(value, externals, route)
         if len(payload) < _SHORT and not pickler.globals_ref:
             self._idle.append(pickler)  # not after an error, which may leave tensors in it
-        if not found:
-            return Body(payload, b"", beside), []
-        table, buffers = tensors.encode(found, route)
+        table, buffers = tensors.encode(found, route) if found else (b"", [])
+        if files and route.files is not None:
+            route.files.update(files)
         return Body(payload, table, buffers + beside), found
 
     def encode_error(self, error: BaseException) -> Body:
@@ -272,19 +272,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def pickled(
         self, value: object, externals: Externals | None, route: Route
-    ) -> tuple[bytes, list[torch.Tensor], list[memoryview]]:
-        """Return the pickle of a value, its tensors, and its out-of-band buffers; the pickler keeps none of them."""
+    ) -> tuple[bytes, list[torch.Tensor], list[memoryview], set[str]]:
+        """Return the pickle of a value, its tensors, its out-of-band buffers, and the files whose sources it has; the
+        pickler keeps none of them."""
         self._externals, self._route = externals, route
         pickle.Pickler.dump(self, value)  # not cloudpickle's `dump`, which replaces a RecursionError
-        payload, found, beside = self._stream.getvalue(), self.tensors, self._beside.copy()
-        if self._files and route.files is not None:
-            route.files.update(self._files)
+        payload, found, beside, files = self._stream.getvalue(), self.tensors, self._beside.copy(), self._files
         self.tensors, self._externals, self._files = [], None, set()
         self._beside.clear()
         self._stream.seek(0)
         self._stream.truncate()
         self.clear_memo()
-        return payload, found, beside
+        return payload, found, beside, files
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)  # the common types come first: this runs for every object that is no plain data

@@ -8,6 +8,7 @@ from rpcbench.base.errors import NotConnectedError, ProtocolError
 from rpcbench.base.ids import Id, global_id
 from rpcbench.protocol.delivery import LIFE_BITS, SEQUENCE_COUNT_BITS
 from rpcbench.protocol.effects import (
+    BodyLost,
     Complete,
     Enqueue,
     NoticeReceived,
@@ -216,24 +217,25 @@ def test_an_unsent_call_fails_and_takes_its_forks_back(node: Node) -> None:
     shared = node.rrefs.share(rref, fork, "", 3, 0.0)
     call = m.Call(7, "f", None, (shared,), None, m.EMPTY)
     (send,) = node.call(3, call, 0.0, None)
-    assert node.unsent(send, TOO_LARGE) == [Send(3, 0, m.Cancel(-1)), Reject(7, TOO_LARGE)]
+    assert node.unsent(send, TOO_LARGE) == [Send(3, 0, m.Cancel(-1)), Reject(7, TOO_LARGE), BodyLost(3)]
     assert node.rrefs.children == {}
 
 
 def test_an_unsent_result_is_replaced_by_a_failure_and_then_by_a_cancel(node: Node) -> None:
     (answer,) = node.send(2, m.Result(7, (), None, m.EMPTY))
     filled = node.unsent(answer, TOO_LARGE)
-    assert filled == [Send(2, 0, m.Failure(7, "ProtocolError", "too large", m.EMPTY))]
+    assert filled == [Send(2, 0, m.Failure(7, "ProtocolError", "too large", m.EMPTY)), BodyLost(2)]
     filled = node.unsent(filled[0], TOO_LARGE)
-    assert filled == [Send(2, 0, m.Cancel(-1))]
+    assert filled == [Send(2, 0, m.Cancel(-1)), BodyLost(2)]
     assert node.unsent(filled[0], TOO_LARGE) == []
 
 
 def test_an_unsent_creation_fails_and_its_owner_gets_an_error_as_the_value(node: Node) -> None:
     rref, fork = node.rrefs.create_user(2, "")
     (create,) = node.call(2, m.Create(7, rref, fork, "f", None, (), None, None, m.EMPTY), 0.0, None)
-    instead, rejected = node.unsent(create, TOO_LARGE)
-    assert instead == Send(2, 0, m.CreateFailed(rref, fork, "f", "too large")) and rejected == Reject(7, TOO_LARGE)
+    instead, rejected, lost = node.unsent(create, TOO_LARGE)
+    assert instead == Send(2, 0, m.CreateFailed(rref, fork, "f", "too large"))
+    assert (rejected, lost) == (Reject(7, TOO_LARGE), BodyLost(2))
     owner = Node(MEMBERS[2], None)
     owner.handle(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
     owner.handle(3, 0, m.ForkRequest(rref, Id(3, 0)), 0.0)  # the user has shared it meanwhile

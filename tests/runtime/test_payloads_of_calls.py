@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rpcbench.base.errors import SerializationError
+from rpcbench.base.errors import RpcError, SerializationError
 from rpcbench.runtime.requests import label_of
+from rpcbench.wire.messages import EMPTY, Result
 from tests.worlds import nothing_left, world
 
 LOCK = threading.Lock()
@@ -84,3 +85,13 @@ def test_an_unpicklable_result_is_named_with_its_path(tmp_path: Path) -> None:
         assert "raise Odd" in str(caught.value.__cause__)
         del rref
         nothing_left(agents)
+
+
+def test_after_the_loss_of_a_message_sources_are_sent_again(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as agents:
+        files = agents[0].values.routes.to(1, False).files
+        assert files is not None
+        files.add("cell")
+        lost = Result(7, (), None, EMPTY)
+        agents[0].machine.feed(lambda node: node.never_sent(1, lost, RpcError("the caller no longer waits")))
+        assert not files

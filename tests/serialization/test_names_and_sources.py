@@ -10,7 +10,9 @@ import threading
 import typing
 import weakref
 
+import cloudpickle
 import pytest
+import torch
 from test_closures import Process
 
 from rpcbench.base.errors import SerializationError
@@ -39,6 +41,15 @@ def test_code_that_came_by_value_is_found_by_name_on_the_receiver() -> None:
         with pytest.raises(AttributeError, match="module '__main__' has no attribute 'Missing'"):
             main.Missing  # type: ignore[attr-defined]
     assert there.codec.decode(there.send("__import__('__main__')")) is sys.modules["__main__"]
+
+
+def test_every_pickler_sends_a_main_module_that_has_copies_by_its_name() -> None:
+    here, there = Process("class Net: pass"), Process()
+    net = there.take(here.send("Net"))
+    with there.inside() as main:
+        assert main.Net is net  # type: ignore[attr-defined]
+        for pickler in (pickle, cloudpickle):
+            assert pickler.loads(pickler.dumps(main)) is main
 
 
 def test_what_main_defines_itself_comes_before_a_copy_and_the_latest_copy_before_an_older_one() -> None:
@@ -106,6 +117,10 @@ def test_the_source_of_a_cell_is_sent_once_to_each_worker_that_gets_its_code() -
         first, second = Route({}, "", files=set()), Route({}, "", files=set())
         with pytest.raises(SerializationError):
             here.codec.encode((here.main.f, threading.Lock()), route=first)  # nothing has been sent
+        freed = torch.ones(1)
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(SerializationError, match="was freed"):
+            here.codec.encode((here.main.f, freed), route=first)  # nor here
 
         def has_source(value: object, route: Route) -> bool:
             return b"# END" in here.codec.encode(value, route=route)[0].payload
