@@ -372,7 +372,7 @@ class CellClient:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.history = CellHistories()
-        self._relay = OutputRouter(agent, agent.part(CallOutput).take)
+        self._relay = OutputRouter(agent, agent.part(CallOutput).open)
         self._order = SendOrder(agent)
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)

@@ -13,7 +13,8 @@ Guarantees
   under its worker's name. It loses nothing: the output of a worker beyond `MOST` characters is shown as it arrives, and
   is not compared.
 - Text that calls on workers write is shown in the cell that began last, also after its end, each line with the worker's
-  name; in a script it is printed. A call ends after all that it has written is shown (`CallOutput`).
+  name; in a script it is printed. Its items are numbered and ordered like a cell's, those of each call by themselves.
+  A call is answered after all that it has written is shown (`CallOutput`).
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import logging
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.base.conditions import Event
-from rpcbench.cells.output import CALL_ENDS, NO_CELL, SHOWN, Notice, ReorderBuffer
+from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer, is_of_call
 from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT
 from rpcbench.cells.widgets import CommProxies
 from rpcbench.runtime.members import GONE
@@ -380,47 +382,65 @@ class OutputBuffer:
         self.over.set()
 
 
+class CallArea(OutputArea):
+    """The output of one call: each line begins with the name of the worker."""
+
+    def __init__(self, screen: OutputDisplay, worker: str) -> None:
+        super().__init__(screen, worker, worker)
+        self._lock = threading.Lock()  # guards the screen and the incomplete lines
+
+    def show(self, kind: str, content: str) -> None:
+        with self._lock:
+            super().show(kind, content)
+
+    def finish(self) -> None:
+        with self._lock:
+            super().finish()
+
+    def move(self, screen: OutputDisplay) -> None:
+        """Show later text on this screen, and an incomplete line on the one before."""
+        with self._lock:
+            before = OutputArea(self._screen, self._worker, self._worker)
+            before._open, self._open, self._screen = self._open, before._open, screen
+        before.finish()
+
+
 class CallOutput:
     """The output of calls on the workers of one agent's world. Make it on the thread that runs cells."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._shell = shell_here()
-        self._areas: dict[int, OutputArea] = {}  # by member id of the worker, in the present cell
-        self._begin_cell()
+        self._lock = threading.Lock()  # guards the two below
+        self._areas: weakref.WeakSet[CallArea] = weakref.WeakSet()  # of calls that have not ended
+        self._screen = OutputDisplay(self._shell)  # of the cell that began last
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._begin_cell)
             agent.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
 
-    def take(self, worker: int, kind: str, content: str) -> None:
-        """Show text, or acknowledge the end of a call. On a pool thread, one item of a worker at a time."""
-        try:
-            self._show(worker, kind, content)
-        except Exception:  # for example a closed stream: the call shall end all the same
-            logger.exception("the output of a call could not be shown")
-        if kind == CALL_ENDS:
-            self._agent.notify(worker, SHOWN, {"cell": NO_CELL, "shown": int(content)})
-
-    def _show(self, worker: int, kind: str, content: str) -> None:
-        name, areas = self._agent.member_table.name(worker), self._areas
-        area = areas.setdefault(worker, OutputArea(self._screen, name, name))
-        if kind == CALL_ENDS:
-            area.finish()  # an incomplete line
-        else:
-            area.show(kind, content)
+    def open(self, worker: int) -> OutputBuffer:
+        """Return the buffer for the output of a call on a worker."""
+        name = self._agent.member_table.name(worker)
+        with self._lock:
+            area = CallArea(self._screen, name)
+            self._areas.add(area)
+        return OutputBuffer(area, lambda kind, content: False)
 
     def _begin_cell(self, _info: object = None) -> None:
-        before, self._screen, self._areas = self._areas, OutputDisplay(self._shell), {}
-        for area in before.values():
-            area.finish()
+        screen = OutputDisplay(self._shell)
+        with self._lock:
+            self._screen, areas = screen, list(self._areas)
+        for area in areas:
+            area.move(screen)
 
 
 class OutputRouter:
-    """Passes notices to the output buffers of one agent's cells."""
+    """Passes notices to the output buffers of one agent's cells and calls."""
 
-    def __init__(self, agent: Agent, of_calls: Callable[[int, str, str], object]) -> None:
+    def __init__(self, agent: Agent, open_call: Callable[[int], OutputBuffer]) -> None:
+        """`open_call`: makes the buffer of a call on the worker with this member id."""
         self._agent = agent
-        self._of_calls = of_calls  # (worker, kind, content): shows the output of calls
+        self._open_call = open_call
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, int], OutputBuffer] = {}  # by member id of the worker and number of the cell
         agent.on_notice(OUTPUT, self._arrived)
@@ -435,29 +455,32 @@ class OutputRouter:
         """Drop a buffer: no more items are wanted, or none will arrive."""
         with self._lock:
             output_buffer = self._buffers.pop((worker, cell), None)
-        if output_buffer is not None:
-            output_buffer.lose()
-
-    def _outside_cells(self, worker: int, kind: str, content: str) -> None:
-        if kind == "comm":
-            self._agent.part(CommProxies).take(worker, content)
-        else:
-            self._of_calls(worker, kind, content)
+        if output_buffer is None:
+            return
+        if is_of_call(cell):
+            _finish(output_buffer.output_area)
+        output_buffer.lose()
 
     def _arrived(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
         if cell == NO_CELL:
-            self._outside_cells(worker, notice["kind"], notice["content"])
+            self._agent.part(CommProxies).take(worker, notice["content"])
             return
-        with self._lock:
-            output_buffer = self._buffers.get((worker, cell))
+        output_buffer = self._find(worker, cell)
         if output_buffer is None:
             return
         output_buffer.take(notice)  # without the lock: an agent delivers its notices one at a time
-        if output_buffer.over.is_set():
+        if over := output_buffer.over.is_set():
             self.close(worker, cell)
-        else:
+        if is_of_call(cell) or not over:  # the worker of a call waits until its end is shown
             self._agent.notify(worker, SHOWN, {"cell": cell, "shown": output_buffer.shown})
+
+    def _find(self, worker: int, cell: int) -> OutputBuffer | None:
+        with self._lock:
+            output_buffer = self._buffers.get((worker, cell))
+            if output_buffer is None and is_of_call(cell):  # the first item that arrives
+                output_buffer = self._buffers[worker, cell] = self._open_call(worker)
+            return output_buffer
 
     def _heard(self, worker: int, notice: Notice) -> None:
         with self._lock:
@@ -473,3 +496,10 @@ class OutputRouter:
             cells = [cell for worker, cell in self._buffers if worker == member.id]
         for cell in cells:
             self.close(member.id, cell)
+
+
+def _finish(area: OutputArea) -> None:
+    try:
+        area.finish()
+    except Exception:  # for example a closed stream: the call shall end all the same
+        logger.exception("the output of a call could not be shown")

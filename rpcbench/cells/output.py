@@ -1,14 +1,17 @@
 """The output of cells on a worker: gathers, numbers and sends it to the cell's client.
 
 Guarantees
-- The items of one cell are numbered 0, 1, 2, … without gaps in the order of writing; the last one is `end`.
+- The items of one cell, or of one call, are numbered 0, 1, 2, … without gaps in the order of writing; the last one is
+  `end`.
 - Small writes are gathered for at most `GATHER_SECONDS`. A long item travels in pieces (`part`, …, then the rest).
 - Backpressure: the client acknowledges the items that it has shown, and the worker sends at most `WINDOW` beyond these.
   A flood slows its writer down instead of filling memory, and a stopped cell is soon silent. A client that does not
   acknowledge delays each item by a second.
 - Any thread may write, also in a finalizer or while an interrupt is pending: a write is one `SimpleQueue.put`, and only
-  the output thread numbers and sends. Text that is written while no cell runs goes to the worker's log, and that of a
-  call to the notebook as well, before the call ends (`display.CallOutput`).
+  the output thread numbers and sends. A writer waits only for room in a full queue, at most a second and for no lock
+  that a thread holds.
+- Text that is written while no cell runs goes to the worker's log, and that of a call to the notebook as well, before
+  the call is answered (`display.CallOutput`). So does text of a call that comes behind the end of a cell.
 - Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
   Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
 
@@ -33,7 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
-from rpcbench.base.conditions import Condition, Event
+from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import blocked
 from rpcbench.launch.base import fold_frames, log_of
@@ -123,9 +126,9 @@ _TEXT = ("stdout", "stderr")
 _LOGGED = "logged"  # the kind of an item whose content is the new size of the log
 _LASTING = ("comm",)  # kinds that are sent even if the cell that they came from has ended
 NO_CELL = -1  # the number of the cell in an item that belongs to none
-CALL_ENDS = "call ends"  # the kind of an item that the notebook acknowledges: all before it is shown
 SHOWN = "shown"  # the channel of acknowledgements, client → worker
-_MOST_WRITES = 256  # of a call, until it waits for the notebook
+_NOTEBOOK = 0  # the member id of the client that shows the output of calls
+_CALL_ENDS = json.dumps({"error": None, "traceback": []})  # the content of a call's last item, which is like a cell's
 
 Notice = dict[str, Any]
 
@@ -137,16 +140,44 @@ class CellKey(NamedTuple):
     number: int  # counted by the client
 
 
-_CALLS = CellKey(0, NO_CELL)  # of text that calls write: the notebook has id 0
+class _DuringCell(CellKey):
+    """The key of a cell during which a call writes. `call`: the call's own, for text behind the end of the cell."""
+
+    call: CellKey
+
+
+def is_of_call(number: int) -> bool:
+    """Return whether a number of a cell is that of a call on a worker, which the worker has counted downwards."""
+    return number < NO_CELL
+
+
+class _Series:
+    """The items of one cell or call on their way to its client."""
+
+    def __init__(self, key: CellKey) -> None:
+        self.key = key
+        self.count = self.shown = 0  # items sent, and items that the client has acknowledged
+        self.ended = False  # the last item was sent, or the client has left
+        self.given_up = False  # no thread waits, or will, for the client to show the last item
+
+    def is_shown(self) -> bool:
+        """Return whether the client has shown all, or has left."""
+        return self.ended and self.shown >= self.count
+
+
 _Item = tuple[CellKey, str, str]
 """Cell, kind, content. A plain tuple: an interrupt in a constructor would show its frame in the cell's traceback."""
 
 
 class OutputStream:
-    """The output of this process's cells. `notify(member id, notice)` sends an item."""
+    """The output of this process's cells and calls. `notify(member id, notice)` sends an item."""
 
     def __init__(
-        self, notify: Callable[[int, Notice], None], logs: dict[str, TextIO], tail: LogTail | None = None
+        self,
+        notify: Callable[[int, Notice], None],
+        logs: dict[str, TextIO],
+        tail: LogTail | None = None,
+        incarnation: int = 0,
     ) -> None:
         self._notify = notify
         self._logs = logs
@@ -158,13 +189,11 @@ class OutputStream:
         self._key: CellKey | None = None  # the cell whose code runs: writers read it
         self._client_id: int | None = None  # the client of the last cell
         self._live: CellKey | None = None  # the cell whose items the output thread sends, behind `_key`
-        self._count = 0  # items of `_live` sent
-        self._lock = threading.Lock()  # guards `_live` and both counts
-        self._shown = Condition()
-        self._shown_count = 0  # items of `_live` acknowledged
-        self._written = threading.local()  # `count`: of writes on this thread that the notebook may not have shown
-        self._ends = itertools.count()  # numbers of items `CALL_ENDS`
-        self._awaited: dict[int, Event] = {}  # by such a number: set once it is acknowledged
+        self._series: dict[CellKey, _Series] = {}  # of `_live`, and of calls; each step is atomic
+        self._shown = Condition()  # notified when a series changes
+        self._this_thread = threading.local()  # `series`: of the call that writes on this thread
+        # Offset: the client never takes a call for one of this worker's earlier process.
+        self._call_numbers = itertools.count(NO_CELL - 1 - (incarnation << 32), -1)
         threading.Thread(target=self._send_for_ever, name="rpcbench-output", daemon=True).start()
 
     def begin(self, key: CellKey) -> None:
@@ -186,30 +215,42 @@ class OutputStream:
 
     def write(self, stream: str, text: str) -> None:
         """Write text to "stdout" or "stderr" of the running cell; to the log if none runs, or in a forked child."""
-        key = self._key
-        if key is not None and os.getpid() == self._pid:
-            self._look(key)
-            self._put((key, stream, text))
+        if os.getpid() != self._pid:
+            self._log(stream, text)
             return
-        self._log(stream, text)
-        if isinstance(threading.current_thread(), PoolThread) and os.getpid() == self._pid:
-            self._written.count = getattr(self._written, "count", 0) + 1
-            self._put((_CALLS, stream, text))
-            if self._written.count >= _MOST_WRITES:
-                self.await_shown()
+        call = self._call_here() if isinstance(threading.current_thread(), PoolThread) else None
+        if (key := self._key) is None:
+            self._log(stream, text)
+            if call is not None:
+                self._put((call, stream, text))
+            return
+        self._look(key)
+        if call is not None:
+            key = _DuringCell(*key)
+            key.call = call
+        self._put((key, stream, text))
+
+    def _call_here(self) -> CellKey:
+        """Return the key of the call that writes on this thread of the pool."""
+        series: _Series | None = getattr(self._this_thread, "series", None)
+        if series is None:
+            key = CellKey(_NOTEBOOK, next(self._call_numbers))
+            series = self._this_thread.series = self._series[key] = _Series(key)
+        return series.key
 
     def await_shown(self) -> None:
         """Wait until the notebook has shown what this thread of the pool has written, for `_ACK_SECONDS` at most; in a
         forked child, where no acknowledgement arrives, return at once."""
-        if os.getpid() != self._pid or not getattr(self._written, "count", 0):
+        series: _Series | None = getattr(self._this_thread, "series", None)
+        if series is None or os.getpid() != self._pid:
             return
-        self._written.count = 0
-        number, shown = next(self._ends), Event()
-        self._awaited[number] = shown
-        self._put((_CALLS, CALL_ENDS, str(number)))
+        self._this_thread.series = None
+        self._put((series.key, "end", _CALL_ENDS))
         with blocked():
-            shown.wait(_ACK_SECONDS)
-        self._awaited.pop(number, None)
+            self._shown.wait_for(series.is_shown, _ACK_SECONDS)
+        series.given_up = True
+        if series.ended:  # else the output thread forgets it
+            self._series.pop(series.key, None)
 
     def show(self, kind: str, content: str) -> bool:
         """Send a display, a question or the like of the running cell; False if none runs, or in a forked child."""
@@ -227,17 +268,9 @@ class OutputStream:
 
     def shown(self, client_id: int, notice: Notice) -> None:
         """Take the client's acknowledgement of the items that it has shown. On a pool thread."""
-        if notice["cell"] == NO_CELL:
-            self._end_wait(notice["shown"])
-            return
-        with self._lock:
-            if self._live == (client_id, notice["cell"]):
-                self._shown_count = notice["shown"]
-        self._shown.notify_all()
-
-    def _end_wait(self, number: int) -> None:
-        if (shown := self._awaited.get(number)) is not None:
-            shown.set()
+        if (series := self._series.get(CellKey(client_id, notice["cell"]))) is not None:
+            series.shown = max(series.shown, notice["shown"])
+            self._shown.notify_all()
 
     def _look(self, key: CellKey) -> None:
         """Queue the growth of the log, so that it precedes the next item."""
@@ -296,47 +329,53 @@ class OutputStream:
             if self._tail is not None:
                 self._tail.begin(int(content))
             self._begin(key)
-        elif key == self._live:
+        elif key == self._live or is_of_call(key.number):
             self._deliver(key, kind, content)
-        elif key == _CALLS or kind in _LASTING:
-            self._send_outside_cells(key, kind, content)
+        elif isinstance(key, _DuringCell):
+            self._log(kind, content)
+            self._deliver(key.call, kind, content)
+        elif kind in _LASTING:
+            with contextlib.suppress(RpcError):  # the client has left
+                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": _sendable(content)})
         else:  # written by a thread of a cell that has ended
             self._log(kind, content)
 
-    def _send_outside_cells(self, key: CellKey, kind: str, content: str) -> None:
-        text = _sendable(content)
-        step = _LONGEST if kind in _TEXT else max(1, len(text))
-        try:
-            for start in range(0, len(text), step):
-                part = text[start : start + step]
-                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": part})
-        except RpcError:  # the client has left
-            if kind == CALL_ENDS:
-                self._end_wait(int(content))
+    def _begin(self, key: CellKey) -> None:
+        self._live, self._series[key] = key, _Series(key)
 
-    def _begin(self, key: CellKey | None) -> None:
-        with self._lock:
-            self._live, self._count, self._shown_count = key, 0, 0
+    def _close(self, series: _Series) -> None:
+        """Forget a series of which no more items will be sent."""
+        series.ended = True
+        self._series.pop(series.key, None)
+        if series.key == self._live:
+            self._live = None
+        self._shown.notify_all()
 
     def _deliver(self, key: CellKey, kind: str, content: str) -> None:
         """Send an item, a long one in pieces."""
+        if (series := self._series.get(key)) is None:
+            return  # of a call whose client has left; the log has the text
         text = _sendable(content)
         last = max(0, len(text) - 1) // _LONGEST * _LONGEST
         try:
             for start in range(0, last, _LONGEST):
-                self._number(key, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
-            self._number(key, kind, text[last:])
+                self._number(series, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
+            self._number(series, kind, text[last:])
         except RpcError as error:
-            self._log("stderr", f"rpcbench: the client of cell {key.number} has left: {error}\n")
-            self._begin(None)
-        if kind == "end":
-            self._begin(None)
+            if key == self._live:
+                self._log("stderr", f"rpcbench: the client of cell {key.number} has left: {error}\n")
+            series.shown = series.count
+            self._close(series)
+        if kind == "end" and (series.given_up or key == self._live):
+            self._close(series)
 
-    def _number(self, key: CellKey, kind: str, content: str) -> None:
-        number, self._count = self._count, self._count + 1
+    def _number(self, series: _Series, kind: str, content: str) -> None:
+        (client_id, cell), number = series.key, series.count
+        series.count += 1
         # Bounded, so that a client which has stopped acknowledging does not stop the cell.
-        self._shown.wait_for(lambda: number - self._shown_count < WINDOW, _ACK_SECONDS)
-        self._notify(key.client_id, {"cell": key.number, "n": number, "kind": kind, "content": content})
+        self._shown.wait_for(lambda: number - series.shown < WINDOW, _ACK_SECONDS)
+        series.ended = kind == "end"
+        self._notify(client_id, {"cell": cell, "n": number, "kind": kind, "content": content})
 
     def _log(self, kind: str, text: str) -> None:
         if kind in _TEXT:
@@ -361,8 +400,8 @@ def json_with_bytes(content: dict[str, Any], complaint: str) -> str:
 
 
 def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Merge adjacent texts of one stream of one cell into one item."""
-    for (key, kind), group in itertools.groupby(items, key=lambda item: item[:2]):
+    """Merge adjacent texts of one stream of one cell, and of one call, into one item."""
+    for (key, kind, _), group in itertools.groupby(items, key=lambda item: (*item[:2], getattr(item[0], "call", None))):
         if kind in _TEXT:
             yield key, kind, "".join(item[2] for item in group)
         else:

@@ -24,9 +24,9 @@ Rules
 #                                        _dismiss  clears _running
 #     return values, or raise ◄───────── _reply    queues "end", then resolves the reply
 #
-#     INTERRUPT from the client        signal handler, on the main thread       _pursue
-#     ─────────────────────────        ──────────────────────────────────       ───────
-#     _pursue: the cell runs ────────► no cell runs ── heard: True ───────────► stop
+#     INTERRUPT from the client        signal handler, on the main thread       _interrupt_until_handled
+#     ─────────────────────────        ──────────────────────────────────       ────────────────────────
+#     _signal: the cell runs ────────► no cell runs ── heard: True ───────────► stop
 #       (else add it to _given_up,     raised one < 0.2 s ago, or
 #        for _admit to refuse)           inside the runtime ── heard: False ──► send again after a backoff
 #                                      inside an import ── heard: False ─────► send again until it has ended
@@ -166,7 +166,10 @@ class CellRunner:
         # By stream name; output outside cells goes there. The process's own streams, not their replacements in `sys`.
         self._logs: dict[str, TextIO] = {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
         self.output_stream = OutputStream(
-            lambda member, item: agent.notify(member, OUTPUT, item), self._logs, log_tail(agent.name, agent.incarnation)
+            self._send_output,
+            self._logs,
+            log_tail(agent.name, agent.incarnation),
+            agent.incarnation,
         )
         self.cell_messages = CellMessages(agent, self.output_stream)
         self._gate = threading.Lock()  # guards the next six; the signal handler reads them without it
@@ -182,6 +185,11 @@ class CellRunner:
         agent.on_notice(INTERRUPT, self._interrupt)
         agent.on_notice(SHOWN, self.output_stream.shown)
         agent.on_called = self.output_stream.await_shown
+
+    def _send_output(self, client_id: int, item: Notice) -> None:
+        """Send an item to its client. UnknownWorkerError if it has left: nobody would acknowledge the item."""
+        self._agent.member(client_id)
+        self._agent.notify(client_id, OUTPUT, item)
 
     def serve(self) -> None:
         """Run cells on this thread until `stop`."""

@@ -166,6 +166,7 @@ def _run(agent: Server, source: int, message: Call | Create) -> Any:
 
 def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
     agent.asynchronous.discard((source, message.call))
+    agent.on_called()  # the function's continuations may have run on this thread
     try:
         value = done.value()
     except Exception as error:  # noqa: BLE001  (as above)

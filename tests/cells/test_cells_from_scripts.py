@@ -82,6 +82,17 @@ def test_output_of_calls_is_printed_here_before_they_return(cluster, capsys):
     assert "called" in cluster.log("worker1"), "the log has it, too"
 
 
+@rpc.functions.async_execution
+def print_later(text):
+    return rpc.rpc_async("worker2", str, (text,)).then(lambda done: print(done.value()))
+
+
+def test_output_of_continuations_is_printed_before_the_call_returns(cluster, capsys):
+    for text in ("one", "two", "three"):
+        cluster.rpc_sync("worker1", print_later, (text,))
+        assert capsys.readouterr().out == f"[worker1] {text}\n"
+
+
 def test_a_call_that_prints_much_waits_for_the_notebook(cluster, capsys):
     cluster.rpc_sync("worker1", exec, ("for line in range(1000): print(line)",))
     assert capsys.readouterr().out.splitlines() == [f"[worker1] {line}" for line in range(1000)]

@@ -14,6 +14,7 @@ from worlds import PATIENCE
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.cells import output
 from rpcbench.cells.output import NO_CELL, WINDOW, CellKey, CellStream, OutputStream
+from rpcbench.runtime.pool import Pool
 
 KEY = CellKey(0, 7)
 LOST = CellKey(1, 7)
@@ -155,7 +156,7 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_wait_until_the_notebook_has_shown_what_its_parent_wrote(client_id):
-    client_id.output_stream._written.count = 1  # as after a write of a call
+    client_id.output_stream._call_here()  # as in a write of a call
     if (pid := os.fork()) == 0:
         client_id.output_stream.await_shown()
         os._exit(client_id.output_stream._queue.qsize())
@@ -214,3 +215,74 @@ def test_show_outside_a_cell_returns_false(client_id):
         client_id,
         lambda output_stream: (output_stream.show("input", "{}") and output_stream.runs) or pytest.fail("a cell runs"),
     )
+
+
+@pytest.fixture
+def pool():
+    pool = Pool("calls", 4, lambda: None)
+    yield pool
+    pool.close(PATIENCE)
+
+
+def call(pool, client_id, write):
+    """Write as a call does. Return an event that is set when the call may be answered."""
+    answered = threading.Event()
+
+    def run_call():
+        write(client_id.output_stream)
+        client_id.output_stream.await_shown()
+        answered.set()
+
+    pool.spawn(run_call)
+    return answered
+
+
+def test_items_of_each_call_are_numbered_like_those_of_a_cell_and_shown_before_its_answer(client_id, pool, monkeypatch):
+    monkeypatch.setattr(output, "_ACK_SECONDS", PATIENCE)
+
+    def write(output_stream):
+        output_stream.write("stdout", "a")
+        output_stream.write("stderr", "b")
+
+    series = []
+    for _ in range(2):
+        answered, notices = call(pool, client_id, write), []
+        while not notices or notices[-1]["kind"] != "end":
+            assert not answered.is_set()
+            notices.append(client_id.notices.get(timeout=PATIENCE))
+        client_id.output_stream.shown(0, {"cell": notices[-1]["cell"], "shown": len(notices)})
+        assert answered.wait(PATIENCE)
+        series.append(notices)
+    for notices in series:
+        assert [(n["n"], n["kind"], n["content"]) for n in notices[:2]] == [(0, "stdout", "a"), (1, "stderr", "b")]
+    first, second = ({n["cell"] for n in notices} for notices in series)
+    assert len(first | second) == 2 and max(first | second) < NO_CELL
+    assert client_id.logs["stdout"].getvalue() == "aa"
+
+
+def test_text_of_a_call_behind_the_end_of_a_cell_is_not_lost(client_id, pool):
+    output_stream = client_id.output_stream
+    output_stream.begin(KEY)
+
+    def end_cell(key):
+        output_stream._look = lambda key: None
+        output_stream.end(key, "over")
+
+    output_stream._look = end_cell  # the cell ends in the middle of the write
+    call(pool, client_id, lambda stream: stream.write("stdout", "late"))
+    assert [n["content"] for n in client_id.read()] == ["over"]
+    assert [(n["n"], n["content"]) for n in client_id.read()[:1]] == [(0, "late")]
+    assert client_id.logs["stdout"].getvalue() == "late"
+
+
+def test_a_call_writes_much_while_its_thread_holds_the_lock_of_the_pool(client_id, pool):
+    def write(output_stream):
+        with pool._lock:  # as in a finalizer
+            for _ in range(1000):
+                output_stream.write("stdout", "x")
+        written.set()
+
+    written = threading.Event()
+    call(pool, client_id, write)
+    assert written.wait(PATIENCE)
+    assert "".join(n["content"] for n in client_id.read()[:-1]) == 1000 * "x"

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcbench.cells.display import OrderedOutput, OutputBuffer, OutputRouter
+from rpcbench.cells.display import CallArea, OrderedOutput, OutputBuffer, OutputRouter
 from rpcbench.cells.runner import OUTPUT, SHOWN
 
 END = json.dumps({"error": None, "traceback": []})
@@ -104,3 +104,33 @@ def test_a_lost_worker_ends_only_its_own_output_buffers():
     assert lost.over.is_set()
     assert lost.end is None
     assert not kept.over.is_set()
+
+
+class Screen:
+    def __init__(self):
+        self.shown = ""
+
+    def text(self, stream, text):
+        self.shown += text
+
+
+def test_output_of_calls_is_put_in_order_call_by_call_and_its_end_is_acknowledged():
+    agent, screen = Agent(), Screen()
+    OutputRouter(agent, lambda worker: OutputBuffer(CallArea(screen, f"worker{worker}"), lambda *_: False))
+    first, half, end = ({**notice, "cell": -5} for notice in numbered(("stdout", "a\n"), ("stdout", "b"), ("end", END)))
+    for notice in (end, half):
+        agent.handlers[OUTPUT](1, notice)
+    agent.handlers[OUTPUT](1, {**first, "cell": -6})
+    assert screen.shown == "[worker1] a\n"
+    agent.handlers[OUTPUT](1, first)
+    assert screen.shown == "[worker1] a\n[worker1] a\n[worker1] b\n"
+    assert agent.told[-1] == (1, SHOWN, {"cell": -5, "shown": 3})
+
+
+def test_the_line_that_a_call_has_begun_stays_in_its_cell():
+    one, other = Screen(), Screen()
+    area = CallArea(one, "worker1")
+    area.show("stdout", "half")
+    area.move(other)
+    area.show("stdout", "a line\n")
+    assert (one.shown, other.shown) == ("[worker1] half\n", "[worker1] a line\n")
