@@ -1,7 +1,8 @@
 // The start page: a new notebook that has workers, and the lessons by track, a card for each. `rpcbench lab` opens it.
-// The lessons are those of `lessons.json` in `notebooks/`, here or in a folder here: `rpcbench lessons NAME` makes one of
-// any name, and the newest counts. A row has a title, a sentence, minutes, exercises. Each lesson has a picture,
-// `pictures/<lesson>.svg` beside it. The solved exercises are in `progress.json`, which the checks of the lessons write.
+// The lessons are those of `lessons.json` in `notebooks/`: here, in `rpcbench-course/`, or in one of the newest folders
+// here, as `rpcbench lessons NAME` makes one of any name; the first one found counts. A row has a title, a sentence,
+// minutes, exercises. Each lesson has a picture, `pictures/<lesson>.svg` beside it. The solved exercises are in
+// `progress.json`, which the checks of the lessons write.
 
 import type { Contents } from '@jupyterlab/services';
 import { ReactWidget } from '@jupyterlab/ui-components';
@@ -12,6 +13,8 @@ import { STRINGS } from './strings';
 
 const TABLE = 'lessons.json';
 const NOTEBOOKS = 'notebooks';
+const COURSE = 'rpcbench-course'; // the folder that `rpcbench lessons` makes without a name
+const MOST_FOLDERS = 10; // to look into: a home may have hundreds, each a request
 const WORDS = STRINGS.startPage;
 const TRACKS = Object.keys(WORDS.tracks) as Lesson['track'][];
 
@@ -132,8 +135,9 @@ async function findLessons(contents: Contents.IManager): Promise<Card[]> {
 async function findFolder(contents: Contents.IManager): Promise<string | null> {
   const here = await list(contents, '');
   const folders = here.filter(one => one.type === 'directory');
-  folders.sort((one, other) => other.last_modified.localeCompare(one.last_modified));
-  for (const parent of ['', ...folders.map(one => `${one.path}/`)]) {
+  const isCourse = (one: Contents.IModel): number => Number(one.name === COURSE);
+  folders.sort((one, other) => isCourse(other) - isCourse(one) || other.last_modified.localeCompare(one.last_modified));
+  for (const parent of ['', ...folders.slice(0, MOST_FOLDERS).map(one => `${one.path}/`)]) {
     const inner = `${parent}${NOTEBOOKS}`;
     // Folders are listed, as a request for a file that is not there is an error in the browser's console.
     if (has(await list(contents, parent), NOTEBOOKS) && has(await list(contents, inner), TABLE)) {

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import nbformat
 import pytest
@@ -330,6 +331,12 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
     section = page.locator(".jp-Launcher-section").filter(has_text="rpcbench")
     settles(page, section.locator(".jp-LauncherCard").all_inner_texts, ["New rpcbench notebook", "Start Page"])
+    preferred = lab.folder / "rpcbench-course" / "notebooks"  # as `rpcbench lessons` makes it; `mine` is newer
+    preferred.mkdir(parents=True)
+    (preferred / "lessons.json").write_text(json.dumps(course[:1]))
+    os.utime(lab.folder / "mine", (time.time() + 60,) * 2)
+    page.evaluate("jupyterapp.commands.execute('rpcbench:start-page')")
+    settles(page, cards.count, 1)
     # A kernel that is just starting could not be ended.
     opened = {"mine/notebooks/01_hello_rpc.ipynb", "Untitled.ipynb"}
     settles(page, lambda: opened - lab.sessions().keys(), set())
