@@ -25,7 +25,7 @@ from rpcbench.cells.shell import Outcome
 class Agent:
     """The part of an agent that a runner needs."""
 
-    name, incarnation = "worker1", 0
+    name, incarnation, is_fork = "worker1", 0, False
 
     def __init__(self):
         self.handlers = {}
@@ -46,6 +46,9 @@ class Agent:
 
     def submit(self, job):
         job()
+
+    def member(self, to):
+        return to  # no client has left
 
     def notify(self, member, channel, notice):
         if channel == runner.INTERRUPT_HANDLED:
