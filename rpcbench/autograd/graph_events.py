@@ -357,7 +357,7 @@ class GraphEvents:
         return kept.seen
 
     def _table(self) -> Table:
-        rows = {str(context): self._present(context) for context in self._contexts.copy()}
+        rows = {str(context): self._present(context) for context in [*self._contexts]}
         return {**self._past, **{key: row for key, row in rows.items() if row is not None}}
 
     def _present(self, context: int) -> Row | None:

@@ -73,9 +73,8 @@ def begun(
     if size is None:
         size = sum(tensor_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
     pending, wait = end.begin_job(job, what, layouts, size, seconds_of(timeout))
-    work = Work(end.world, pending, wait, results or tensors)
-    work.show_to_profiler(f"{end.backend}:{what.partition('(')[0].partition(' ')[0]}")
-    return work
+    name = f"{end.backend}:{what.partition('(')[0].partition(' ')[0]}"
+    return Work(end.world, pending, wait, results or tensors, name=name)
 
 
 def finished(work: Work, async_op: bool) -> Work | None:

@@ -83,9 +83,8 @@ def send_as(end: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: s
     entered = end.begin(end.between(end.world.rank, to, tensor, tag))
     job = lambda: _send(end, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
     wait = Wait(f"send to rank {to}{_tagged(tag)}", f"send {end.key}", 0, (to,), end.seconds)
-    work = Work(end.world, end.world.executor((end.key, "to", to, tag)).put(job), wait, [tensor])
-    work.show_to_profiler(f"{end.backend}:send")
-    return work
+    pending = end.world.executor((end.key, "to", to, tag)).put(job)
+    return Work(end.world, pending, wait, [tensor], name=f"{end.backend}:send")
 
 
 def recv(
@@ -141,9 +140,8 @@ def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, la
     entered = end.begin(part)
     job = lambda: _receive(end, tensor, source, tag, layout, entered)  # noqa: E731
     wait = Wait(what, f"recv {end.key}", 0, members, end.seconds)
-    work = Work(end.world, end.world.executor(_from(end, source, tag)).put(job), wait, [tensor], end.ranks)
-    work.show_to_profiler(f"{end.backend}:recv")
-    return work
+    pending = end.world.executor(_from(end, source, tag)).put(job)
+    return Work(end.world, pending, wait, [tensor], end.ranks, f"{end.backend}:recv")
 
 
 class P2POp:

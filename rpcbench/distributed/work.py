@@ -3,12 +3,13 @@
 Guarantees
 - Its error is raised by each `wait`, never lost in a thread: also that of ranks with different calls.
 - Each wait ends: after its timeout, with the group's world, or by Ctrl-C, as `world` describes.
-- torch's profiler shows it as an operation of the thread that has begun it.
+- torch's profiler shows the first wait for it, under torch's name for the operation.
 - Its future gets the result, or the error, also where the world ends before the operation has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,11 +33,12 @@ class Work:
 
     def __init__(
         self, world: World, pending: Pending[int], wait: Wait, tensors: Sequence[torch.Tensor] = (),
-        ranks: Sequence[int] = (),
+        ranks: Sequence[int] = (), name: str = "",
     ) -> None:  # fmt: skip
         self._world, self._pending, self._wait = world, pending, wait
         self._tensors = list(tensors)  # those that get the result
         self._ranks = ranks  # of the group, for a receive
+        self._name: str | None = name or None  # torch's for the operation; None once a profiler has shown it
         self._lock = threading.Lock()  # two threads may ask for the future, and two may complete it
         self._future: Future[list[torch.Tensor]] | None = None
         self._settled = False  # whether the future is complete
@@ -58,7 +60,9 @@ class Work:
             WorkerLostError: A rank has ended.
         """
         limit = seconds_of(timeout)
-        return self._world.finish(self._pending, self._wait if limit is None else replace(self._wait, seconds=limit))
+        wait = self._wait if limit is None else replace(self._wait, seconds=limit)
+        with self._shown_to_profiler():
+            return self._world.finish(self._pending, wait)
 
     def synchronize(self) -> None:
         """Do as `wait`."""
@@ -109,12 +113,14 @@ class Work:
             self._pending.then(self._settle)
         return future
 
-    def show_to_profiler(self, name: str) -> None:
-        """Record the operation until its end by the profiler of this thread, if one runs, under torch's name for it."""
+    def _shown_to_profiler(self) -> contextlib.AbstractContextManager[object]:
+        """Have the profiler of this thread, if one runs, record what happens meanwhile as the operation, once."""
+        # The wait, not the operation: an event that another thread ends after the profiler has would be freed memory.
         # torch's profiler does not see the thread that does the work; ours, which sees all threads, needs no help.
-        if _profiler_enabled() and not is_profiled(current.find()):
-            with record_function(name) as recorded:
-                recorded._call_end_callbacks_on_future(self.get_future())
+        if self._name is None or not _profiler_enabled() or is_profiled(current.find()):
+            return contextlib.nullcontext()
+        name, self._name = self._name, None
+        return record_function(name)
 
     def _settle(self) -> None:
         """Complete the future, once: after the operation, or at the end of the world."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -295,8 +296,8 @@ class Monitor:
         while not self._closed:
             time.sleep(LONG)
             late = time.monotonic() - LONG
-            for start_loop, since in self._since.copy().items():
-                if since <= late:
+            for start_loop in [*self._since]:
+                if self._since.get(start_loop, math.inf) <= late:  # a list of keys is atomic, a copy is not
                     _do(start_loop)  # an error must not end the monitor
             quiet = 0 if self._busy or self._since else quiet + 1
             self._busy = False

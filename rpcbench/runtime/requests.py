@@ -147,7 +147,7 @@ class PendingCalls:
             self.fail(number, error)
 
     def number_of(self, future: Future[Any]) -> int | None:
-        return next((number for number, other in self._calls.copy().items() if other is future), None)
+        return next((number for number in [*self._calls] if self._calls.get(number) is future), None)
 
     def settle(self, timeout: float | None) -> int:
         """Wait at most `timeout` seconds until no call is pending; return how many still are."""

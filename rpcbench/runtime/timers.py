@@ -67,7 +67,8 @@ class Deadlines:
     def pop_due(self, now: float) -> tuple[list[int], float | None]:
         """Remove and return the calls that are due; and the seconds until the next look, None if none is needed."""
         self._next = math.inf  # first: a deadline set from here on wakes the thread again
-        known = self._at.copy().items()  # atomic, while iteration is not: the garbage collector may run in between
+        # A list of keys is atomic. Making a copy may collect garbage, whose finalizers let other threads run.
+        known = [(call, at) for call in [*self._at] if (at := self._at.get(call)) is not None]
         due = [call for call, at in known if at <= now and self._at.pop(call, None) is not None]
         first = min((at for _, at in known if at > now), default=None)
         if first is None:
