@@ -68,6 +68,8 @@ class ForkServerClient:
         # Requests; a Flag is set once all before it are written; None ends the writer.
         self._requests: SimpleQueue[dict[str, Any] | Event | None] = SimpleQueue()
         self._channel, theirs = socket.socketpair()
+        for end in (self._channel, theirs):
+            end.setblocking(True)  # whatever the program's default timeout: the server's replies come at any time
         with theirs:
             self._process = self._open(theirs)
         self._reader = threading.Thread(target=self._read, name="rpcbench-fork-server-replies", daemon=True)

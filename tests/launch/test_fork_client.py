@@ -247,6 +247,19 @@ def test_take_any_returns_the_warm_fork_server(tmp_path):
     fork_client.give_back(guardian)
 
 
+def test_a_default_timeout_of_the_programs_sockets_does_not_end_the_connection_to_the_fork_server(tmp_path):
+    fork_client.stop_idle()
+    made = Bench("spawn", tmp_path)
+    default = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)  # the server's first reply takes longer
+    try:
+        made.launcher._server()
+    finally:
+        socket.setdefaulttimeout(default)
+    assert made.start("nothing").wait(SECONDS) == 0
+    made.launcher.close()
+
+
 def test_an_idle_fork_server_that_hangs_is_ended_when_another_one_replaces_it(monkeypatch):
     monkeypatch.setattr(fork_client, "_CLOSE_SECONDS", 0.2)
     hung = fork_client.take_any()
