@@ -2,10 +2,10 @@
 
 Guarantees
 - A stranger receives no data and cannot keep members out: over TCP it gets no further than the lobby of the listener
-  (`transport.lobby`), and no stranger reaches Unix sockets. So a handshake is one with a process that has the secret, or
-  with an eavesdropper, which can use a recorded preamble once for each other listener with the same secret.
-- `MOST` handshakes of a listener run at once, each for HANDSHAKE_SECONDS at most. While so many run, all other connections
-  wait, in the lobby too, as one thread serves it and starts the handshakes.
+  (`transport.lobby`), and no stranger reaches Unix sockets. So a handshake is one with a process that has the secret,
+  or with an eavesdropper, which can use a recorded preamble once for each other listener with the same secret.
+- `MOST` handshakes of a listener run at once, each for HANDSHAKE_SECONDS at most. While so many run, all other
+  connections wait, in the lobby too, as one thread serves it and starts the handshakes.
 - Handshakes are numbered, so that a dialler without a connection can report which of its earlier ones have ended, even
   if the peer has not noticed; a handshake that is about to succeed is never reported so.
 """
