@@ -37,7 +37,7 @@ from rpcbench.distributed.events import OWN_CALLS, CollectivePart
 from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.memory_layouts import BOTH, DEVICES, layout_name
 from rpcbench.distributed.stores import wait_until
-from rpcbench.distributed.torch_worlds import HandMadeWorld, TorchWorld
+from rpcbench.distributed.torch_worlds import HandMadeWorld, TorchWorld, backend_of
 from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, founding, meet
 
 
@@ -413,16 +413,16 @@ def destroy() -> None:
 def _join_threads_at_exit() -> None:
     """Let threads return from torch before Python exits."""
     # Python aborts the process if it stops a daemon thread inside C++ at exit.
-    world = _State.world
-    if world is None:
-        return
-    if world.broken:
-        stores.wait_until(lambda: not world.busy, _LAST_SECONDS)
-    if not world.busy:
-        if isinstance(world, TorchWorld):
-            world.close(CollectiveError(DESTROYED))  # torch ends what it has founded
-        else:
+    by_hand = [each.world for each in list(_State.made_by_hand.values())]
+    for world in filter(None, [*by_hand, _State.world]):
+        if world.busy:  # a receive that nobody answers, for example
+            world.ends(CollectiveError(DESTROYED))
+        if not stores.wait_until(lambda world=world: not world.busy, _LAST_SECONDS):  # type: ignore[misc]
+            continue
+        if world is _State.world and not isinstance(world, TorchWorld):
             destroy()
+        else:
+            world.close(CollectiveError(DESTROYED))  # torch, or the program, ends what it has founded
         world.ended(_LAST_SECONDS)
 
 
@@ -540,7 +540,7 @@ def _adopted(group: c10d.ProcessGroup) -> GroupMember | None:
     if world is None or group not in c10d.distributed_c10d._world.pg_map:
         return None
     key = f"torch {group.group_name}"  # the same on all ranks of the group
-    made = GroupMember(world, tuple(c10d.get_process_group_ranks(group)), group, key, str(c10d.get_backend(group)))
+    made = GroupMember(world, tuple(c10d.get_process_group_ranks(group)), group, key, backend_of(group))
     if group.group_desc not in ("", "undefined"):
         made.name = f"group {group.group_desc}"
     _State.members[key] = made

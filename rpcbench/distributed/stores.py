@@ -108,11 +108,16 @@ def _environment(rank: int, world_size: int) -> InitMethod:
     # torchrun's agent hosts a store at this port itself.
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts_store = rank == 0 and not agents
-    names = tuple(os.environ.get(RANK_NAMES, "").split(","))
+    names = rank_names()
     return InitMethod(
         "", os.environ["MASTER_ADDR"], int(port), rank, world_size, hosts_store,
         names=names if len(names) == world_size else (), generation=generation(),
     )  # fmt: skip
+
+
+def rank_names() -> tuple[str, ...]:
+    """Return the names of the cluster's workers, by rank; one empty name on other processes."""
+    return tuple(os.environ.get(RANK_NAMES, "").split(","))
 
 
 def generation() -> str:

@@ -52,7 +52,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
 from rpcbench.distributed.flight_records import FlightEntry, flight_record, is_completed
-from rpcbench.distributed.torch_worlds import name_of
+from rpcbench.distributed.torch_worlds import met_in
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import Bystander
 from rpcbench.runtime.handles import tensor_bytes
@@ -222,6 +222,7 @@ class TorchCollectives:
         self._on = False
         self._world: c10d.ProcessGroup | None = None  # torch's default group, whose world the groups are of
         self._token = ""  # of that world, alike on all ranks
+        self._names: tuple[str, ...] = ()  # of its ranks
         # by torch's name, and type of device; None: not one of the program's. One object for each backend
         self._groups: _Groups = {}
         self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
@@ -298,24 +299,19 @@ class TorchCollectives:
             if self._token:
                 self._told.abandon(self._token)
             self._world, self._groups, self._record, self._recorded, self._backends = world, {}, {}, {}, {}
-            self._token = "" if world is None else f"{self._world_token()}.torch"
+            self._token, self._names = "", ()
+            if world is not None:
+                self._take_over(world)
         return world is not None
 
-    def _world_token(self) -> str:
-        ours = groups.world_of(self._world)
-        if ours is not None:
-            return ours.token
-        mine = secrets.token_hex(8)
-        try:
-            store: Any = distributed_c10d._get_default_store()
-            store = store.clone()  # a connection of its own, with a deadline
-            store.set_timeout(_STORE_SECONDS)
-            token: bytes = store.compare_set("rpcbench/token", "", mine)
-            return token.decode()
-        except (c10d.DistError, RuntimeError, NotImplementedError) as error:
-            why = str(error).splitlines()[0]
-            _log.warning("collectives of torch cannot be joined with those of other ranks: %s", why)
-            return mine
+    def _take_over(self, world: c10d.ProcessGroup) -> None:
+        """Find the token of torch's present world, and the names of its ranks."""
+        if (ours := groups.world_of(world)) is not None:
+            token, ranks = ours.token, ours.ranks
+        else:
+            met = met_in(world, _STORE_SECONDS)
+            token, ranks = met.store.compare_set("token", "", secrets.token_hex(8)).decode(), met.ranks
+        self._token, self._names = f"{token}.torch", tuple(who.name for who in ranks)
 
     def _group(self, name: str, device: str = "cpu") -> WatchedGroup | None:
         """Return a group as a user of the backend that torch has for one type of device."""
@@ -339,18 +335,11 @@ class TorchCollectives:
         label = f"group {group.group_name}" if label in ("", "undefined") else label
         scope = f"{self._token}.{group.group_name}" + ("" if is_gloo else f".{backend.name()}")
         ranks = tuple(c10d.get_process_group_ranks(group))
-        names = tuple(map(self._name_of, ranks))
+        names = tuple(self._names[rank] for rank in ranks)
         made = WatchedGroup(group.group_name, label, scope, ranks, names, backend, is_gloo)
         if not is_gloo:
             made.transfers = 0  # NCCL counts collectives alone
         return made
-
-    def _name_of(self, rank: int) -> str:
-        """Return the name of the member with this rank."""
-        if (ours := groups.world_of(self._world)) is not None:
-            return ours.ranks[rank].name
-        assert self._world is not None
-        return name_of(rank, self._world.rank(), self._agent)
 
     # -- operations
     def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:

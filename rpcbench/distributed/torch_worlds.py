@@ -3,7 +3,8 @@
 Guarantees
 - Nothing is agreed with other ranks when a world is taken over, so each rank may do it whenever it first needs it.
 - All ranks that take over one world of torch have one token for it, the same as the watcher of torch's own collectives.
-- Ranks have the names of their workers. Of a process outside a cluster the name is known once it has taken over, too.
+- Ranks have the names of their workers: those that they gave when they met, or that each gives when it takes over.
+- Worlds that follow one another at one store share nothing, where gloo is among their backends.
 - No group of torch is kept alive, and no store: torch reuses the port of a store once that has been freed.
 - A deadline of ours passes before torch's own, so that the error names the ranks that have not come.
 """
@@ -11,29 +12,25 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
-from dataclasses import asdict, replace
+import weakref
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as c10d
 from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store
 from torch.distributed import distributed_c10d
 
-from rpcbench.base.errors import RpcError
+from rpcbench.distributed import stores
 from rpcbench.distributed.events import CollectiveEvents
-from rpcbench.distributed.world import RankProcess, RendezvousResult, World
+from rpcbench.distributed.world import RankProcess, RendezvousResult, World, has_met, read_ranks
 from rpcbench.runtime import current
-from rpcbench.runtime.agent import Agent
 
 _log = logging.getLogger(__name__)
 _SHARE = 0.9  # of torch's own timeout, after which an error of ours comes
-
-
-def name_of(rank: int, me: int, agent: Agent | None) -> str:
-    """Return the name of the worker with a rank of torch's world, in which the agent's is `me`; "" without an agent."""
-    # The ids of members are in the order of their ranks, in a cluster from 1 on, as the notebook has none.
-    return "" if agent is None else agent.member_table.name(agent.id + rank - me)
 
 
 class TorchWorld(World):
@@ -42,13 +39,11 @@ class TorchWorld(World):
     keeps_groups = False
 
     def __init__(self, group: c10d.ProcessGroup) -> None:
-        me = group.rank()
-        ranks = tuple(RankProcess(name_of(rank, me, current.find()), "", 0) for rank in range(group.size()))
-        super().__init__(RendezvousResult(_store(), me, ranks), _backend(group), _SHARE * _torch_seconds(group))
-        self.store.set(f"here/{me}", json.dumps(asdict(RankProcess.here())))
+        super().__init__(met_in(group), backend_of(group), _SHARE * _torch_seconds(group))
+        self.store.set(f"here/{self.rank}", json.dumps(asdict(RankProcess.here())))
 
     def named(self, rank: int) -> str:
-        return super().named(rank) if self.ranks[rank].name else f"rank {rank}"
+        return _rank_name(rank) if self.ranks[rank].name == _rank_name(rank) else super().named(rank)
 
     def gone(self) -> list[int]:
         self._find_processes()
@@ -60,8 +55,7 @@ class TorchWorld(World):
             for rank, who in enumerate(self.ranks):
                 if not who.pid and self.store.check([f"here/{rank}"]):
                     found = RankProcess(**json.loads(self.store.get(f"here/{rank}")))
-                    named = replace(found, name=who.name or found.name)
-                    self.ranks = (*self.ranks[:rank], named, *self.ranks[rank + 1 :])
+                    self.ranks = (*self.ranks[:rank], found, *self.ranks[rank + 1 :])
 
 
 class HandMadeWorld(World):
@@ -74,30 +68,74 @@ class HandMadeWorld(World):
         ranks = tuple(RankProcess("", "", 0) for _ in range(group.size()))
         seconds = _SHARE * _torch_seconds(group)
         super().__init__(RendezvousResult(HashStore(), me, ranks), group.name(), seconds)
+        self._group = weakref.ref(group)
         self.told = CollectiveEvents()  # seen by nobody, as no two ranks have one token
 
     def named(self, rank: int) -> str:
         return f"rank {rank}"
 
-    def ends(self, error: RpcError) -> None:
-        if not self.broken:
-            self.close(error)  # and leaves torch's groups alone
+    def torch_groups(self) -> list[Any]:
+        return [] if (group := self._group()) is None else [group]
 
 
-def _store() -> Store:
-    """Return the store of torch's default group, under a prefix of ours."""
-    store: Any = distributed_c10d._get_default_store()
+def met_in(group: c10d.ProcessGroup, timeout: timedelta | None = None) -> RendezvousResult:
+    """Return what is known of the meeting of the ranks of torch's default group.
+
+    Its store is of this world alone. A rank that nothing is known of is called `rank 1`.
+
+    Args:
+        group: The default group.
+        timeout: For each request to the store; None: that of torch's own store.
+    """
+    me, size = group.rank(), group.size()
+    ranks = _cluster_ranks(me, size)
     try:
-        own = PrefixStore("rpcbench", store.clone())  # a connection of its own: torch may wait in the other
+        store: Any = distributed_c10d._get_default_store()
+        theirs = store.clone()  # a connection of its own: torch may wait in the other
+        if timeout is not None:
+            theirs.set_timeout(timeout)
+        own = PrefixStore(f"rpcbench/{_nonce(theirs, group)}", theirs)
         own.compare_set("founder", "", "torch")
+        return RendezvousResult(own, me, _met_ranks(theirs, size) or ranks)
     except (c10d.DistError, RuntimeError, NotImplementedError) as error:
         why = str(error).splitlines()[0]
-        _log.warning("the ranks of torch's process group cannot report failures to each other: %s", why)
-        return HashStore()
-    return own
+        _log.warning("the ranks of torch's process group cannot tell each other of failures and collectives: %s", why)
+        return RendezvousResult(HashStore(), me, ranks)
 
 
-def _backend(group: c10d.ProcessGroup) -> str:
+def _nonce(store: Store, group: c10d.ProcessGroup) -> str:
+    """Return a text of this world alone, alike on its ranks; "" where torch has written none.
+
+    A program may found one world after the other at one store, and torch uses the same keys for all of them.
+    """
+    # The address at which gloo's rank 0 listens, which torch writes for each world, before any rank can have joined it.
+    keys = sorted(f"{device.type}//0/0" for device in group._device_types)
+    found = next((store.get(key) for key in keys if store.check([key])), b"")
+    return hashlib.blake2b(found, digest_size=8).hexdigest() if found else ""
+
+
+def _met_ranks(store: Any, size: int) -> tuple[RankProcess, ...]:
+    """Return the processes of the ranks that have met at a store of torch's as `world.meet` lets them; else none."""
+    while isinstance(store, PrefixStore):  # torch has put the store of their round under prefixes of its own
+        store = store.underlying_store
+        if has_met(store, size):
+            return read_ranks(store, size)
+    return ()
+
+
+def _cluster_ranks(me: int, size: int) -> tuple[RankProcess, ...]:
+    """Return the workers of the cluster, where this world may be that of all of them; else ranks without names."""
+    agent, names = current.find(), stores.rank_names()
+    if agent is None or len(names) != size or names[me] != agent.name:
+        names = tuple(map(_rank_name, range(size)))
+    return tuple(RankProcess(name, "", 0) for name in names)
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def backend_of(group: c10d.ProcessGroup) -> str:
     """Return the backend of a group; where torch has chosen several, the one that includes them."""
     name = str(c10d.get_backend(group))
     if name != "undefined":

@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -184,7 +184,7 @@ def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str
     size = place.world_size
     store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here(offer))))
     if store.add("came", 1) == size:
-        dead = any(who.has_ended() for who in _who(store, size))
+        dead = any(who.has_ended() for who in read_ranks(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
     try:
         wait_until(lambda: store.check(["verdict"]) or _obstacle(place) is not None, seconds)
@@ -195,10 +195,17 @@ def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str
         return None
     if verdict != _COMPLETE:
         raise _from_json(verdict)
-    return RendezvousResult(store, rank, _who(store, size))
+    return RendezvousResult(store, rank, read_ranks(store, size))
 
 
-def _who(store: Store, size: int) -> tuple[RankProcess, ...]:
+def has_met(store: Store, size: int) -> bool:
+    """Return whether this many ranks have met at the store of a round."""
+    keys = ["verdict", *(f"here/{each}" for each in range(size))]
+    return store.check(keys) and store.get("verdict") == _COMPLETE
+
+
+def read_ranks(store: Store, size: int) -> tuple[RankProcess, ...]:
+    """Return the processes that have come to the store of a round, by rank."""
     return tuple(RankProcess(**json.loads(store.get(f"here/{each}"))) for each in range(size))
 
 
@@ -380,7 +387,12 @@ class World:
         """Break the world on this rank, where the others learn the reason in another way or need not."""
         if self._broken is None:
             self.close(error)
-            _abort()
+            for group in self.torch_groups():
+                _abort(group)
+
+    def torch_groups(self) -> list[Any]:
+        """Return torch's groups of this world."""
+        return [each for each in list(c10d.distributed_c10d._world.pg_map) if isinstance(each, c10d.ProcessGroup)]
 
     # -- the rank at fault
     def reached(self, store: Store, keys: list[str], ranks: Sequence[int]) -> bool:
@@ -456,13 +468,12 @@ def _wait_text(said: str, wait: Wait) -> str:
     return f"{'waits there' if same else f'has not come; it waits in {what}'}, at {where}"
 
 
-def _abort() -> None:
-    """End the running operations of torch."""
+def _abort(group: Any) -> None:
+    """End the running operations of one of torch's groups."""
     # gloo cannot abort; but a wait that times out ends all others of its group, so this starts one with 1 ms. It tries
     # each peer: where the connection has ended before, nothing is waited for, and no other wait ends.
-    for group in list(c10d.distributed_c10d._world.pg_map):
-        if isinstance(group, c10d.ProcessGroup) and group.size() > 1:
-            for peer in set(range(group.size())) - {group.rank()}:
-                with OWN_CALLS, contextlib.suppress(RuntimeError):  # the timeout, or the connection that has ended
-                    group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
-            group.abort()  # for NCCL; gloo ignores it
+    for peer in set(range(group.size())) - {group.rank()}:
+        with OWN_CALLS, contextlib.suppress(RuntimeError):  # the timeout, or the connection that has ended
+            group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+    if group.size() > 1:
+        group.abort()  # for NCCL; gloo ignores it

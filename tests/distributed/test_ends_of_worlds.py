@@ -137,6 +137,11 @@ def connections() -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process().net_connections("tcp"))
 
 
+def abort_here() -> None:
+    for group in groups.member(None).world.torch_groups():
+        world._abort(group)
+
+
 def end_here() -> None:
     groups.member(None, at_work=False).world.ends(CollectiveError("over"))
 
@@ -148,7 +153,7 @@ def test_an_end_reaches_a_wait_in_torch_after_the_connection_to_another_rank_has
     before = cluster.rpc_sync("worker3", connections)
     waits = cluster.rpc_async("worker3", torch.distributed.recv, (torch.ones(2), 1), timeout=HANG_SECONDS)
     until(lambda: "work.wait()" in str(cluster.stack("worker3")))  # for worker2, which sends nothing
-    cluster.rpc_sync("worker1", world._abort)
+    cluster.rpc_sync("worker1", abort_here)
     until(lambda: cluster.rpc_sync("worker3", connections) == before - 1)
     assert not waits.done()
     cluster.rpc_sync("worker3", end_here)
