@@ -306,8 +306,10 @@ def _log_of(cluster: rpcbench.Cluster, name: str) -> Path:
 def test_a_call_that_closes_all_descriptors_loses_its_connection_and_not_the_worker(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over TCP the listener is gone as well: to its peers the worker looks as if it had ended."""
+    """Over TCP the listener is gone as well: to its peers the worker looks as if it had ended. A spawned worker takes the
+    end of a pipe for that of the notebook."""
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "unix")
+    monkeypatch.setenv("RPCBENCH_START", "fork")
     with rpcbench.Cluster(1) as cluster:
         with pytest.raises(ConnectionLostError, match="broke before closerange had finished"):
             cluster.rpc_sync("worker1", os.closerange, (3, 1000))
