@@ -290,10 +290,10 @@ def test_a_worker_that_does_not_respond_holds_up_no_start_of_another(
         pid = cluster.pid("worker1")
         stop(pid)
         try:
-            monkeypatch.setattr(ranks, "_RESPONSE_SECONDS", 0.1)
-            with pytest.warns(RuntimeWarning, match="worker1 did not respond"):
+            monkeypatch.setattr(ranks, "_RESPONSE_SECONDS", 0.5)
+            with pytest.warns(RuntimeWarning, match="worker1.* did not respond"):  # others may be late, too
                 cluster.restart("worker2")
-            with pytest.warns(RuntimeWarning, match="worker1 did not respond"):
+            with pytest.warns(RuntimeWarning, match="worker1.* did not respond"):
                 cluster.scale(3)
             assert cluster.workers == ["worker1", "worker2", "worker3"]
             assert cluster.rpc_sync("worker2", rpcbench.rpc.rpc_sync, ("worker3", max, (3, 4))) == 4

@@ -117,10 +117,10 @@ from traitlets import Any
 class Raw(DOMWidget):
     raw = Any(b'abc').tag(sync=True)
 raw = Raw()
-print(raw.model_id)"""
+raw.model_id"""
     reply = kernel.run(there)
-    model = reply.text.strip()
-    (opened,) = (m for m in reply.comms if m["msg_type"] == "comm_open" and m["content"]["comm_id"] == model)
+    model = reply.results[-1]["text/plain"].strip("'")  # not of its text, which late calls add to
+    opened = {m["content"]["comm_id"]: m for m in reply.comms if m["msg_type"] == "comm_open"}[model]
     assert [bytes(buffer) for buffer in opened["buffers"]] == [b"abc"]
     update = {"method": "update", "state": {}, "buffer_paths": [["raw"]]}
     kernel.say(model, update, buffers=[b"\x00\xff"])
