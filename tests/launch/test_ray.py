@@ -183,7 +183,7 @@ def test_invalid_options_are_refused(session):
 
 def test_the_error_of_a_worker_that_cannot_start_quotes_its_output(nothing_left):
     nowhere = "203.0.113.7"
-    with pytest.raises(RpcError, match=rf"worker1 ended \(exit code 1\) before it could serve(.|\n)*{nowhere}"):
+    with pytest.raises(RpcError, match=rf"worker1 on \S+ ended \(exit code 1\) before it could serve(.|\n)*{nowhere}"):
         start(1, runtime_env={"env_vars": {"RPCBENCH_BIND": nowhere}})
 
 
