@@ -292,33 +292,33 @@ def external_interrupt(bench):
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
-@pytest.mark.parametrize("interrupt", [lambda bench: bench.interrupt(1), external_interrupt], ids=["client", "signal"])
-def test_an_interrupt_waits_for_the_end_of_an_import(bench, package, interrupt):
+INTERRUPTS = pytest.mark.parametrize(
+    "interrupt", [lambda bench: bench.interrupt(1), external_interrupt], ids=["client", "signal"]
+)
+
+
+def interrupt_an_import(bench, package, interrupt, end_import):
     def script():
         result = in_background(lambda: bench.ask(1, import_package))
         package.begun.wait(PATIENCE)
         first = in_background(lambda: interrupt(bench))
         until(lambda: any(each.awaits_import for each in bench.runner._interrupts), "an interrupt that waits")
-        package.let_go.set()
+        end_import()
         assert isinstance(result(), CallCancelled)
         first()
 
     bench.serve(script)
+
+
+@INTERRUPTS
+def test_an_interrupt_waits_for_the_end_of_an_import(bench, package, interrupt):
+    interrupt_an_import(bench, package, interrupt, package.let_go.set)
     assert sys.modules["slow_package"].last.value == 7
 
 
-@pytest.mark.parametrize("interrupt", [lambda bench: bench.interrupt(1), external_interrupt], ids=["client", "signal"])
+@INTERRUPTS
 def test_a_second_interrupt_cuts_an_import_that_does_not_end(bench, package, interrupt):
-    def script():
-        result = in_background(lambda: bench.ask(1, import_package))
-        package.begun.wait(PATIENCE)
-        first = in_background(lambda: interrupt(bench))
-        until(lambda: any(each.awaits_import for each in bench.runner._interrupts), "an interrupt that waits")
-        interrupt(bench)
-        assert isinstance(result(), CallCancelled)
-        first()
-
-    bench.serve(script)
+    interrupt_an_import(bench, package, interrupt, lambda: interrupt(bench))
     assert "slow_package" not in sys.modules
 
 
