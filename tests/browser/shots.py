@@ -19,6 +19,7 @@ import nbformat
 from lab import LESSON, Lab, Notebook, running
 from playwright.sync_api import Page
 
+README = Path(__file__).parents[2] / "README.md"
 BARE = ("autograd", "pipeline")  # pictures without a theme in their names, if it is the light one
 HIDE_LEFT = "jupyterapp.commands.execute('application:toggle-left-area')"
 HIDE_STATUS = "jupyterapp.commands.execute('statusbar:toggle')"
@@ -144,23 +145,6 @@ HALFWAY = """() => {
   return good;
 }"""
 GO_ON = "() => { window.requestAnimationFrame = window.goesOn; }"
-
-# A moment in the middle of training at which a whole step is shown, and next to it a context in which backward has run.
-# From then on the panels stand still, so that the picture is of one moment.
-MOMENT = """([index, first]) => {
-  const count = what => document.querySelectorAll(what).length;
-  const cells = document.querySelectorAll('.jp-Notebook .jp-Cell');
-  const cell = cells[index];
-  const epochs = Number(cell.querySelector('.jp-OutputArea')?.textContent.match(/(\\d+)\\/20/)?.[1] ?? 0);
-  const [step, card] = ['.rb-pipeline .rb-picture .rb-op:not(.rb-pale)', '.rb-autograd .rb-card'];
-  const good = epochs >= 5 && count(`${step}.rb-op-F`) > 9 && count(`${step}.rb-op-B`) > 5 &&
-    count(`${card} .rb-back`) === 1 && count(`${card} .rb-block.rb-ran`) === 2;
-  if (good) {
-    window.requestAnimationFrame = () => 0;
-    cells[first].scrollIntoView({block: 'start'});
-  }
-  return good;
-}"""
 
 
 def lesson(workers: int) -> nbformat.NotebookNode:
@@ -300,13 +284,16 @@ def of_training(shots: Shots) -> None:
 
 
 def of_readme(shots: Shots) -> None:
-    """The first lesson while it trains."""
-    notebook = shots.lab.open(lesson(2), LESSON.name, width=1200, height=1450, scale=7 / 6)
+    """The first cells of the README, once they have run."""
+    text = README.read_text().partition("## Three cells")[2].partition("\n- ")[0]
+    sources = re.findall(r"^```python\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    document = nbformat.v4.new_notebook(cells=cells)
+    notebook = shots.lab.open(document, "three.ipynb", width=1200, height=860, scale=7 / 6)
     for command in (HIDE_LEFT, HIDE_STATUS):
         notebook.page.evaluate(command)
-    notebook.run_above("%cluster stop")
-    cells = [notebook.index("pipe.step(x[batch]"), notebook.index("%panel pipeline")]
-    notebook.page.wait_for_function(MOMENT, arg=cells, polling=20)
+    shots.run(notebook, *sources)
+    notebook.page.locator(".rb-shards [data-param='0.weight']").first.wait_for()
     notebook.page.screenshot(path=shots.folder / "panels.png")
 
 

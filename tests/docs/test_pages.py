@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 import rpcbench.rpc as rpc
 
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
 x, y = torch.randn(64, 8), torch.randint(0, 4, (64,))
 x1, y1, x2, y2 = x, y, x, y
 train_loader = test_loader = [(x, y)]
