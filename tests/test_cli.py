@@ -183,10 +183,35 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert done.stdout.startswith("rpcbench "), done.stderr
 
 
-def test_lab_without_jupyterlab_names_the_install_command(
-    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The modules that can be imported, as far as the command can see."""
+    found: set[str] = set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
+    return found
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    installed: set[str], executed: list[list[str]], demo: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SystemExit, match=r"pip install 'rpcbench\[lab\]'"):
-        main(["lab"])
-    assert executed == []
+    assert main(["lab"]) == 1
+    assert capsys.readouterr().err.endswith("not installed here: pip install jupyterlab scikit-learn\n")
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err.endswith("not installed here: pip install scikit-learn\n")
+    installed.add("sklearn")
+    assert main(["lab"]) == 1
+    assert capsys.readouterr().err == "rpcbench lab: JupyterLab is not installed here: pip install jupyterlab\n"
+    assert executed == [] and demo.asked == []
+    assert main(["demo"]) == 0 and demo.asked
+
+
+def test_lessons_open_without_their_data_with_a_note(
+    installed: set[str], executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed.add("jupyterlab")
+    assert main(["lab"]) == main(["lessons", "mine"]) == 0 and len(executed) == 1
+    note = "Lessons that train on digits need scikit-learn: pip install scikit-learn\n"
+    assert capsys.readouterr().err == note * 2
+    installed.add("sklearn")
+    main(["lab"])
+    assert capsys.readouterr().err == ""

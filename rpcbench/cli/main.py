@@ -94,7 +94,20 @@ def _positive(text: str) -> int:
     return number
 
 
+def _absent(**packages: str) -> list[str]:
+    """Return the packages, by pip's name, that are not installed here; the keywords are the names of their modules."""
+    return [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+
+
+def _note_absent_data() -> None:
+    """Say on stderr which package some lessons need, unless it is installed."""
+    if _absent(sklearn="scikit-learn"):
+        print("Lessons that train on digits need scikit-learn: pip install scikit-learn", file=sys.stderr)
+
+
 def _demo(options: argparse.Namespace) -> None:
+    if _absent(sklearn="scikit-learn"):
+        raise RpcError("scikit-learn, which has the data, is not installed here: pip install scikit-learn")
     from rpcbench.cli import demo
 
     demo.run(json_file=options.json, epochs=options.epochs)
@@ -123,8 +136,10 @@ def _lab(options: argparse.Namespace) -> None:
     """Open JupyterLab on the extension's start page, in the folder of the lessons, unless the arguments name a path."""
     from rpcbench.cli import lessons
 
-    if importlib.util.find_spec("jupyterlab") is None:
-        raise SystemExit("rpcbench lab: JupyterLab is not installed here; `pip install 'rpcbench[lab]'` brings it")
+    absent = _absent(jupyterlab="jupyterlab", sklearn="scikit-learn")
+    if "jupyterlab" in absent:
+        raise RpcError(f"JupyterLab is not installed here: pip install {' '.join(absent)}")
+    _note_absent_data()
     named = any(Path(argument).exists() for argument in options.rest)
     start = [] if named else [_START, str(lessons.place())]
     sys.stdout.flush()  # exec discards Python's buffers
@@ -137,6 +152,7 @@ def _lessons(options: argparse.Namespace) -> None:
     folder = options.folder or lessons.DEFAULT
     lessons.copy(folder)
     print(f"The lessons are in {folder}/notebooks. To open them: cd {folder}; rpcbench lab")
+    _note_absent_data()
 
 
 def _secret(options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ OWN = {
 """As in pyproject.toml; the table is needed if the installed metadata is of an older version."""
 KINDS = {"process": "local", "kernel": "kernel"}
 """The launcher for each `kind` of `Cluster`."""
-_PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "'rpcbench[ray]'"}
+_PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "ray"}
 """Arguments of `pip install` for launchers with more requirements."""
 
 Make = Callable[..., Launcher]

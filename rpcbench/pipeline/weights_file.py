@@ -73,7 +73,7 @@ def _library() -> Any:
         return importlib.import_module("safetensors")
     except ImportError as error:
         raise PipelineError(
-            f"files with the suffix {WEIGHTS_SUFFIX} need the package safetensors: pip install 'rpcbench[safetensors]'"
+            f"files with the suffix {WEIGHTS_SUFFIX} need the package safetensors: pip install safetensors"
         ) from error
 
 

@@ -84,7 +84,7 @@ def missing() -> str | None:
     """What is not installed here that a browser test needs, in words."""
     absent = [name for name in ("jupyterlab", "notebook", "playwright") if importlib.util.find_spec(name) is None]
     if absent:
-        return f"{' and '.join(absent)} not installed: pip install 'rpcbench[dev]'"
+        return f"{' and '.join(absent)} not installed: pip install -e '.[dev]'"
     return None if CHROMIUM else "no Chromium: set CHROMIUM or put it on PATH"
 
 

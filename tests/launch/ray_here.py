@@ -27,7 +27,7 @@ def prepared(leak_check):
     Its folder is its own, so that it joins neither a Ray that runs here nor the left address of one that has ended.
     """
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'rpcbench[ray]'")
+        pytest.skip("Ray is not installed: pip install ray")
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(
