@@ -59,8 +59,11 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, and bind `rpcbench` unless that name is taken. Called by `%load_ext rpcbench`."""
-    from rpcbench.notebook import magics
+    from rpcbench.cli.namesake import find_conflict
+    from rpcbench.notebook import magics, warn
 
+    if warning := find_conflict():
+        warn(warning)
     magics.register(shell)
     shell.user_ns.setdefault(__name__, sys.modules[__name__])
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,49 @@ def test_lessons_open_without_their_data_with_a_note(
     installed.add("sklearn")
     main(["lab"])
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that installs the metadata of a distribution `rpcbench` with that command, first on the path."""
+
+    def installs(command: str) -> None:
+        metadata = tmp_path / "path" / "rpcbench-0.6.1.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: rpcbench\nVersion: 0.6.1\n")
+        (metadata / "entry_points.txt").write_text(f"[console_scripts]\nrpcbench = {command}\n")
+        monkeypatch.syspath_prepend(tmp_path / "path")
+
+    return installs
+
+
+REMEDY = "Remove both with `pip uninstall rpcbench jupyter-rpcbench`, then install `jupyter-rpcbench` again.\n"
+
+
+def test_the_command_and_the_extension_tell_of_the_other_distribution_of_the_name(
+    install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rpcbench.notebook.magics.register", lambda _: None)
+    install("rpcbench.cli:main")
+    assert main([]) == 0
+    assert capsys.readouterr().err.endswith(REMEDY)
+    rpcbench.load_ipython_extension(types.SimpleNamespace(user_ns={}))  # type: ignore[arg-type]
+    assert capsys.readouterr().err.endswith(REMEDY)
+
+
+def test_this_package_under_its_earlier_name_is_no_other_distribution(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("rpcbench.cli.main:main")
+    assert main([]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_of_the_other_distribution_tells_of_it_where_its_files_were_overwritten(tmp_path: Path) -> None:
+    """As its command and its `__main__.py` do; where it was installed last, `__init__.py` is also its own."""
+    (tmp_path / "rpcbench").mkdir()
+    (tmp_path / "rpcbench" / "__init__.py").write_text('__version__ = "0.6.1"\n')
+    (tmp_path / "rpcbench" / "cli").symlink_to(Path(rpcbench.__file__).parent / "cli")
+    script = "import sys; from rpcbench.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.endswith(REMEDY), done.stderr

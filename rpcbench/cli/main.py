@@ -16,6 +16,7 @@ from pathlib import Path
 
 import rpcbench
 from rpcbench.base.errors import RpcError
+from rpcbench.cli.namesake import find_conflict
 
 _INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
 _START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"  # for `extension/src/pages.ts`
@@ -23,6 +24,8 @@ _START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'y
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status."""
+    if warning := find_conflict():
+        print(f"rpcbench: {warning}", file=sys.stderr)
     own, passed_on = _split(list(sys.argv[1:] if arguments is None else arguments))
     if not own:
         _parser().print_help()
