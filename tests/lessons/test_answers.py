@@ -7,7 +7,7 @@ import sys
 
 import nbformat
 import pytest
-from exercises import ANSWERS, LESSONS, MODULE, solutions, stored, tagged
+from exercises import ANSWERS, LESSONS, MODULE, changed, solutions, stored, tagged
 
 WITH_CHECKS = sorted(path for path in LESSONS.glob("*.ipynb") if MODULE.search(path.read_text()))
 WRONG = 6
@@ -40,3 +40,25 @@ def test_every_exercise_has_a_solution_hints_and_wrong_answers(path) -> None:
         wrong = [answer for answer in answers if answer.exercise == name and answer.hint is not None]
         assert len(wrong) >= WRONG, f"{path.stem}, {name}: {WRONG} wrong answers"
         assert is_exam or all(len(hint) > 20 for hint in hints[module, name]), f"{path.stem}, {name}: two hints"
+
+
+def test_changes_make_an_answer_of_the_solution() -> None:
+    solution = "def total(x):\n    found = 0\n\n    for one in x:\n        found += one\n    return found"
+    changes = "# += one => -= one\n# -     found = 0\n# -\n# +     found = 1\n# return found => return -found"
+    changes += "\n# -     for one in x:\n# +     for one in x[1:]:"
+    expected = "def total(x):\n    found = 1\n    for one in x[1:]:\n        found -= one\n    return -found"
+    assert changed(solution, changes, "here") == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ("# found => lost", "'found' is 2 times in the solution"),
+        ("# - found = 0", "'found = 0' is 0 times"),  # without its indentation
+        ("# one => two", "'one' is 0 times"),
+        ("# found = 0\n# 0 => 1", "write `# old => new`, .* not '# found = 0'"),
+    ],
+)
+def test_a_change_that_is_not_clear_is_refused(changes: str, error: str) -> None:
+    with pytest.raises(ValueError, match=f"^sums.py: {error}"):
+        changed("def total(x):\n    found = 0\n    return found", changes, "sums.py")

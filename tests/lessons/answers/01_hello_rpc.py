@@ -1,74 +1,42 @@
 # %% process_ids: wrong, asks this process and sends the number | without parentheses
-def process_ids(names):
-    return {name: rpc.rpc_sync(name, os.getpid()) for name in names}
-
-
+# os.getpid => os.getpid()
 # %% process_ids: wrong, never waits | There are futures in the dict
-def process_ids(names):
-    return {name: rpc.rpc_async(name, os.getpid) for name in names}
-
-
+# rpc_sync => rpc_async
 # %% process_ids: wrong, references instead of values | There are RRefs in the dict
-def process_ids(names):
-    return {name: rpc.remote(name, os.getpid) for name in names}
-
-
+# rpc_sync => remote
 # %% process_ids: wrong, asks the first worker only | not the process of worker2
-def process_ids(names):
-    return {name: rpc.rpc_sync("worker1", os.getpid) for name in names}
-
-
+# name, os => "worker1", os
 # %% process_ids: wrong, asks here | that of this notebook
-def process_ids(names):
-    return {name: os.getpid() for name in names}
-
-
+# rpc.rpc_sync(name, os.getpid) => os.getpid()
 # %% process_ids: wrong, a list | should be a dict
-def process_ids(names):
-    return [rpc.rpc_sync(name, os.getpid) for name in names]
-
-
+# {name: rpc.rpc_sync(name, os.getpid) for name in names} => [rpc.rpc_sync(name, os.getpid) for name in names]
 # %% process_ids: wrong, keys and values exchanged | The keys should be the names
-def process_ids(names):
-    return {rpc.rpc_sync(name, os.getpid): name for name in names}
-
-
+# name: rpc.rpc_sync(name, os.getpid) => rpc.rpc_sync(name, os.getpid): name
 # %% process_ids: wrong, all workers whatever the names are | it should ask only these workers
-def process_ids(names):
-    return {name: rpc.rpc_sync(name, os.getpid) for name in cluster.workers}
-
+# in names => in cluster.workers
 
 # %% at_once: wrong, one after the other | did not run at the same time
 def at_once(function, parts, workers):
     return [rpc.rpc_sync(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
-
 # %% at_once: wrong, waits inside the loop | did not run at the same time
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)).wait() for worker, part in zip(workers, parts)]
 
-
 # %% at_once: wrong, a generator of futures, of which each begins when it is asked for | did not run at the same time
-def at_once(function, parts, workers):
-    futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
-    return [future.wait() for future in futures]
-
-
+# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# +     futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
 # %% at_once: wrong, all on the first worker | they went to
-def at_once(function, parts, workers):
-    futures = [rpc.rpc_async(workers[0], function, (part,)) for part in parts]
-    return [future.wait() for future in futures]
-
+# worker, function => workers[0], function
+# worker, part in zip(workers, parts) => part in parts
 
 # %% at_once: wrong, returns the futures | There are futures in the list
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
-
 # %% at_once: wrong, returns references | There are RRefs in the list
 def at_once(function, parts, workers):
     return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
 
 # %% at_once: wrong, in the order in which the calls end | in the order of the parts
 def at_once(function, parts, workers):
@@ -78,18 +46,13 @@ def at_once(function, parts, workers):
         kept.wait()
     return results
 
-
 # %% at_once: wrong, a generator of results | should be a list
-def at_once(function, parts, workers):
-    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-    return (future.wait() for future in futures)
-
+# [future.wait() for future in futures] => (future.wait() for future in futures)
 
 # %% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
 def at_once(function, parts, workers):
     futures = {worker: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [future.wait() for future in futures.values()]
-
 
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
 def at_once(function, parts, workers):
@@ -97,53 +60,22 @@ def at_once(function, parts, workers):
     two = rpc.rpc_async(workers[1], function, (parts[1],))
     return [one.wait(), two.wait()]
 
-
 # %% patient: wrong, hides every error | that was hidden
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds)
-    except Exception:
-        return default
-
-
+# rpcbench.RpcTimeoutError => Exception
 # %% patient: wrong, takes each TimeoutError for that of the call | TimeoutError('the printer does not answer')
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds)
-    except TimeoutError:
-        return default
-
-
+# rpcbench.RpcTimeoutError => TimeoutError
 # %% patient: wrong, takes milliseconds for seconds | had a deadline of 3600000 seconds
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds * 1000)
-    except rpcbench.RpcTimeoutError:
-        return default
-
-
+# =seconds => =seconds * 1000
 # %% patient: wrong, no deadline | waited for the slow function
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_async(worker, function).wait()
-    except rpcbench.RpcTimeoutError:
-        return default
-
-
+# rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function).wait()
 # %% patient: wrong, takes 0 for no answer | has a result too
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds) or default
-    except rpcbench.RpcTimeoutError:
-        return default
-
+# seconds) => seconds) or default
 
 # %% patient: wrong, always sleeps | It sleeps for a fixed time
 def patient(worker, function, seconds, default):
     future = rpc.rpc_async(worker, function)
     time.sleep(seconds)
     return future.wait() if future.done() else default
-
 
 # %% patient: wrong, asks again and again with sleeps between | It sleeps for a fixed time
 def patient(worker, function, seconds, default):
@@ -154,23 +86,13 @@ def patient(worker, function, seconds, default):
         time.sleep(0.01)
     return default
 
-
 # %% patient: wrong, calls once to see whether it is quick and once for the result | was called 2 times
-def patient(worker, function, seconds, default):
-    try:
-        rpc.rpc_sync(worker, function, timeout=seconds)
-    except rpcbench.RpcTimeoutError:
-        return default
-    return rpc.rpc_sync(worker, function)
-
-
+# return rpc => rpc
+# -         return default
+# +         return default
+# +     return rpc.rpc_sync(worker, function)
 # %% patient: wrong, runs it here | yours gave 'notebook'
-def patient(worker, function, seconds, default):
-    try:
-        return function()
-    except rpcbench.RpcTimeoutError:
-        return default
-
+# rpc.rpc_sync(worker, function, timeout=seconds) => function()
 
 # %% deposit: wrong, pays in each time | request 1 again, which was answered 150
 def deposit(account, request, amount):
@@ -179,33 +101,14 @@ def deposit(account, request, amount):
         account.answers[request] = account.balance
         return account.balance
 
-
 # %% deposit: wrong, returns the balance of now | request 1 again, which was answered 150
-def deposit(account, request, amount):
-    with account.lock:
-        if request not in account.answers:
-            account.balance += amount
-            account.answers[request] = account.balance
-        return account.balance
-
-
+# return account.answers[request] => return account.balance
 # %% deposit: wrong, takes the amount for the request | another request with the same amount
-def deposit(account, request, amount):
-    with account.lock:
-        if amount not in account.answers:
-            account.balance += amount
-            account.answers[amount] = account.balance
-        return account.answers[amount]
-
-
+# if request => if amount
+# [request] = => [amount] =
+# return account.answers[request] => return account.answers[amount]
 # %% deposit: wrong, takes the answer 0 for none | request 3 again, which was answered 0
-def deposit(account, request, amount):
-    with account.lock:
-        if not account.answers.get(request):
-            account.balance += amount
-            account.answers[request] = account.balance
-        return account.answers[request]
-
+# request not in account.answers => not account.answers.get(request)
 
 # %% deposit: wrong, no lock | is used outside of the lock
 def deposit(account, request, amount):
@@ -213,7 +116,6 @@ def deposit(account, request, amount):
         account.balance += amount
         account.answers[request] = account.balance
     return account.answers[request]
-
 
 # %% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
 def deposit(account, request, amount):
@@ -224,7 +126,6 @@ def deposit(account, request, amount):
         account.balance += amount
         account.answers[request] = account.balance
         return account.balance
-
 
 # %% deposit: wrong, one list of requests for all accounts | Another account
 requests = {}
@@ -237,16 +138,10 @@ def deposit(account, request, amount):
             requests[request] = account.balance
         return requests[request]
 
-
 # %% deposit: wrong, no answer to a repeated request | returns nothing so far
-def deposit(account, request, amount):
-    with account.lock:
-        if request not in account.answers:
-            account.balance += amount
-            account.answers[request] = account.balance
-            return account.balance
-        return None
-
+# -         return account.answers[request]
+# +             return account.balance
+# +         return None
 
 # %% deposit: wrong, an error for a repeated request | raised ValueError
 def deposit(account, request, amount):
@@ -257,7 +152,6 @@ def deposit(account, request, amount):
         account.answers[request] = account.balance
         return account.balance
 
-
 # %% at_once: right, a thread for each call
 def at_once(function, parts, workers):
     from concurrent.futures import ThreadPoolExecutor
@@ -265,15 +159,11 @@ def at_once(function, parts, workers):
     with ThreadPoolExecutor(len(parts)) as pool:
         return list(pool.map(lambda worker, part: rpc.rpc_sync(worker, function, (part,)), workers, parts))
 
-
 # %% patient: right, with a future
-def patient(worker, function, seconds, default):
-    future = rpc.rpc_async(worker, function, timeout=seconds)
-    try:
-        return future.wait()
-    except rpcbench.RpcTimeoutError:
-        return default
-
+# -     try:
+# +     future = rpc.rpc_async(worker, function, timeout=seconds)
+# +     try:
+# return rpc.rpc_sync(worker, function, timeout=seconds) => return future.wait()
 
 # %% deposit: right, takes the lock by hand
 def deposit(account, request, amount):
@@ -287,11 +177,9 @@ def deposit(account, request, amount):
     finally:
         account.lock.release()
 
-
 # %% process_ids: wrong, right for names in their order alone | are those of other workers
 def process_ids(names):
     return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
-
 
 # %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
 def at_once(function, parts, workers):
@@ -300,65 +188,39 @@ def at_once(function, parts, workers):
         futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
     return [future.wait() for future in futures]
 
-
 # %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
 def patient(worker, function, seconds, default):
     begin = time.monotonic()
     found = rpc.rpc_sync(worker, function)
     return found if time.monotonic() - begin <= seconds else default
 
-
 # %% at_once: wrong, takes the workers in the order of the cluster | they went to
-def at_once(function, parts, workers):
-    workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
-    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-    return [future.wait() for future in futures]
-
+# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# +     workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
+# +     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
 # %% patient: wrong, hides lost connections, the function's own among them | raises ConnectionResetError
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=seconds)
-    except (rpcbench.RpcTimeoutError, ConnectionError):
-        return default
-
-
+# rpcbench.RpcTimeoutError => (rpcbench.RpcTimeoutError, ConnectionError)
 # %% patient: wrong, a deadline of its own | had a deadline of 1 seconds
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_sync(worker, function, timeout=1)
-    except rpcbench.RpcTimeoutError:
-        return default
-
-
+# =seconds => =1
 # %% patient: wrong, rounds the seconds up | seconds your call had a deadline of 1 seconds
-def patient(worker, function, seconds, default):
-    try:
-        return rpc.rpc_async(worker, function, timeout=int(seconds) + 1).wait()
-    except rpcbench.RpcTimeoutError:
-        return default
-
+# rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function, timeout=int(seconds) + 1).wait()
 
 # %% at_once: wrong, a dict by part | unhashable
 def at_once(function, parts, workers):
     futures = {part: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [futures[part].wait() for part in parts]
 
-
 # %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
 def at_once(function, parts, workers):
     futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [futures[str(part)].wait() for part in parts]
 
-
 # %% patient: wrong, takes None for no answer | returns None has a result too
-def patient(worker, function, seconds, default):
-    try:
-        found = rpc.rpc_sync(worker, function, timeout=seconds)
-    except rpcbench.RpcTimeoutError:
-        found = None
-    return default if found is None else found
-
+# return rpc => found = rpc
+# -         return default
+# +         found = None
+# +     return default if found is None else found
 
 # %% patient: wrong, tries once more when it is late | was called 2 times
 def patient(worker, function, seconds, default):
@@ -369,29 +231,16 @@ def patient(worker, function, seconds, default):
             pass
     return default
 
-
 # %% deposit: wrong, takes another amount for another request | request 2 once more
-def deposit(account, request, amount):
-    with account.lock:
-        if (request, amount) not in account.answers:
-            account.balance += amount
-            account.answers[request, amount] = account.balance
-        return account.answers[request, amount]
-
+# if request => if (request, amount)
+# [request] = => [request, amount] =
+# return account.answers[request] => return account.answers[request, amount]
 
 # %% process_ids: right, in another order
-def process_ids(names):
-    return {name: rpc.rpc_sync(name, os.getpid) for name in reversed(names)}
-
+# in names => in reversed(names)
 
 # %% deposit: right, a new dict of answers
-def deposit(account, request, amount):
-    with account.lock:
-        if request not in account.answers:
-            account.balance += amount
-            account.answers = {**account.answers, request: account.balance}
-        return account.answers[request]
-
+# answers[request] = account.balance => answers = {**account.answers, request: account.balance}
 
 # %% patient: right, counts the seconds itself
 def patient(worker, function, seconds, default):

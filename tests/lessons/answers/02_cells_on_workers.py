@@ -1,17 +1,9 @@
 # %% everywhere: wrong, does not look into the dict of variables | The keys should be the workers
-def everywhere(code, name):
-    return cluster.run("all", code, want=[name])
-
-
+# ("all", code, want=[name])[name] => ("all", code, want=[name])
 # %% everywhere: wrong, asks one worker | The keys should be the workers
-def everywhere(code, name):
-    return {"worker1": cluster.run("worker1", code, want=[name])[name]}
-
-
+# cluster.run("all", code, want=[name])[name] => {"worker1": cluster.run("worker1", code, want=[name])[name]}
 # %% everywhere: wrong, takes the value of the cell | what a cell ends with that only assigns
-def everywhere(code, name):
-    return cluster.run("all", code)
-
+# ("all", code, want=[name])[name] => ("all", code)
 
 # %% everywhere: wrong, runs it here | The cell has run in this notebook
 def everywhere(code, name):
@@ -19,28 +11,23 @@ def everywhere(code, name):
     exec(code, space)
     return dict.fromkeys(cluster.workers, space[name])
 
-
 # %% everywhere: wrong, one worker's value for all | A cell that finds the process number gives
 def everywhere(code, name):
     return dict.fromkeys(cluster.workers, cluster.run("worker1", code, want=[name])[name])
-
 
 # %% everywhere: wrong, runs the cell twice | The cell ran 2 times
 def everywhere(code, name):
     cluster.run("all", code)
     return {worker: cluster.run(worker, code, want=[name])[name] for worker in cluster.workers}
 
-
 # %% everywhere: wrong, does not run the cell | raised
 def everywhere(code, name):
     return {worker: cluster.run(worker, name + "_") for worker in cluster.workers}
-
 
 # %% everywhere: wrong, a list | should be a dict
 def everywhere(code, name):
     cluster.run("all", code)
     return cluster.gather(name, "list")
-
 
 # %% outcomes: wrong, one error for all | Each worker has an outcome of its own
 def outcomes(code):
@@ -50,19 +37,9 @@ def outcomes(code):
         return dict.fromkeys(cluster.workers, type(error).__name__)
     return dict.fromkeys(cluster.workers, "fine")
 
-
 # %% outcomes: wrong, knows one error | raised ZeroDivisionError
-def outcomes(code):
-    found = {}
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-        except KeyError:
-            found[worker] = "KeyError"
-        else:
-            found[worker] = "fine"
-    return found
-
+# Exception as error => KeyError
+# type(error).__name__ => "KeyError"
 
 # %% outcomes: wrong, the errors themselves | The values should be texts
 def outcomes(code):
@@ -75,17 +52,12 @@ def outcomes(code):
             found[worker] = error
     return found
 
-
 # %% outcomes: wrong, the text of the error | not its text
-def outcomes(code):
-    found = dict.fromkeys(cluster.workers, "fine")
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-        except Exception as error:
-            found[worker] = str(error).splitlines()[0]
-    return found
-
+# found = {} => found = dict.fromkeys(cluster.workers, "fine")
+# -             found[worker] = type(error).__name__
+# -         else:
+# -             found[worker] = "fine"
+# +             found[worker] = str(error).splitlines()[0]
 
 # %% outcomes: wrong, ends at the first error | 'worker2': 'ZeroDivisionError'}, and yours gave
 def outcomes(code):
@@ -97,73 +69,31 @@ def outcomes(code):
         found[worker] = type(error).__name__
     return found
 
-
 # %% outcomes: wrong, keeps only the failures | The keys should be the workers
-def outcomes(code):
-    found = {}
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-        except Exception as error:
-            found[worker] = type(error).__name__
-    return found
-
-
+# -         else:
+# -             found[worker] = "fine"
 # %% outcomes: wrong, tries all at once first | The cell ran 2 times
-def outcomes(code):
-    try:
-        cluster.run("all", code)
-    except Exception:
-        pass
-    found = {}
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-        except Exception as error:
-            found[worker] = type(error).__name__
-        else:
-            found[worker] = "fine"
-    return found
-
+# -     found = {}
+# +     try:
+# +         cluster.run("all", code)
+# +     except Exception:
+# +         pass
+# +     found = {}
 
 # %% stubborn: wrong, gives up | it was not started again
 def stubborn(worker, code):
     return cluster.run(worker, code)
 
-
 # %% stubborn: wrong, starts it without its past | nothing of what the old one held
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker)
-        return cluster.run(worker, code)
-
-
+# worker, replay=True => worker
 # %% stubborn: wrong, does not run the cell again | the cell should be run again
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-
-
+# -         cluster.restart(worker, replay=True)
+# -         return cluster.run(worker, code)
+# +         cluster.restart(worker, replay=True)
 # %% stubborn: wrong, starts it again whatever it was | though it had not died
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except Exception:
-        cluster.restart(worker, replay=True)
-        return cluster.run(worker, code)
-
-
+# rpcbench.WorkerLostError => Exception
 # %% stubborn: wrong, does not start it again | it was not started again
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        return cluster.run(worker, code)
-
+# -         cluster.restart(worker, replay=True)
 
 # %% stubborn: wrong, tries for ever | not twice
 def stubborn(worker, code):
@@ -173,22 +103,17 @@ def stubborn(worker, code):
         except rpcbench.WorkerLostError:
             cluster.restart(worker, replay=True)
 
-
 # %% stubborn: wrong, hides the errors of the cell | that was hidden
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-        return cluster.run(worker, code)
-    except Exception as error:
-        return error
-
+# -         cluster.restart(worker, replay=True)
+# -         return cluster.run(worker, code)
+# +         cluster.restart(worker, replay=True)
+# +         return cluster.run(worker, code)
+# +     except Exception as error:
+# +         return error
 
 # %% spread: wrong, one item after the other | had not begun
 def spread(call, items, workers):
     return [call(workers[place % len(workers)], item) for place, item in enumerate(items)]
-
 
 # %% spread: wrong, a fixed share for each worker | had not begun
 def spread(call, items, workers):
@@ -202,7 +127,6 @@ def spread(call, items, workers):
         results[start :: len(workers)] = share
     return results
 
-
 # %% spread: wrong, in rounds | had not begun
 def spread(call, items, workers):
     results = []
@@ -211,13 +135,11 @@ def spread(call, items, workers):
             results += pool.map(call, workers, items[start : start + len(workers)])
     return results
 
-
 # %% spread: wrong, all items at once | while it was busy
 def spread(call, items, workers):
     chosen = [workers[place % len(workers)] for place in range(len(items))]
     with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(call, chosen, items))
-
 
 # %% spread: wrong, results as they come | in the order of the items
 def spread(call, items, workers):
@@ -231,7 +153,6 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return results
 
-
 # %% spread: wrong, equal items once | each item needs one
 def spread(call, items, workers):
     todo, results = iter(dict.fromkeys(items)), {}
@@ -244,18 +165,15 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results[item] for item in items]
 
-
 # %% spread: wrong, each worker does all items | each item needs one
 def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         return next(pool.map(lambda worker: [call(worker, item) for item in items], workers))
 
-
 # %% everywhere: right, reads the variables afterwards
 def everywhere(code, name):
     cluster.run("all", code)
     return {worker: cluster[worker][name] for worker in cluster.workers}
-
 
 # %% spread: right, one iterator for all threads
 def spread(call, items, workers):
@@ -283,42 +201,19 @@ def spread(call, items, workers):
         raise errors[0]
     return [results[place] for place in range(len(items))]
 
-
 # %% spread: wrong, does not ask the pool for its results | that was hidden
-def spread(call, items, workers):
-    results = [None] * len(items)
-    todo = queue.SimpleQueue()
-    for pair in enumerate(items):
-        todo.put(pair)
-
-    def serve(worker):
-        while True:
-            try:
-                place, item = todo.get_nowait()
-            except queue.Empty:
-                return
-            results[place] = call(worker, item)
-
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-        pool.map(serve, workers)
-    return results
-
+# list(pool.map(serve, workers)) => pool.map(serve, workers)
 
 # %% everywhere: wrong, puts the name behind the last line | nothing so far' x is [] on each worker
-def everywhere(code, name):
-    return cluster.run("all", code + "; " + name)
-
+# ("all", code, want=[name])[name] => ("all", code + "; " + name)
 
 # %% everywhere: wrong, leaves out values that count as false | The keys should be the workers
 def everywhere(code, name):
     found = cluster.run("all", code, want=[name])[name]
     return {worker: value for worker, value in found.items() if value}
 
-
 # %% everywhere: right, the name on a line of its own
-def everywhere(code, name):
-    return cluster.run("all", code + "\n" + name)
-
+# ("all", code, want=[name])[name] => ("all", code + "\n" + name)
 
 # %% outcomes: wrong, after an error each worker once more | A cell that fails ran 2 times on worker1
 def outcomes(code):
@@ -337,18 +232,12 @@ def outcomes(code):
             found[worker] = "fine"
     return found
 
-
 # %% outcomes: wrong, knows three errors | raised IndexError
-def outcomes(code):
-    found = {}
-    for worker in cluster.workers:
-        try:
-            cluster.run(worker, code)
-            found[worker] = "fine"
-        except (KeyError, ValueError, ZeroDivisionError) as error:
-            found[worker] = type(error).__name__
-    return found
-
+# -         except Exception as error:
+# +             found[worker] = "fine"
+# +         except (KeyError, ValueError, ZeroDivisionError) as error:
+# -         else:
+# -             found[worker] = "fine"
 
 # %% outcomes: right, from the last worker to the first
 def outcomes(code):
@@ -361,7 +250,6 @@ def outcomes(code):
             found[worker] = error.__class__.__name__
     return found
 
-
 # %% stubborn: wrong, runs the cell once more when all is well | The cell ran 2 times on worker1
 def stubborn(worker, code):
     try:
@@ -370,27 +258,19 @@ def stubborn(worker, code):
         cluster.restart(worker, replay=True)
     return cluster.run(worker, code)
 
-
 # %% stubborn: wrong, tries a cell with an error again | A cell that fails ran 2 times on worker1
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-    except Exception:
-        pass
-    return cluster.run(worker, code)
-
-
+# -         cluster.restart(worker, replay=True)
+# -         return cluster.run(worker, code)
+# +         cluster.restart(worker, replay=True)
+# +     except Exception:
+# +         pass
+# +     return cluster.run(worker, code)
 # %% stubborn: wrong, once for the deed and once for the value | died once, and the cell ran 3 times
-def stubborn(worker, code):
-    try:
-        return cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-        cluster.run(worker, code)
-        return cluster.run(worker, code)
-
+# -         cluster.restart(worker, replay=True)
+# -         return cluster.run(worker, code)
+# +         cluster.restart(worker, replay=True)
+# +         cluster.run(worker, code)
+# +         return cluster.run(worker, code)
 
 # %% spread: wrong, a dict by item | unhashable
 def spread(call, items, workers):
@@ -404,7 +284,6 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results[item] for item in items]
 
-
 # %% spread: wrong, equal items have one result | in the order of the items; yours are
 def spread(call, items, workers):
     todo, results = iter(items), {}
@@ -416,7 +295,6 @@ def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(serve, workers))
     return [results[str(item)] for item in items]
-
 
 # %% spread: wrong, takes None for the end | each item needs one
 def spread(call, items, workers):
@@ -432,7 +310,6 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results.get(id(item)) for item in items]
 
-
 # %% spread: wrong, two workers only | worker3 had nothing to do
 def spread(call, items, workers):
     results = [None] * len(items)
@@ -445,7 +322,6 @@ def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(serve, workers))
     return results
-
 
 # %% spread: wrong, the workers of the cluster | had nothing to do
 def spread(call, items, workers):
@@ -460,7 +336,6 @@ def spread(call, items, workers):
         list(pool.map(serve, cluster.workers))
     return results
 
-
 # %% spread: wrong, names of its own for the workers | there was a call for 'worker
 def spread(call, items, workers):
     results = [None] * len(items)
@@ -474,24 +349,13 @@ def spread(call, items, workers):
         list(pool.map(serve, [f"worker{number + 1}" for number in range(len(workers))]))
     return results
 
-
 # %% spread: wrong, from the last item to the first | It was not the next one
-def spread(call, items, workers):
-    results = [None] * len(items)
-    todo = [*enumerate(items)]
-
-    def serve(worker):
-        while True:
-            try:
-                place, item = todo.pop()
-            except IndexError:
-                return
-            results[place] = call(worker, item)
-
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(serve, workers))
-    return results
-
+# -     todo = queue.SimpleQueue()
+# -     for pair in enumerate(items):
+# -         todo.put(pair)
+# +     todo = [*enumerate(items)]
+# get_nowait => pop
+# queue.Empty => IndexError
 
 # %% spread: wrong, empties the list of the caller | have changed
 def spread(call, items, workers):

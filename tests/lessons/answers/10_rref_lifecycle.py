@@ -1,122 +1,53 @@
 # %% entry: wrong, keeps the reference | still holds the reference
-def entry(loss):
-    return loss
-
-
+# loss.to_here().item() => loss
 # %% entry: wrong, hides the reference in a function | still holds the reference
-def entry(loss):
-    return lambda: loss.to_here().item()
-
-
+# return loss => return lambda: loss
 # %% entry: wrong, keeps a method of the reference | still holds the reference
-def entry(loss):
-    return loss.to_here
-
-
+# to_here().item() => to_here
 # %% entry: wrong, keeps the reference beside the number | still holds the reference
-def entry(loss):
-    return {"loss": loss.to_here().item(), "from": loss}
-
-
+# loss.to_here().item() => {"loss": loss.to_here().item(), "from": loss}
 # %% entry: wrong, keeps a tensor | That is a tensor
-def entry(loss):
-    return loss.to_here()
-
-
+# ().item() => ()
 # %% entry: wrong, wants the value itself where only the owner has it | On worker2 it raised RuntimeError
-def entry(loss):
-    return loss.local_value().item()
-
-
+# .to_here => .local_value
 # %% entry: wrong, takes the whole part only | The loss was 0.25; in the list stands 0
-def entry(loss):
-    return int(loss.to_here())
-
-
+# loss.to_here().item() => int(loss.to_here())
 # %% entry: wrong, a text | in the list stands '0.25'
-def entry(loss):
-    return str(loss.to_here().item())
-
+# loss.to_here().item() => str(loss.to_here().item())
 
 # %% bad_order: wrong, the owner hears of the child in time | Nothing goes wrong in this order
-def bad_order():
-    return ["Call", "ForkRequest", "UserDelete"]
-
-
+# "UserDelete", "Call" => "Call", "ForkRequest", "UserDelete"
 # %% bad_order: wrong, the owner answers the child, too | Nothing goes wrong in this order
-def bad_order():
-    return ["Call", "ForkRequest", "ForkAccept", "UserDelete"]
-
-
+# "UserDelete", "Call" => "Call", "ForkRequest", "ForkAccept", "UserDelete"
 # %% bad_order: wrong, the order of the protocol | Nothing goes wrong in this order
-def bad_order():
-    return ["Call", "ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"]
-
-
+# return ["UserDelete", "Call"] => return ["Call", "ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"]
 # %% bad_order: wrong, delivers too little | Nothing goes wrong in this order
-def bad_order():
-    return ["Call"]
-
-
+# "UserDelete", "Call" => "Call"
 # %% bad_order: wrong, begins with what has not been sent yet | no ForkRequest is in flight
-def bad_order():
-    return ["ForkRequest", "Call", "UserDelete"]
-
-
+# "UserDelete", "Call" => "ForkRequest", "Call", "UserDelete"
 # %% bad_order: wrong, a kind that does not exist | no Delete is in flight
-def bad_order():
-    return ["Delete", "Call"]
-
-
+# "UserDelete" => "Delete"
 # %% bad_order: wrong, a text | should be a list
-def bad_order():
-    return "UserDelete, Call"
-
-
+# ["UserDelete", "Call"] => "UserDelete, Call"
 # %% bad_order: wrong, a set, which has no order | should be a list
-def bad_order():
-    return {"UserDelete", "Call"}
-
+# ["UserDelete", "Call"] => {"UserDelete", "Call"}
 
 # %% may_delete: wrong, forgets the children | a Call brings it to worker2
-def may_delete(released, confirmed, children):
-    return released and confirmed
-
-
+# confirmed and not children => confirmed
 # %% may_delete: wrong, forgets that the owner may not know it yet | still kept
-def may_delete(released, confirmed, children):
-    return released and not children
-
-
+# confirmed and not => not
 # %% may_delete: wrong, forgets its own object | notebook still uses it
-def may_delete(released, confirmed, children):
-    return confirmed and not children
-
-
+# released and confirmed => confirmed
 # %% may_delete: wrong, never | still kept
-def may_delete(released, confirmed, children):
-    return released and confirmed and children
-
-
+# not children => children
 # %% may_delete: wrong, always | still uses it
-def may_delete(released, confirmed, children):
-    return True
-
-
+# released and confirmed and not children => True
 # %% may_delete: wrong, one of two is enough | still
-def may_delete(released, confirmed, children):
-    return (released or confirmed) and not children
-
-
+# released and confirmed => (released or confirmed)
 # %% may_delete: wrong, waits for the last but one child only | a Call brings it to worker2
-def may_delete(released, confirmed, children):
-    return released and confirmed and children <= 1
-
-
+# not children => children <= 1
 # %% may_delete: wrong, right for one child | With 2 children
-def may_delete(released, confirmed, children):
-    return released and confirmed and children != 1
-
+# not children => children != 1
 
 # %% freed_after: wrong, counts users | For +a +b +b -a -b
 def freed_after(messages):
@@ -127,32 +58,16 @@ def freed_after(messages):
             return number
     return None
 
-
 # %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
-def freed_after(messages):
-    users = set()
-    for number, (kind, fork) in enumerate(messages, 1):
-        if kind == "ForkRequest":
-            users.add(fork)
-        else:
-            users.discard(fork)
-        if not users:
-            return number
-    return None
-
-
+# requested, deleted = set(), => users =
+# requested. => users.
+# deleted.add => users.discard
+# requested == deleted => not users
 # %% freed_after: wrong, an error at the second delete | raised KeyError
-def freed_after(messages):
-    users = set()
-    for number, (kind, fork) in enumerate(messages, 1):
-        if kind == "ForkRequest":
-            users.add(fork)
-        else:
-            users.remove(fork)
-        if not users:
-            return number
-    return None
-
+# requested, deleted = set(), => users =
+# requested. => users.
+# deleted.add => users.remove
+# requested == deleted => not users
 
 # %% freed_after: wrong, counts from 0 | For +a -a
 def freed_after(messages):
@@ -163,7 +78,6 @@ def freed_after(messages):
             return number
     return None
 
-
 # %% freed_after: wrong, the first delete frees | For +a +b -a -b
 def freed_after(messages):
     for number, (kind, _) in enumerate(messages, 1):
@@ -171,20 +85,17 @@ def freed_after(messages):
             return number
     return None
 
-
 # %% freed_after: wrong, looks at the end only | For +a -a +a -a
 def freed_after(messages):
     requested = {fork for kind, fork in messages if kind == "ForkRequest"}
     deleted = {fork for kind, fork in messages if kind == "UserDelete"}
     return len(messages) if requested == deleted else None
 
-
 # %% freed_after: wrong, whether it is freed | For +a -a
 def freed_after(messages):
     requested = {fork for kind, fork in messages if kind == "ForkRequest"}
     deleted = {fork for kind, fork in messages if kind == "UserDelete"}
     return requested == deleted
-
 
 # %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
 def freed_after(messages):
@@ -197,23 +108,17 @@ def freed_after(messages):
                 return len(seen)
     return None
 
-
 # %% entry: right, as a float
-def entry(loss):
-    return float(loss.to_here())
-
+# loss.to_here().item() => float(loss.to_here())
 
 # %% bad_order: right, the call arrives in between
-def bad_order():
-    return ["Call", "UserDelete", "ForkRequest"]
-
+# "UserDelete", "Call" => "Call", "UserDelete", "ForkRequest"
 
 # %% may_delete: right, in three steps
 def may_delete(released, confirmed, children):
     if not released or not confirmed:
         return False
     return children == 0
-
 
 # %% freed_after: right, with the state of each fork
 def freed_after(messages):
@@ -227,21 +132,12 @@ def freed_after(messages):
             return number
     return None
 
-
 # %% entry: wrong, a list where the loss has a shape | The loss was [0.1328125]; in the list stands [0.1328125]
-def entry(loss):
-    return loss.to_here().tolist()
-
-
+# ().item() => ().tolist()
 # %% entry: wrong, the first of a list | On worker2 it raised
-def entry(loss):
-    return loss.to_here()[0].item()
-
-
+# ().item() => ()[0].item()
 # %% entry: wrong, rounds | The loss was [0.1328125]; in the list stands 0.1328
-def entry(loss):
-    return round(loss.to_here().item(), 4)
-
+# loss.to_here().item() => round(loss.to_here().item(), 4)
 
 # %% may_delete: wrong, forgets its own object while there are children | For released = False
 def may_delete(released, confirmed, children):
@@ -249,20 +145,17 @@ def may_delete(released, confirmed, children):
         return not released
     return released and confirmed and not children
 
-
 # %% may_delete: wrong, ignores `released` | notebook still uses it
 def may_delete(released, confirmed, children):
     if not confirmed:
         return False
     return children == 0
 
-
 # %% may_delete: right, nothing where it may not
 def may_delete(released, confirmed, children):
     if released and confirmed and children == 0:
         return True
     return None
-
 
 # %% freed_after: wrong, remembers the latest only of those that are gone | For +a +b +c -b -c +b -a
 def freed_after(messages):

@@ -4,7 +4,6 @@ def descend(weight, context_id, lr):
     gradient = dist_autograd.get_gradients(context_id).get(values, 0)
     return values - lr * gradient
 
-
 # %% descend: wrong, takes .grad | TypeError
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -12,14 +11,12 @@ def descend(weight, context_id, lr):
         values -= lr * values.grad
     return values
 
-
 # %% descend: wrong, records the step in the graph | leaf Variable
 def descend(weight, context_id, lr):
     values = weight.local_value()
     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
     values -= lr * gradient
     return values
-
 
 # %% descend: wrong, uphill | it goes to
 def descend(weight, context_id, lr):
@@ -29,7 +26,6 @@ def descend(weight, context_id, lr):
         values += lr * gradient
     return values
 
-
 # %% descend: wrong, every weight has a gradient | took no part has no entry
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -37,27 +33,12 @@ def descend(weight, context_id, lr):
         values -= lr * dist_autograd.get_gradients(context_id)[values]
     return values
 
-
 # %% descend: wrong, forgets the learning rate | it goes to
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is not None:
-        with torch.no_grad():
-            values -= gradient
-    return values
-
-
+# lr * gradient => gradient
 # %% descend: wrong, no weight where there was no gradient | took no part too
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is not None:
-        with torch.no_grad():
-            values -= lr * gradient
-        return values
-    return None
-
+# -     return values
+# +         return values
+# +     return None
 
 # %% descend: wrong, steps with all gradients that the owner has | should stay as it is
 def descend(weight, context_id, lr):
@@ -67,7 +48,6 @@ def descend(weight, context_id, lr):
             values -= lr * gradient
     return values
 
-
 # %% global_norm: wrong, adds up norms | and yours gave
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
@@ -76,38 +56,27 @@ def own_norm(context_id, weight):
 def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
-
 # %% global_norm: wrong, the largest of the norms | and yours gave
 def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
-
 
 # %% global_norm: wrong, looks for the gradients here | the function raised
 def global_norm(context_id, weights):
     found = dist_autograd.get_gradients(context_id)
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
 
-
 # %% global_norm: wrong, the norm of the weights | and yours gave
 def global_norm(context_id, weights):
     return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
 
-
 # %% global_norm: wrong, forgets the root | and yours gave
-def own_squares(context_id, weight):
-    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
-    return 0.0 if gradient is None else gradient.square().sum().item()
-
-
-def global_norm(context_id, weights):
-    futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
-    return sum(future.wait() for future in futures)
-
+# def square_sum => def own_squares
+# square_sum, => own_squares,
+# ) ** 0.5 => )
 
 # %% global_norm: wrong, one owner after the other | before the other one was asked
 def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
-
 
 # %% global_norm: wrong, waits inside the loop | before the other one was asked
 def global_norm(context_id, weights):
@@ -116,17 +85,12 @@ def global_norm(context_id, weights):
         total += rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)).wait()
     return total**0.5
 
-
 # %% global_norm: wrong, the gradients travel | a gradient of 1000 numbers
-def own_gradient(context_id, weight):
-    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
-    return torch.zeros(1) if gradient is None else gradient
-
-
-def global_norm(context_id, weights):
-    futures = [rpc.rpc_async(weight.owner(), own_gradient, (context_id, weight)) for weight in weights]
-    return torch.cat([future.wait() for future in futures]).norm().item()
-
+# def square_sum => def own_gradient
+# -     return 0.0 if gradient is None else gradient.square().sum().item()
+# +     return torch.zeros(1) if gradient is None else gradient
+# square_sum, => own_gradient,
+# sum(future.wait() for future in futures) ** 0.5 => torch.cat([future.wait() for future in futures]).norm().item()
 
 # %% global_norm: wrong, every weight has a gradient | raised KeyError
 def must_have(context_id, weight):
@@ -137,35 +101,23 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
     return sum(future.wait() for future in futures) ** 0.5
 
-
 # %% global_norm: wrong, a tensor | should be a float
 def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
     return torch.tensor([future.wait() for future in futures]).sum().sqrt()
 
-
 # %% restore: wrong, only the optimizer | weights on the workers are not those
 def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
-
 # %% restore: wrong, only the weights | lost its momentum
-def put(weight, values):
-    with torch.no_grad():
-        weight.local_value().copy_(values)
-
-
-def restore(directory, optimizer, weights):
-    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
-        rpc.rpc_sync(weight.owner(), put, (weight, values))
-
+# -     optimizer.load(directory)
 
 # %% restore: wrong, makes other weights | weights on the workers are not those
 def restore(directory, optimizer, weights):
     values = torch.load(Path(directory) / "weights.pt")
     weights[:] = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
     optimizer.load(directory)
-
 
 # %% restore: wrong, changes copies | weights on the workers are not those
 def restore(directory, optimizer, weights):
@@ -174,13 +126,11 @@ def restore(directory, optimizer, weights):
             weight.to_here().copy_(values)
     optimizer.load(directory)
 
-
 # %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
 def restore(directory, optimizer, weights):
     for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
         rpc.rpc_sync(weight.owner(), put, (weight, values))
     optimizer.load(directory)
-
 
 # %% restore: wrong, makes another optimizer | lost its momentum
 def restore(directory, optimizer, weights):
@@ -189,13 +139,11 @@ def restore(directory, optimizer, weights):
     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
     optimizer.load(directory)
 
-
 # %% restore: wrong, the last weight only | weights on the workers are not those
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
     optimizer.load(directory)
-
 
 # %% momentum_step: wrong, the learning rate is in the velocity | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -206,7 +154,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= velocities[place]
 
-
 # %% momentum_step: wrong, an average of gradients | Step 1
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -216,14 +163,12 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
-
 # %% momentum_step: wrong, no momentum | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
     with torch.no_grad():
         for weight, gradient in zip(weights, gradients):
             if gradient is not None:
                 weight -= lr * gradient
-
 
 # %% momentum_step: wrong, keeps the velocities to itself | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -235,16 +180,10 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
-
 # %% momentum_step: wrong, moves on without a gradient | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
-        old = velocities[place]
-        velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-        with torch.no_grad():
-            weights[place] -= lr * velocities[place]
-
+# -         if gradient is None:
+# -             continue
+# +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
 
 # %% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -255,7 +194,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
-
 # %% momentum_step: wrong, makes new weights | another object
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -264,7 +202,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
             weights[place] = nn.Parameter(weights[place] - lr * velocities[place])
 
-
 # %% momentum_step: wrong, records the step in the graph | leaf Variable
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -272,7 +209,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             old = velocities[place]
             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
             weights[place] -= lr * velocities[place]
-
 
 # %% momentum_step: wrong, steps before the velocity changes | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -283,7 +219,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
                 weights[place] -= lr * velocity
             velocities[place] = momentum * velocity + gradient
 
-
 # %% descend: right, by `add_`
 def descend(weight, context_id, lr):
     values = weight.to_here()
@@ -291,7 +226,6 @@ def descend(weight, context_id, lr):
     if values in gradients:
         values.data.add_(gradients[values], alpha=-lr)
     return values
-
 
 # %% global_norm: right, one call for each owner
 def square_sums(context_id, weights):
@@ -306,7 +240,6 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, square_sums, (context_id, own)) for owner, own in owners.items()]
     return sum(future.wait() for future in futures) ** 0.5
 
-
 # %% restore: right, all owners at once, the optimizer first
 def set_data(weight, values):
     weight.local_value().data[:] = values
@@ -318,7 +251,6 @@ def restore(directory, optimizer, weights):
     for future in [rpc.rpc_async(w.owner(), set_data, (w, values)) for w, values in zip(weights, saved)]:
         future.wait()
 
-
 # %% momentum_step: right, in place
 def momentum_step(weights, gradients, velocities, lr, momentum):
     with torch.no_grad():
@@ -328,7 +260,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
                     velocities[place] = torch.zeros_like(weight)
                 velocities[place].mul_(momentum).add_(gradient)
                 weight.add_(velocities[place], alpha=-lr)
-
 
 # %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -341,26 +272,10 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             velocities[place].mul_(momentum).add_(gradient)
         weights[place].data -= lr * velocities[place]
 
-
 # %% descend: wrong, changes the gradient in the context | Leave it as it is
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is not None:
-        with torch.no_grad():
-            values -= gradient.mul_(lr)
-    return values
-
-
+# values -= lr * gradient => values -= gradient.mul_(lr)
 # %% descend: wrong, returns the RRef | Return the parameter itself
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is not None:
-        with torch.no_grad():
-            values -= lr * gradient
-    return weight
-
+# return values => return weight
 
 # %% global_norm: wrong, all gradients of the context, whatever the weights are | that is not asked for
 def all_squares(context_id):
@@ -372,19 +287,13 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, all_squares, (context_id,)) for owner in owners]
     return sum(future.wait() for future in futures) ** 0.5
 
-
 # %% restore: wrong, weights where they were when they were saved | With weights that now live on worker2 and worker1
-def put_back(weight, values):
-    with torch.no_grad():
-        weight.local_value().copy_(values)
-
-
-def restore(directory, optimizer, weights):
-    saved = torch.load(Path(directory) / "weights.pt")
-    rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
-    rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
-    optimizer.load(directory)
-
+# put(weight, values) => put_back(weight, values)
+# -     for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+# -         rpc.rpc_sync(weight.owner(), put, (weight, values))
+# +     saved = torch.load(Path(directory) / "weights.pt")
+# +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
+# +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
 
 # %% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
 def descend(weight, context_id, lr):
@@ -396,17 +305,10 @@ def descend(weight, context_id, lr):
         values -= lr * gradient
     return values
 
-
 # %% global_norm: wrong, squares the gradients in place | a gradient in the context is another one
-def squared_in_place(context_id, weight):
-    gradient = dist_autograd.get_gradients(context_id).get(weight.local_value())
-    return 0.0 if gradient is None else gradient.square_().sum().item()
-
-
-def global_norm(context_id, weights):
-    futures = [rpc.rpc_async(weight.owner(), squared_in_place, (context_id, weight)) for weight in weights]
-    return sum(future.wait() for future in futures) ** 0.5
-
+# def square_sum => def squared_in_place
+# square() => square_()
+# square_sum, => squared_in_place,
 
 # %% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
 def one_vector(context_id, weights):
@@ -422,14 +324,12 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, one_vector, (context_id, own)) for owner, own in owners.items()]
     return sum(future.wait() for future in futures) ** 0.5
 
-
 # %% restore: wrong, two weights always | are not those that were saved: 3 of them
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     for place in (0, 1):
         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
     optimizer.load(directory)
-
 
 # %% momentum_step: wrong, all velocities begin at the first step | The function raised
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -443,7 +343,6 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
         for weight, gradient, velocity in zip(weights, gradients, velocities):
             if gradient is not None:
                 weight -= lr * velocity
-
 
 # %% momentum_step: wrong, keeps the velocities in a list of its own | The owner keeps this list
 own_velocities = {}

@@ -9,7 +9,6 @@ def staleness(log):
             found.append(steps - pulled[who])
     return found
 
-
 # %% staleness: wrong, takes a push for a pull too | and yours gave
 def staleness(log):
     steps, pulled, found = 0, {}, []
@@ -20,34 +19,23 @@ def staleness(log):
         pulled[who] = steps
     return found
 
-
 # %% staleness: wrong, counts entries of the log | and yours gave
-def staleness(log):
-    pulled, found = {}, []
-    for place, (what, who) in enumerate(log):
-        if what == "pull":
-            pulled[who] = place
-        else:
-            found.append(place - pulled[who] - 1)
-    return found
-
+# steps, pulled, found = 0, => pulled, found =
+# what, who in log => place, (what, who) in enumerate(log)
+# [who] = steps => [who] = place
+# -             found.append(steps - pulled[who])
+# -             steps += 1
+# +             found.append(place - pulled[who] - 1)
 
 # %% staleness: wrong, one for each entry | pushes, not
 def staleness(log):
     return [0 for _ in log]
 
-
 # %% staleness: wrong, one pull for all trainers | and yours gave
-def staleness(log):
-    steps, pulled, found = 0, 0, []
-    for what, _ in log:
-        if what == "pull":
-            pulled = steps
-        else:
-            found.append(steps - pulled)
-            steps += 1
-    return found
-
+# , {}, [] => , 0, []
+# , who in => , _ in
+# pulled[who] = => pulled =
+# steps - pulled[who] => steps - pulled
 
 # %% staleness: wrong, counts the steps of other trainers only | and yours gave
 def staleness(log):
@@ -61,34 +49,20 @@ def staleness(log):
                 since[other] += other != who
     return found
 
-
 # %% staleness: wrong, a range | should be a list
 def staleness(log):
     return range(sum(what == "push" for what, _ in log))
 
-
 # %% staleness: wrong, uses up the log | changes the log
-def staleness(log):
-    steps, pulled, found = 0, {}, []
-    while log:
-        what, who = log.pop(0)
-        if what == "pull":
-            pulled[who] = steps
-        else:
-            found.append(steps - pulled[who])
-            steps += 1
-    return found
-
+# -     for what, who in log:
+# +     while log:
+# +         what, who = log.pop(0)
 
 # %% big_step: wrong, the sum of the losses | 3 times as long
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        dist_autograd.backward(context_id, losses)
-        optimizer.step(context_id)
-    return torch.stack(losses).mean().item()
-
+# -         loss = torch.stack(losses).mean()
+# -         dist_autograd.backward(context_id, [loss])
+# +         dist_autograd.backward(context_id, losses)
+# return loss.item() => return torch.stack(losses).mean().item()
 
 # %% big_step: wrong, a backward for each batch | there were 3 pushes
 def big_step(weights, optimizer, batches):
@@ -102,7 +76,6 @@ def big_step(weights, optimizer, batches):
         optimizer.step(context_id)
     return total
 
-
 # %% big_step: wrong, a step for each batch | taken at one point
 def big_step(weights, optimizer, batches):
     losses = []
@@ -115,72 +88,31 @@ def big_step(weights, optimizer, batches):
         losses.append(loss.item())
     return sum(losses) / len(losses)
 
-
 # %% big_step: wrong, pulls for each batch | pulled 3 times
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        losses = []
-        for images, labels in batches:
-            _, pulled = weights.rpc_sync().pull()
-            losses.append(F.cross_entropy(predict(images, pulled), labels))
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
-
-
+# -         _, pulled = weights.rpc_sync().pull()
+# -         losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+# +         losses = []
+# +         for images, labels in batches:
+# +             _, pulled = weights.rpc_sync().pull()
+# +             losses.append(F.cross_entropy(predict(images, pulled), labels))
 # %% big_step: wrong, makes no step | have not moved
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-    return loss.item()
-
-
+# -         optimizer.step(context_id)
 # %% big_step: wrong, pulls before the context begins | have not moved
-def big_step(weights, optimizer, batches):
-    _, pulled = weights.rpc_sync().pull()
-    with dist_autograd.context() as context_id:
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
-
-
+# -     with dist_autograd.context() as context_id:
+# +     _, pulled = weights.rpc_sync().pull()
+# +     with dist_autograd.context() as context_id:
+# -         _, pulled = weights.rpc_sync().pull()
 # %% big_step: wrong, the last batch only | along the gradient of the mean loss
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        for images, labels in batches:
-            loss = F.cross_entropy(predict(images, pulled), labels)
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
-
-
+# -         losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+# -         loss = torch.stack(losses).mean()
+# +         for images, labels in batches:
+# +             loss = F.cross_entropy(predict(images, pulled), labels)
 # %% big_step: wrong, divides by three always | 0.667 times as long
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        loss = sum(F.cross_entropy(predict(images, pulled), labels) for images, labels in batches) / 3
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
-
-
+# -         losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
+# -         loss = torch.stack(losses).mean()
+# +         loss = sum(F.cross_entropy(predict(images, pulled), labels) for images, labels in batches) / 3
 # %% big_step: wrong, returns a tensor | should be a number
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.detach()
-
+# loss.item => loss.detach
 
 # %% bounded: wrong, answers every call at once | has its answer already
 class Bounded:
@@ -194,7 +126,6 @@ class Bounded:
         answer.set_result(self.clocks[name])
         return answer
 
-
 # %% bounded: wrong, forgets those that wait | still has no answer
 class Bounded:
     def __init__(self, trainers, bound):
@@ -207,7 +138,6 @@ class Bounded:
         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
             answer.set_result(self.clocks[name])
         return answer
-
 
 # %% bounded: wrong, one step too strict | still has no answer
 class Bounded:
@@ -223,7 +153,6 @@ class Bounded:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
 
-
 # %% bounded: wrong, one step too generous | has its answer already
 class Bounded:
     def __init__(self, trainers, bound):
@@ -237,7 +166,6 @@ class Bounded:
             if self.clocks[each] - min(self.clocks.values()) <= self.bound + 1:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
-
 
 # %% bounded: wrong, frees one trainer with each call | still has no answer
 class Bounded:
@@ -254,7 +182,6 @@ class Bounded:
                 break
         return answer
 
-
 # %% bounded: wrong, a thread waits | its thread waits
 class Bounded:
     def __init__(self, trainers, bound):
@@ -270,7 +197,6 @@ class Bounded:
         answer.set_result(self.clocks[name])
         return answer
 
-
 # %% bounded: wrong, not marked | should be marked
 class Bounded:
     def __init__(self, trainers, bound):
@@ -279,7 +205,6 @@ class Bounded:
     def finished(self, name):
         self.clocks[name] += 1
         return self.clocks[name]
-
 
 # %% bounded: wrong, answers with the clock of the slowest | the answer to
 class Bounded:
@@ -296,31 +221,16 @@ class Bounded:
                 self.waiting.pop(each).set_result(least)
         return answer
 
-
 # %% big_step: wrong, tells of a step twice | was told of 2 steps
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    weights.rpc_sync().pushed(0)
-    weights.rpc_sync().pushed(0)
-    return loss.item()
-
-
+# -     return loss.item()
+# +     weights.rpc_sync().pushed(0)
+# +     weights.rpc_sync().pushed(0)
+# +     return loss.item()
 # %% big_step: right, tells the server
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        steps_at_pull, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-        weights.rpc_sync().pushed(steps_at_pull)
-    return loss.item()
-
+# _, pulled => steps_at_pull, pulled
+# -     return loss.item()
+# +         weights.rpc_sync().pushed(steps_at_pull)
+# +     return loss.item()
 
 # %% bounded: wrong, no lock | Two calls came at the same time
 class Bounded:
@@ -335,7 +245,6 @@ class Bounded:
             if self.clocks[each] - min(self.clocks.values()) <= self.bound:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
-
 
 # %% bounded: wrong, the lock for the count alone | Two calls came at the same time
 class Bounded:
@@ -353,7 +262,6 @@ class Bounded:
             self.waiting.pop(each).set_result(self.clocks[each])
         return answer
 
-
 # %% staleness: wrong, keeps the first pull until the push | For “pull a, pull b, push b, pull a, push a” it is
 def staleness(log):
     steps, pulled, pushed, found = 0, {}, set(), []
@@ -368,17 +276,8 @@ def staleness(log):
             steps += 1
     return found
 
-
 # %% big_step: wrong, three batches at most | along the gradient of the mean loss
-def big_step(weights, optimizer, batches):
-    with dist_autograd.context() as context_id:
-        _, pulled = weights.rpc_sync().pull()
-        losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches[:3]]
-        loss = torch.stack(losses).mean()
-        dist_autograd.backward(context_id, [loss])
-        optimizer.step(context_id)
-    return loss.item()
-
+# in batches => in batches[:3]
 
 # %% bounded: wrong, all servers share the counters | the servers share what they know
 class Bounded:

@@ -1,47 +1,21 @@
 # %% factors: wrong, forgets the mean over trainers | too small
-def factors(samples):
-    return [each / sum(samples) for each in samples]
-
-
+# len(samples) * each => each
 # %% factors: wrong, all alike | not that of the mean over all samples
-def factors(samples):
-    return [1.0 for _ in samples]
-
-
+# return [len(samples) * each / sum(samples) for each in samples] => return [1.0 for _ in samples]
 # %% factors: wrong, upside down | not that of the mean over all samples
-def factors(samples):
-    return [sum(samples) / (len(samples) * each) for each in samples]
-
-
+# len(samples) * each / sum(samples) => sum(samples) / (len(samples) * each)
 # %% factors: wrong, one too few | need as many factors
-def factors(samples):
-    return [len(samples) * each / sum(samples) for each in samples[1:]]
-
-
+# in samples => in samples[1:]
 # %% factors: wrong, a generator | should be a list
-def factors(samples):
-    return (len(samples) * each / sum(samples) for each in samples)
-
-
+# [len(samples) * each / sum(samples) for each in samples] => (len(samples) * each / sum(samples) for each in samples)
 # %% factors: wrong, a tensor | should be a list
-def factors(samples):
-    return torch.tensor(samples) * len(samples) / sum(samples)
-
-
+# [len(samples) * each / sum(samples) for each in samples] => torch.tensor(samples) * len(samples) / sum(samples)
 # %% factors: wrong, right for two trainers only | not that of the mean over all samples
-def factors(samples):
-    return [2 * each / sum(samples) for each in samples]
-
-
+# len(samples) => 2
 # %% factors: wrong, compared with the largest | not that of the mean over all samples
-def factors(samples):
-    return [each / max(samples) for each in samples]
-
-
+# len(samples) * each / sum => each / max
 # %% factors: wrong, rounds | not that of the mean over all samples
-def factors(samples):
-    return [len(samples) * each // sum(samples) for each in samples]
-
+# * each / => * each //
 
 # %% lookup: wrong, table by table | in another order than `ids`
 def lookup(tables, ids):
@@ -49,28 +23,16 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
     return torch.cat([rows.wait() for rows in asked])
 
-
 # %% lookup: wrong, number and place mixed up | are not those that were asked for
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where] % n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
+# [where] // => [where] %
 
 # %% lookup: wrong, a call for each row | a table is asked 3 times
 def lookup(tables, ids):
     n = len(tables)
     return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
 
-
 # %% lookup: wrong, row numbers of the whole | raised IndexError
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where]) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
+# [where] // n => [where]
 
 # %% lookup: wrong, cuts the graph | gradients would not go back
 def lookup(tables, ids):
@@ -81,7 +43,6 @@ def lookup(tables, ids):
         rows[ids % n == k] = future.wait().detach()
     return rows
 
-
 # %% lookup: wrong, one table after the other | they work one after the other
 def lookup(tables, ids):
     n = len(tables)
@@ -90,22 +51,12 @@ def lookup(tables, ids):
         rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n)
     return rows
 
-
 # %% lookup: wrong, waits for each call at once | they work one after the other
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    rows = [table.rpc_async().forward(ids[where] // n).wait() for table, where in zip(tables, places, strict=True)]
-    return torch.cat(rows)[torch.cat(places).argsort()]
-
-
+# asked = [table.rpc_async().forward(ids[where] // n) => rows = [table.rpc_async().forward(ids[where] // n).wait()
+# [rows.wait() for rows in asked] => rows
 # %% lookup: wrong, a lazy generator of calls | they work one after the other
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
+# -     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
+# +     asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
 
 # %% lookup: wrong, asks every table for every row | rows are sent, where
 def lookup(tables, ids):
@@ -114,7 +65,6 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward((ids // n).clamp(max=most)) for table, most in zip(tables, last, strict=True)]
     rows = [future.wait() for future in asked]
     return torch.stack([rows[i % n][place] for place, i in enumerate(ids.tolist())])
-
 
 # %% lookup: wrong, sorts the ids in place | the ids have changed
 def lookup(tables, ids):
@@ -125,7 +75,6 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward(before[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
-
 # %% lookup_once: wrong, each row as often as it is read | rows are sent, where
 def lookup_once(tables, ids):
     n = len(tables)
@@ -133,15 +82,10 @@ def lookup_once(tables, ids):
     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
-
 # %% lookup_once: wrong, the different rows only | the shape should be
-def lookup_once(tables, ids):
-    n = len(tables)
-    different = ids.unique()
-    places = [(different % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
+# different, where = ids.unique(return_inverse=True) => different = ids.unique()
+# (different[place] // n) for table, place => (different[where] // n) for table, where
+# ][where] => ]
 
 # %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
 def lookup_once(tables, ids):
@@ -149,7 +93,6 @@ def lookup_once(tables, ids):
     different, where = ids.unique(return_inverse=True)
     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
     return torch.cat([rows.wait() for rows in asked])[where]
-
 
 # %% lookup_once: wrong, one table after the other | they work one after the other
 def lookup_once(tables, ids):
@@ -160,28 +103,15 @@ def lookup_once(tables, ids):
         rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
     return rows[where]
 
-
 # %% lookup_once: wrong, cuts the graph | gradients would not go back
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    places = [(different % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait().detach() for rows in asked])[torch.cat(places).argsort()][where]
-
-
+# wait() for => wait().detach() for
 # %% lookup_once: wrong, the gradient of the first reader only | the gradients of the tables are wrong
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    places = [(different % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
-    rows = torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-    first = [where.tolist().index(place) for place in range(len(different))]
-    found = rows.detach()[where]
-    found[first] = rows
-    return found
-
+# -     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()][where]
+# +     rows = torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+# +     first = [where.tolist().index(place) for place in range(len(different))]
+# +     found = rows.detach()[where]
+# +     found[first] = rows
+# +     return found
 
 # %% lookup_once: wrong, a call for each different row | a table is asked
 def lookup_once(tables, ids):
@@ -190,11 +120,8 @@ def lookup_once(tables, ids):
     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
     return torch.cat([rows.wait() for rows in asked])[where]
 
-
 # %% factors: wrong, rounds to three digits | not that of the mean over all samples
-def factors(samples):
-    return [round(len(samples) * each / sum(samples), 3) for each in samples]
-
+# len(samples) * each / sum(samples) => round(len(samples) * each / sum(samples), 3)
 
 # %% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
 def lookup(tables, ids):
@@ -206,14 +133,8 @@ def lookup(tables, ids):
         rows[ids % n == k] = part
     return rows
 
-
 # %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
-def lookup(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait().float() for rows in asked])[torch.cat(places).argsort()]
-
+# wait() for => wait().float() for
 
 # %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
 def lookup(tables, ids):
@@ -222,7 +143,6 @@ def lookup(tables, ids):
     places = [(different % n == k).nonzero().flatten() for k in range(n)]
     asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
 
 # %% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
 def lookup_once(tables, ids):
@@ -234,11 +154,5 @@ def lookup_once(tables, ids):
         rows[different % n == k] = future.wait()
     return rows[where]
 
-
 # %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    places = [(different % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(different[place] // n) for table, place in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait().float() for rows in asked])[torch.cat(places).argsort()][where]
+# wait() for => wait().float() for

@@ -1,11 +1,5 @@
 # %% returns: wrong, forgets to turn the list around | yours gave [1.0, 0.5, 0.25]
-def returns(rewards, gamma):
-    found, later = [], 0.0
-    for reward in reversed(rewards):
-        later = reward + gamma * later
-        found.append(later)
-    return found
-
+# found[::-1] => found
 
 # %% returns: wrong, sums up what came before | yours gave [0.0, 0.0, 1.0]
 def returns(rewards, gamma):
@@ -15,11 +9,9 @@ def returns(rewards, gamma):
         found.append(before)
     return found
 
-
 # %% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
 def returns(rewards, gamma):
     return [sum(rewards[step:]) for step in range(len(rewards))]
-
 
 # %% returns: wrong, works in place | changes the list
 def returns(rewards, gamma):
@@ -27,34 +19,18 @@ def returns(rewards, gamma):
         rewards[step] += gamma * rewards[step + 1]
     return rewards
 
-
 # %% returns: wrong, an iterator | should be a list
-def returns(rewards, gamma):
-    found, later = [], 0.0
-    for reward in reversed(rewards):
-        later = reward + gamma * later
-        found.append(later)
-    return reversed(found)
-
-
+# return found[::-1] => return reversed(found)
 # %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
-def returns(rewards, gamma):
-    found, later = [], 0.0
-    for reward in reversed(rewards):
-        later = gamma * (reward + later)
-        found.append(later)
-    return found[::-1]
-
+# reward + gamma * later => gamma * (reward + later)
 
 # %% returns: wrong, only the last reward counts | For rewards [1.0, 2.0, 3.0]
 def returns(rewards, gamma):
     return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
 
-
 # %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
 def returns(rewards, gamma):
     return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
-
 
 # %% batched: wrong, answers each observer at once | before all observers have asked
 class BatchedAgent(Agent):
@@ -63,7 +39,6 @@ class BatchedAgent(Agent):
         future = rpc.Future()
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
-
 
 # %% batched: wrong, never answers the one that came last | still has no answer
 class BatchedAgent(Agent):
@@ -84,28 +59,9 @@ class BatchedAgent(Agent):
                 self.waiting = {}
             return rpc.Future()
 
-
 # %% batched: wrong, gives everybody the first move | meant for another one
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) < self.size:
-                return future
-            ready, self.waiting = self.waiting, {}
-        moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
-        for _, waiting in ready.values():
-            waiting.set_result(moves[0])
-        return future
-
+# (_, waiting), move in zip(ready.values(), moves) => _, waiting in ready.values()
+# set_result(move) => set_result(moves[0])
 
 # %% batched: wrong, does not empty the list of those who wait | before all observers have asked
 class BatchedAgent(Agent):
@@ -128,27 +84,12 @@ class BatchedAgent(Agent):
                     waiting.set_result(move)
         return future
 
-
 # %% batched: wrong, one pass for each observer | batches of [1, 1, 1]
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) < self.size:
-                return future
-            ready, self.waiting = self.waiting, {}
-        for name, (state, waiting) in ready.items():
-            waiting.set_result(self.choose([name], state.unsqueeze(0))[0])
-        return future
-
+# -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# -         for (_, waiting), move in zip(ready.values(), moves):
+# -             waiting.set_result(move)
+# +         for name, (state, waiting) in ready.items():
+# +             waiting.set_result(self.choose([name], state.unsqueeze(0))[0])
 
 # %% batched: wrong, looks at those that wait without the lock | without the lock
 class BatchedAgent(Agent):
@@ -168,7 +109,6 @@ class BatchedAgent(Agent):
             for (_, waiting), move in zip(ready.values(), moves):
                 waiting.set_result(move)
         return future
-
 
 # %% batched: wrong, a thread waits | its thread waits
 class BatchedAgent(Agent):
@@ -190,100 +130,41 @@ class BatchedAgent(Agent):
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
 
-
 # %% batched: wrong, moves in the order of the names | meant for another one
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) < self.size:
-                return future
-            ready, self.waiting = self.waiting, {}
-        moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
-        for name, move in zip(sorted(ready), moves):
-            ready[name][1].set_result(move)
-        return future
-
+# (_, waiting), move in zip(ready.values(), moves) => name, move in zip(sorted(ready), moves)
+# waiting. => ready[name][1].
 
 # %% lagged_loss: wrong, no weights | With weights of at most
 def lagged_loss(now, then, worth, most):
     return -(now * (worth - worth.mean())).mean()
 
-
 # %% lagged_loss: wrong, the ratio upside down | With weights of at most 10
-def lagged_loss(now, then, worth, most):
-    weight = (then - now.detach()).exp().clamp(max=most)
-    return -(weight * now * (worth - worth.mean())).mean()
-
-
+# now.detach() - then => then - now.detach()
 # %% lagged_loss: wrong, no bound | With weights of at most 1,
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp()
-    return -(weight * now * (worth - worth.mean())).mean()
-
-
+# ().clamp(max=most) => ()
 # %% lagged_loss: wrong, a bound from below too | With weights of at most 1,
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp().clamp(1 / most, most)
-    return -(weight * now * (worth - worth.mean())).mean()
-
-
+# max=most => 1 / most, most
 # %% lagged_loss: wrong, bounds the logarithm | With weights of at most 1,
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).clamp(max=most).exp()
-    return -(weight * now * (worth - worth.mean())).mean()
-
-
+# exp().clamp(max=most) => clamp(max=most).exp()
 # %% lagged_loss: wrong, a gradient through the weights | a gradient goes through the weights
-def lagged_loss(now, then, worth, most):
-    weight = (now - then).exp().clamp(max=most)
-    return -(weight * now * (worth - worth.mean())).mean()
-
-
+# now.detach() => now
 # %% lagged_loss: wrong, the sum | 4 times as much
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp().clamp(max=most)
-    return -(weight * now * (worth - worth.mean())).sum()
-
-
+# ).mean() => ).sum()
 # %% lagged_loss: wrong, no baseline | the loss should be
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp().clamp(max=most)
-    return -(weight * now * worth).mean()
-
-
+# (worth - worth.mean()) => worth
 # %% lagged_loss: wrong, the sign | with the other sign
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp().clamp(max=most)
-    return (weight * now * (worth - worth.mean())).mean()
-
-
+# return -( => return (
 # %% lagged_loss: wrong, a number | A tensor of one number
-def lagged_loss(now, then, worth, most):
-    weight = (now.detach() - then).exp().clamp(max=most)
-    return -(weight * now * (worth - worth.mean())).mean().item()
-
-
+# ).mean() => ).mean().item()
 # %% lagged_loss: wrong, cuts the graph | no graph leads back
-def lagged_loss(now, then, worth, most):
-    weight = (now - then).exp().clamp(max=most)
-    return -(weight * now * (worth - worth.mean())).mean().detach()
-
+# now.detach() => now
+# ).mean() => ).mean().detach()
 
 # %% lagged_loss: right, with torch.minimum
 def lagged_loss(now, then, worth, most):
     with torch.no_grad():
         weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
     return (weight * now * (worth.mean() - worth)).sum() / len(now)
-
 
 # %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
 def returns(rewards, gamma):
@@ -293,46 +174,13 @@ def returns(rewards, gamma):
         found[step] = later
     return found.tolist()
 
-
 # %% returns: wrong, a list of tensors | not of tensors
-def returns(rewards, gamma):
-    found, later = [], 0.0
-    for reward in reversed(torch.tensor(rewards, dtype=torch.double)):
-        later = reward + gamma * later
-        found.append(later)
-    return found[::-1]
-
-
+# (rewards) => (torch.tensor(rewards, dtype=torch.double))
 # %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
-def returns(rewards, gamma):
-    found, later = [], 0.0
-    for reward in reversed(rewards):
-        later = reward if reward else gamma * later
-        found.append(later)
-    return found[::-1]
-
+# reward + => reward if reward else
 
 # %% batched: wrong, names in order, states as they came | names and states are in different orders
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) < self.size:
-                return future
-            ready, self.waiting = self.waiting, {}
-        moves = self.choose(sorted(ready), torch.stack([state for state, _ in ready.values()]))
-        for (_, waiting), move in zip(ready.values(), moves):
-            waiting.set_result(move)
-        return future
-
+# list(ready) => sorted(ready)
 
 # %% batched: wrong, forgets those who wait after they have their answers | Two calls came at the same time
 class BatchedAgent(Agent):
@@ -355,7 +203,6 @@ class BatchedAgent(Agent):
             with self.lock:
                 self.waiting.clear()
         return future
-
 
 # %% batched: right, answers with the lock
 class BatchedAgent(Agent):

@@ -1,42 +1,22 @@
 # %% insist: wrong, makes a call again after a timeout | After RpcTimeoutError the call was made again
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.RpcTimeoutError:
-            pass
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-
-
+# -         except rpcbench.ConnectionLostError as error:
+# +         except rpcbench.RpcTimeoutError:
+# +             pass
+# +         except rpcbench.ConnectionLostError as error:
 # %% insist: wrong, makes a call again after a death | After WorkerLostError the call was made again
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.WorkerLostError:
-            continue
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-
-
+# -         except rpcbench.ConnectionLostError as error:
+# +         except rpcbench.WorkerLostError:
+# +             continue
+# +         except rpcbench.ConnectionLostError as error:
 # %% insist: wrong, gives up after ten | was lost 18 times
-def insist(call):
-    for _ in range(10):
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-    return None
-
+# while True => for _ in range(10)
+# -                 raise
+# +                 raise
+# +     return None
 
 # %% insist: wrong, tries once | It was given up
 def insist(call):
     return call()
-
 
 # %% insist: wrong, tries twice | was lost three times
 def insist(call):
@@ -47,7 +27,6 @@ def insist(call):
             raise
         return call()
 
-
 # %% insist: wrong, makes again what may have run | may run twice
 def insist(call):
     while True:
@@ -56,68 +35,24 @@ def insist(call):
         except rpcbench.ConnectionLostError:
             pass
 
-
 # %% insist: wrong, keeps quiet about what may have run | the caller is not told
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                return None
-
-
+# raise => return None
 # %% insist: wrong, takes every error for a loss | That is no lost message
-def insist(call):
-    while True:
-        try:
-            return call()
-        except Exception as error:
-            if getattr(error, "maybe_executed", False):
-                raise
-
-
+# rpcbench.ConnectionLostError => Exception
+# if error.maybe_executed: => if getattr(error, "maybe_executed", False):
 # %% insist: wrong, returns the error | the caller is not told
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                return str(error)
-
-
+# raise => return str(error)
 # %% insist: wrong, upside down | It was given up
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if not error.maybe_executed:
-                raise
-
-
+# if error => if not error
 # %% insist: wrong, five tries | was lost 18 times
-def insist(call):
-    for _ in range(5):
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-    return None
-
-
+# while True => for _ in range(5)
+# -                 raise
+# +                 raise
+# +     return None
 # %% insist: wrong, makes it once more to be sure | it was made
-def insist(call):
-    while True:
-        try:
-            call()
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-
+# -             return call()
+# +             call()
+# +             return call()
 
 # %% insist: wrong, takes a false result for a loss | A call that went well returned 0
 def insist(call):
@@ -130,11 +65,9 @@ def insist(call):
                 raise
     return None
 
-
 # %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
 def lamport(events):
     return [number for number, _ in enumerate(events, 1)]
-
 
 # %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
 def lamport(events):
@@ -144,69 +77,32 @@ def lamport(events):
         found.append(counters[member])
     return found
 
-
 # %% lamport: wrong, carries the sender's counter of now | yours gave [1, 2, 3, 4]
-def lamport(events):
-    counters, sender, found = {}, {}, []
-    for what, member, message in events:
-        seen = counters[sender[message]] if what == "receive" else 0
-        counters[member] = max(counters.get(member, 0), seen) + 1
-        if what == "send":
-            sender[message] = member
-        found.append(counters[member])
-    return found
-
-
+# carried, => sender,
+# = carried[message] => = counters[sender[message]]
+# carried[message] = counters[member] => sender[message] = member
 # %% lamport: wrong, forgets the 1 of a receive | the numbers are
-def lamport(events):
-    counters, carried, found = {}, {}, []
-    for what, member, message in events:
-        own = counters.get(member, 0) + 1
-        counters[member] = max(own, carried[message]) if what == "receive" else own
-        if what == "send":
-            carried[message] = counters[member]
-        found.append(counters[member])
-    return found
-
-
+# -         seen = carried[message] if what == "receive" else 0
+# -         counters[member] = max(counters.get(member, 0), seen) + 1
+# +         own = counters.get(member, 0) + 1
+# +         counters[member] = max(own, carried[message]) if what == "receive" else own
 # %% lamport: wrong, goes back with an old message | the numbers are [1, 1, 2, 3, 4]
-def lamport(events):
-    counters, carried, found = {}, {}, []
-    for what, member, message in events:
-        counters[member] = (carried[message] if what == "receive" else counters.get(member, 0)) + 1
-        if what == "send":
-            carried[message] = counters[member]
-        found.append(counters[member])
-    return found
-
-
+# -         seen = carried[message] if what == "receive" else 0
+# -         counters[member] = max(counters.get(member, 0), seen) + 1
+# +         counters[member] = (carried[message] if what == "receive" else counters.get(member, 0)) + 1
 # %% lamport: wrong, begins with 0 | the numbers are [1, 2, 1]
-def lamport(events):
-    counters, carried, found = {}, {}, []
-    for what, member, message in events:
-        seen = carried[message] if what == "receive" else -1
-        counters[member] = max(counters.get(member, -1), seen) + 1
-        if what == "send":
-            carried[message] = counters[member]
-        found.append(counters[member])
-    return found
-
+# "receive" else 0 => "receive" else -1
+# member, 0 => member, -1
 
 # %% lamport: wrong, a generator | should be a list
 def lamport(events):
     return (number for number, _ in enumerate(events, 1))
 
-
 # %% lamport: wrong, the counters at the end | events need as many numbers
-def lamport(events):
-    counters, carried = {}, {}
-    for what, member, message in events:
-        seen = carried[message] if what == "receive" else 0
-        counters[member] = max(counters.get(member, 0), seen) + 1
-        if what == "send":
-            carried[message] = counters[member]
-    return list(counters.values())
-
+# carried, found = {}, {}, [] => carried = {}, {}
+# -         found.append(counters[member])
+# -     return found
+# +     return list(counters.values())
 
 # %% once: wrong, runs each time | ran the function again
 class Once:
@@ -215,7 +111,6 @@ class Once:
 
     def call(self, ticket, *args):
         return self.function(*args)
-
 
 # %% once: wrong, the arguments for a ticket | Another ticket
 class Once:
@@ -227,7 +122,6 @@ class Once:
             self.answers[args] = self.function(*args)
         return self.answers[args]
 
-
 # %% once: wrong, None for no answer | That is an answer, too
 class Once:
     def __init__(self, function):
@@ -237,7 +131,6 @@ class Once:
         if self.answers.get(ticket) is None:
             self.answers[ticket] = self.function(*args)
         return self.answers[ticket]
-
 
 # %% once: wrong, forgets errors | An error is an answer, too
 class Once:
@@ -249,20 +142,12 @@ class Once:
             self.answers[ticket] = self.function(*args)
         return self.answers[ticket]
 
-
 # %% once: wrong, no answer after an error | waits for ever
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.lock = function, {}, threading.Lock()
-
-    def call(self, ticket, *args):
-        with self.lock:
-            first = ticket not in self.answers
-            answer = self.answers.setdefault(ticket, rpc.Future())
-        if first:
-            answer.set_result(self.function(*args))
-        return answer.wait()
-
+# -             try:
+# -                 answer.set_result(self.function(*args))
+# -             except Exception as error:
+# -                 answer.set_exception(error)
+# +             answer.set_result(self.function(*args))
 
 # %% once: wrong, tickets of all functions together | share their tickets
 class Once:
@@ -282,7 +167,6 @@ class Once:
             return answer
         raise answer
 
-
 # %% once: wrong, two at the same time | the function ran twice
 class Once:
     def __init__(self, function):
@@ -299,7 +183,6 @@ class Once:
             return answer
         raise answer
 
-
 # %% once: wrong, one at a time | a call with another ticket waits
 class Once:
     def __init__(self, function):
@@ -314,7 +197,6 @@ class Once:
                 except Exception as error:
                     self.answers[ticket].set_exception(error)
         return self.answers[ticket].wait()
-
 
 # %% once: wrong, does not wait for the first | It should wait
 class Once:
@@ -337,23 +219,11 @@ class Once:
             return answer
         raise answer
 
-
 # %% once: wrong, takes the arguments for a part of the ticket | The ticket alone
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.lock = function, {}, threading.Lock()
-
-    def call(self, *order):
-        with self.lock:
-            first = order not in self.answers
-            answer = self.answers.setdefault(order, rpc.Future())
-        if first:
-            try:
-                answer.set_result(self.function(*order[1:]))
-            except Exception as error:
-                answer.set_exception(error)
-        return answer.wait()
-
+# ticket, *args => *order
+# = ticket => = order
+# ticket, rpc => order, rpc
+# function(*args) => function(*order[1:])
 
 # %% once: wrong, no lock | A lock is missing
 class Once:
@@ -370,7 +240,6 @@ class Once:
             answer.set_exception(error)
         return answer.wait()
 
-
 # %% once: wrong, looks before it takes the lock | A lock is missing
 class Once:
     def __init__(self, function):
@@ -386,7 +255,6 @@ class Once:
             except Exception as error:
                 self.answers[ticket].set_exception(error)
         return self.answers[ticket].wait()
-
 
 # %% once: right, a lock for each ticket
 class Once:
@@ -407,27 +275,13 @@ class Once:
             raise answer
         return answer
 
-
 # %% insist: wrong, gives up after thirty | was lost 40 times
-def insist(call):
-    for _ in range(30):
-        try:
-            return call()
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-    return None
-
-
+# while True => for _ in range(30)
+# -                 raise
+# +                 raise
+# +     return None
 # %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.RpcError as error:
-            if error.maybe_executed:
-                raise
-
+# ConnectionLostError => RpcError
 
 # %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
 class Once:

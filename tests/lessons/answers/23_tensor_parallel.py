@@ -2,30 +2,21 @@
 def between(first, second):
     return "nothing"
 
-
 # %% between: wrong, always a sum | columns, then columns: after the first layer each rank has some hidden units
 def between(first, second):
     return "nothing" if (first, second) == ("columns", "rows") else "all_reduce"
 
-
 # %% between: wrong, sums where a piece of the sum is enough | rows, then rows: after the first layer
-def between(first, second):
-    if first == "columns":
-        return "nothing" if second == "rows" else "all_gather"
-    return "all_reduce"
-
+# "reduce_scatter" if second == "rows" else "all_reduce" => "all_reduce"
+# "all_reduce"  # parts of sums => "all_reduce"
 
 # %% between: wrong, takes equal cuts for the free ones | columns, then columns
 def between(first, second):
     return "nothing" if first == second else "all_reduce"
 
-
 # %% between: wrong, gathers parts of sums | rows, then columns: after the first layer each rank has a part of a sum
-def between(first, second):
-    if first == "columns":
-        return "nothing" if second == "rows" else "all_gather"
-    return "all_gather" if second == "columns" else "reduce_scatter"
-
+# "reduce_scatter" => "all_gather"
+# "rows" else "all_reduce"  # parts of sums => "columns" else "reduce_scatter"
 
 # %% between: wrong, the cuts in the wrong order | all_gather brings a rank more than it needs
 def between(first, second):
@@ -33,125 +24,60 @@ def between(first, second):
         return "nothing" if first == "rows" else "all_gather"
     return "all_gather" if first == "columns" else "all_reduce"
 
-
 # %% between: wrong, gathers what is already there | columns, then rows: after the first layer
-def between(first, second):
-    if first == "columns":
-        return "all_gather"
-    return "reduce_scatter" if second == "rows" else "all_reduce"
-
+# "nothing" if second == "rows" else "all_gather" => "all_gather"
 
 # %% between: wrong, a word of its own | The answer is one of
 def between(first, second):
     return "copy"
 
-
 # %% attention_pieces: wrong, cuts qkv as one | rows of `qkv` that follow each other
 def attention_pieces(qkv, out, rank, size):
     return qkv.chunk(size)[rank], out.chunk(size, dim=1)[rank]
-
 
 # %% attention_pieces: wrong, rows of out | its piece of `out`
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size)[rank]
 
-
 # %% attention_pieces: wrong, out whole | its piece of `out`
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out
-
 
 # %% attention_pieces: wrong, queries only | its piece of `qkv`
 def attention_pieces(qkv, out, rank, size):
     return qkv.chunk(3)[0].chunk(size)[rank], out.chunk(size, dim=1)[rank]
 
-
 # %% attention_pieces: wrong, the input cut as well | its piece of `qkv`
-def attention_pieces(qkv, out, rank, size):
-    rows = torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
-    return rows.chunk(size, dim=1)[rank], out.chunk(size, dim=1)[rank]
-
+# [part.chunk(size)[rank] for part in qkv.chunk(3)] => torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
+# torch.cat(rows) => rows.chunk(size, dim=1)[rank]
 
 # %% attention_pieces: wrong, the columns of another rank | are not those of its heads
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[size - 1 - rank]
 
-
 # %% attention_pieces: wrong, every size-th row tears heads apart | do not add up
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part[rank::size] for part in qkv.chunk(3)]), out[:, rank::size]
-
 
 # %% attention_pieces: wrong, all ranks have the first heads | is on 2 ranks, not on one
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[0] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[0]
 
-
 # %% attention_pieces: wrong, for two ranks only | its piece of
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)]), out.chunk(2, dim=1)[rank]
-
 
 # %% attention_pieces: wrong, three pieces of qkv | It should return two tensors
 def attention_pieces(qkv, out, rank, size):
     return [part.chunk(size)[rank] for part in qkv.chunk(3)], out.chunk(size, dim=1)[rank]
 
-
 # %% copy_and_add: wrong, the other way round | the first function sends something in forward
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Add.apply, Copy.apply
-
-
+# Copy.apply, Add => Add.apply, Copy
 # %% copy_and_add: wrong, adds up both ways | Each part counts once in the sum
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    return Copy.apply, Add.apply
-
+# -             return gradient
+# +             total = gradient.clone()
+# +             all_reduce(total)
+# +             return total
 
 # %% copy_and_add: wrong, the gradient of one rank | is that of one rank alone
 def copy_and_add(all_reduce):
@@ -168,59 +94,19 @@ def copy_and_add(all_reduce):
 
     return lambda x: x * 1, Add.apply
 
-
 # %% copy_and_add: wrong, writes into its argument | the second function has changed its argument
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            all_reduce(x)
-            return x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Copy.apply, Add.apply
-
-
+# -             total = x.clone()
+# -             all_reduce(total)
+# -             return total
+# +             ctx.mark_dirty(x)
+# +             all_reduce(x)
+# +             return x
 # %% copy_and_add: wrong, writes into the gradient | changes the gradient that it is given
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            all_reduce(gradient)
-            return gradient
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Copy.apply, Add.apply
-
+# -             total = gradient.clone()
+# -             all_reduce(total)
+# -             return total
+# +             all_reduce(gradient)
+# +             return gradient
 
 # %% copy_and_add: wrong, hidden from autograd | autograd has not seen it
 def copy_and_add(all_reduce):
@@ -242,7 +128,6 @@ def copy_and_add(all_reduce):
 
     return Copy.apply, add
 
-
 # %% copy_and_add: wrong, only one of them | It should return two functions
 def copy_and_add(all_reduce):
     class Copy(torch.autograd.Function):
@@ -258,7 +143,6 @@ def copy_and_add(all_reduce):
 
     return Copy.apply
 
-
 # %% copy_and_add: wrong, classes and no functions | the first function should return a tensor
 def copy_and_add(all_reduce):
     class Copy(torch.autograd.Function):
@@ -268,33 +152,13 @@ def copy_and_add(all_reduce):
 
     return Copy, Copy
 
-
 # %% copy_and_add: wrong, the mean | is the mean over the ranks
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total / 2 if total[0] == 3 else total / 3
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Copy.apply, Add.apply
-
+# -             return total
+# -
+# -     class Add(torch.autograd.Function):
+# +             return total / 2 if total[0] == 3 else total / 3
+# +
+# +     class Add(torch.autograd.Function):
 
 # %% vocabulary_loss: wrong, the softmax of one rank | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -306,7 +170,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = scores.softmax(1)
     gradient[rows, place] -= mine.to(gradient.dtype)
     return loss / len(targets), gradient / len(targets)
-
 
 # %% vocabulary_loss: wrong, without the largest score | exp of a large score is infinite
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -321,7 +184,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() - aimed).mean(), gradient / len(targets)
-
 
 # %% vocabulary_loss: wrong, each rank takes away its own largest | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -338,7 +200,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
-
 # %% vocabulary_loss: wrong, sends all scores | Three for each token are enough
 def vocabulary_loss(scores, targets, first, all_reduce):
     words = torch.tensor([first + scores.shape[1]])
@@ -350,7 +211,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     loss = torch.nn.functional.cross_entropy(whole, targets)
     loss.backward()
     return loss.detach(), whole.grad[:, first : first + scores.shape[1]]
-
 
 # %% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -368,7 +228,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).sum(), gradient
 
-
 # %% vocabulary_loss: wrong, every rank believes the target is its own | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -383,7 +242,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= 1
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
-
 
 # %% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -400,7 +258,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= 1
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
-
 
 # %% vocabulary_loss: wrong, changes the scores | have changed
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -419,7 +276,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() - aimed).mean(), gradient / len(targets)
 
-
 # %% vocabulary_loss: wrong, only ranks with a target take part | for ever; others have returned already
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -437,61 +293,13 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
-
 # %% copy_and_add: wrong, adds up in float32 | has the type torch.float32
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = torch.zeros(x.shape)
-            total.copy_(x)
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Copy.apply, Add.apply
-
-
+# -             total = x.clone()
+# +             total = torch.zeros(x.shape)
+# +             total.copy_(x)
 # %% copy_and_add: wrong, flattens | has the shape (6,), and its argument (2, 3)
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view(-1)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone().view(-1)
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return Copy.apply, Add.apply
-
+# view_as(x) => view(-1)
+# x.clone() => x.clone().view(-1)
 
 # %% copy_and_add: wrong, all results in one tensor | has changed when it was called once more
 def copy_and_add(all_reduce):
@@ -522,34 +330,10 @@ def copy_and_add(all_reduce):
 
     return Copy.apply, Add.apply
 
-
 # %% copy_and_add: wrong, sends in the backward of the second function for nothing | has called `all_reduce` 3 times
-def copy_and_add(all_reduce):
-    class Copy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            all_reduce(total)
-            return total
-
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            all_reduce(gradient.clone())
-            return gradient
-
-    return Copy.apply, Add.apply
-
+# -             return gradient
+# +             all_reduce(gradient.clone())
+# +             return gradient
 
 # %% vocabulary_loss: wrong, a fourth message tells how many tokens there are | Three for each token are enough
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -569,7 +353,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).sum() / tokens, gradient / tokens
 
-
 # %% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -585,7 +368,6 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
-
 
 # %% vocabulary_loss: wrong, one token loses its dimension | one token
 def vocabulary_loss(scores, targets, first, all_reduce):

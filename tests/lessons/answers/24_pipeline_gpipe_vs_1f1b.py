@@ -1,175 +1,91 @@
 # %% idle_share: wrong, takes both for the same | the ratio is 0.25, and 0.2000
-def idle_share(ratio):
-    return ratio
-
-
+# ratio / (1 + ratio) => ratio
 # %% idle_share: wrong, fails without a bubble | raised ZeroDivisionError
-def idle_share(ratio):
-    return 1 / (1 + 1 / ratio)
-
-
+# ratio / (1 + ratio) => 1 / (1 + 1 / ratio)
 # %% idle_share: wrong, the share that is busy | of the step is idle
-def idle_share(ratio):
-    return 1 / (1 + ratio)
-
-
+# return ratio => return 1
 # %% idle_share: wrong, the way back | of the step is idle
-def idle_share(ratio):
-    return ratio / (1 - ratio) if ratio != 1 else 1.0
-
-
+# (1 + ratio) => (1 - ratio) if ratio != 1 else 1.0
 # %% idle_share: wrong, per cent | of the step is idle
-def idle_share(ratio):
-    return 100 * ratio / (1 + ratio)
-
-
+# return ratio => return 100 * ratio
 # %% idle_share: wrong, right for 25 % only | With 1 worker and
-def idle_share(ratio):
-    return 0.2
-
-
+# ratio / (1 + ratio) => 0.2
 # %% idle_share: wrong, rounds | of the step is idle
-def idle_share(ratio):
-    return round(ratio / (1 + ratio), 2)
-
-
+# ratio / (1 + ratio) => round(ratio / (1 + ratio), 2)
 # %% idle_share: wrong, nearly right while it is small | of the step is idle
-def idle_share(ratio):
-    return ratio - ratio**2 + ratio**3
-
+# return ratio / (1 + ratio) => return ratio - ratio**2 + ratio**3
 
 # %% enough: wrong, rounds down | is idle
 def enough(workers, share):
     return max(1, int((workers - 1) / share - workers + 1 - 1e-6))
 
-
 # %% enough: wrong, takes many | would do
 def enough(workers, share):
     return 1000
-
 
 # %% enough: wrong, a fraction | whole number
 def enough(workers, share):
     return (workers - 1) / share - workers + 1
 
-
 # %% enough: wrong, none for one worker | has to be one
 def enough(workers, share):
     return round((workers - 1) * (1 - share) / share + 0.4999)
 
-
 # %% enough: wrong, the other measure | would do
-def enough(workers, share):
-    microbatches = 1
-    while (workers - 1) / microbatches > share + 1e-9:
-        microbatches += 1
-    return microbatches
-
-
+# (microbatches + workers - 1) => microbatches
 # %% enough: wrong, one too many where it fits exactly | but 27 would do
-def enough(workers, share):
-    microbatches = 1
-    while (workers - 1) / (microbatches + workers - 1) >= share:
-        microbatches += 1
-    return microbatches
-
+# > share + 1e-9 => >= share
 
 # %% enough: wrong, four times the workers | is idle
 def enough(workers, share):
     return 4 * workers
 
-
 # %% enough: wrong, p in place of p - 1 | would do
-def enough(workers, share):
-    microbatches = 1
-    while workers / (microbatches + workers) > share:
-        microbatches += 1
-    return microbatches
-
+# (workers - 1) => workers
+# (microbatches + workers - 1) > share + 1e-9 => (microbatches + workers) > share
 
 # %% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
 def most_kept(ops):
     return sum("F" in op for op in ops)
 
-
 # %% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
 def most_kept(ops):
     return sum(1 if "F" in op else -1 for op in ops)
-
 
 # %% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
 def most_kept(ops):
     return next(index for index, op in enumerate(ops) if "B" in op)
 
-
 # %% most_kept: wrong, the letter is always the second | keeps 3 at most; you say 0
-def most_kept(ops):
-    kept = most = 0
-    for op in ops:
-        kept += 1 if op[1] == "F" else -1
-        most = max(most, kept)
-    return most
-
+# "F" in op => op[1] == "F"
 
 # %% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
 def most_kept(ops):
     return 2
 
-
 # %% most_kept: wrong, forwards in a row | keeps
-def most_kept(ops):
-    row = most = 0
-    for op in ops:
-        row = row + 1 if "F" in op else 0
-        most = max(most, row)
-    return most
-
-
+# kept = most => row = most
+# kept += 1 if "F" in op else -1 => row = row + 1 if "F" in op else 0
+# most, kept => most, row
 # %% most_kept: wrong, counts before the operation | keeps 2 at most; you say 3
-def most_kept(ops):
-    kept = most = 1
-    for op in ops:
-        kept += 1 if "F" in op else -1
-        most = max(most, kept)
-    return most
-
+# most = 0 => most = 1
 
 # %% most_kept: wrong, the highest number of a micro-batch | keeps 2 at most; you say 4
 def most_kept(ops):
     return 1 + max(int(op.split("F")[1]) for op in ops if "F" in op)
 
-
 # %% one_f_one_b: wrong, GPipe | the list is
 def one_f_one_b(worker, workers, microbatches):
     return [f"{worker}{letter}{i}" for letter in "FB" for i in range(microbatches)]
-
 
 # %% one_f_one_b: wrong, strictly in turn | the list is 0F0 0F1 0B0
 def one_f_one_b(worker, workers, microbatches):
     return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
 
-
 # %% one_f_one_b: wrong, every worker begins like the first | worker 1 of 2
-def one_f_one_b(worker, workers, microbatches):
-    first = min(workers, microbatches)
-    ops = [f"{worker}F{i}" for i in range(first)]
-    for i in range(microbatches):
-        ops.append(f"{worker}B{i}")
-        if first + i < microbatches:
-            ops.append(f"{worker}F{first + i}")
-    return ops
-
-
+# workers - worker => workers
 # %% one_f_one_b: wrong, micro-batches that do not exist | with 2 micro-batches the list is 0F0 0F1 0B0 0B1
-def one_f_one_b(worker, workers, microbatches):
-    first = workers - worker
-    ops = [f"{worker}F{i}" for i in range(first)]
-    for i in range(microbatches):
-        ops.append(f"{worker}B{i}")
-        if first + i < microbatches:
-            ops.append(f"{worker}F{first + i}")
-    return ops
-
+# min(workers - worker, microbatches) => workers - worker
 
 # %% one_f_one_b: wrong, forgets to drain | the list is
 def one_f_one_b(worker, workers, microbatches):
@@ -179,17 +95,8 @@ def one_f_one_b(worker, workers, microbatches):
         ops += [f"{worker}B{i}", f"{worker}F{first + i}"]
     return ops
 
-
 # %% one_f_one_b: wrong, one forward too few at the beginning | the list is
-def one_f_one_b(worker, workers, microbatches):
-    first = min(workers - worker - 1, microbatches)
-    ops = [f"{worker}F{i}" for i in range(first)]
-    for i in range(microbatches):
-        ops.append(f"{worker}B{i}")
-        if first + i < microbatches:
-            ops.append(f"{worker}F{first + i}")
-    return ops
-
+# workers - worker => workers - worker - 1
 
 # %% one_f_one_b: wrong, the last micro-batch first on the way back | the list is
 def one_f_one_b(worker, workers, microbatches):
@@ -203,33 +110,16 @@ def one_f_one_b(worker, workers, microbatches):
             ops.append(f"{worker}F{i}")
     return ops
 
-
 # %% one_f_one_b: wrong, one text | A list of texts is wanted
 def one_f_one_b(worker, workers, microbatches):
     return " ".join(f"{worker}F{i} {worker}B{i}" for i in range(microbatches))
 
-
 # %% one_f_one_b: wrong, always stage 0 | worker 1 of 2
-def one_f_one_b(worker, workers, microbatches):
-    first = min(workers - worker, microbatches)
-    ops = [f"0F{i}" for i in range(first)]
-    for i in range(microbatches):
-        ops.append(f"0B{i}")
-        if first + i < microbatches:
-            ops.append(f"0F{first + i}")
-    return ops
-
-
+# "{worker}F{i}" => "0F{i}"
+# "{worker}B{i}" => "0B{i}"
+# "{worker}F{first + i}" => "0F{first + i}"
 # %% one_f_one_b: wrong, for two workers only | worker 0 of 1
-def one_f_one_b(worker, workers, microbatches):
-    first = min(2 - worker, microbatches)
-    ops = [f"{worker}F{i}" for i in range(first)]
-    for i in range(microbatches):
-        ops.append(f"{worker}B{i}")
-        if first + i < microbatches:
-            ops.append(f"{worker}F{first + i}")
-    return ops
-
+# workers - => 2 -
 
 # %% enough: wrong, tries some hundred only | 0.25% is idle
 def enough(workers, share):
@@ -237,7 +127,6 @@ def enough(workers, share):
         if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
             return microbatches
     return 400
-
 
 # %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
 def most_kept(ops):
@@ -250,11 +139,6 @@ def most_kept(ops):
         most = max(most, forward - backward)
     return most
 
-
 # %% most_kept: wrong, empties the list | The list `ops` has changed
-def most_kept(ops):
-    kept = most = 0
-    while ops:
-        kept += 1 if "F" in ops.pop(0) else -1
-        most = max(most, kept)
-    return most
+# for op in => while
+# op else - => ops.pop(0) else -

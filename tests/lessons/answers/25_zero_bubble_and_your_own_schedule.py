@@ -3,50 +3,30 @@ def in_halves(words):
     weights = [word.replace("B", "W") for word in words if "B" in word]
     return [word.replace("B", "I") for word in words] + weights
 
-
 # %% in_halves: wrong, weights first | should become
-def in_halves(words):
-    halves = []
-    for word in words:
-        halves += [word.replace("B", "W"), word.replace("B", "I")] if "B" in word else [word]
-    return halves
-
-
+# ("B", "I"), word.replace("B", "W") => ("B", "W"), word.replace("B", "I")
 # %% in_halves: wrong, leaves the backward in | should become
-def in_halves(words):
-    halves = []
-    for word in words:
-        halves += [word, word.replace("B", "W")] if "B" in word else [word]
-    return halves
-
+# .replace("B", "I"), => ,
 
 # %% in_halves: wrong, input gradients alone | should become
 def in_halves(words):
     return [word.replace("B", "I") for word in words]
 
-
 # %% in_halves: wrong, one text | A list of texts is wanted
 def in_halves(words):
     return " ".join(words).replace("B", "I")
-
 
 # %% in_halves: wrong, pairs in the list | A list of texts is wanted
 def in_halves(words):
     return [[word.replace("B", "I"), word.replace("B", "W")] if "B" in word else word for word in words]
 
-
 # %% in_halves: wrong, both halves in one word | should become
 def in_halves(words):
     return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
 
-
 # %% in_halves: wrong, numbers of one digit | should become
-def in_halves(words):
-    halves = []
-    for word in words:
-        halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
-    return halves
-
+# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# +         halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
 
 # %% in_halves: wrong, changes the list | has changed the list
 def in_halves(words):
@@ -58,65 +38,36 @@ def in_halves(words):
         place += 1
     return words
 
-
 # %% in_halves: wrong, a generator | A list of texts is wanted
 def in_halves(words):
     return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
 
-
 # %% mine: wrong, the schedule above | leaves 14.3% idle
-mine = """
-0F0 0F1 0I0 0F2 0I1 0W0 0F3 0I2 0W1 0I3 0W2 0W3
-1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
-"""
-
-
+# 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 => 0I0 0F2 0I1 0W0 0F3 0I2 0W1 0I3 0W2
 # %% mine: wrong, keeps all | 4 micro-batches, and 3 are allowed
-mine = """
-0F0 0F1 0F2 0I0 0F3 0I1 0W0 0W1 0I2 0W2 0I3 0W3
-1F0 1I0 1F1 1I1 1F2 1I2 1F3 1I3 1W0 1W1 1W2 1W3
-"""
-
-
+# 0W0 0I1 0F3 => 0F3 0I1 0W0
+# 1W0 1F2 1I2 1W1 1F3 1I3 => 1F2 1I2 1F3 1I3 1W0 1W1
 # %% mine: wrong, waits for ever | never ends
-mine = """
-0F0 0I0 0F1 0F2 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3
-1F0 1F1 1I0 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
-"""
-
-
+# 0F1 0F2 0I0 => 0I0 0F1 0F2
+# 1I0 1F1 1I1 => 1F1 1I0 1I1
 # %% mine: wrong, forgets a half | 0W3 is missing
-mine = """
-0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3
-1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
-"""
-
+# 0W2 0I3 0W3 => 0W2 0I3
 
 # %% mine: wrong, no schedule | is not an operation
 mine = "forward forward backward backward"
 
-
 # %% mine: wrong, one line | Two workers need two lines
 mine = "0F0 0B0"
 
-
 # %% mine: wrong, 1F1B | leaves 20.0% idle
-mine = """
-0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
-1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
-"""
-
-
+# 0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3 => 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
+# 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3 => 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
 # %% mine: wrong, three micro-batches | It was refused
-mine = """
-0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2
-1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
-"""
-
+# 0F3 0W1 0I2 0W2 0I3 0W3 => 0W1 0I2 0W2
+# 1F3 1I3 1W2 1W3 => 1W2
 
 # %% mine: wrong, a list | a text of two lines
 mine = ["0F0 0F1", "1F0 1F1"]
-
 
 # %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
 def zero_bubble(worker, workers, microbatches):
@@ -125,17 +76,14 @@ def zero_bubble(worker, workers, microbatches):
         words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
     return words
 
-
 # %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
 def zero_bubble(worker, workers, microbatches):
     return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
-
 
 # %% zero_bubble: wrong, all weights at the end | are allowed
 def zero_bubble(worker, workers, microbatches):
     words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
     return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
-
 
 # %% zero_bubble: wrong, the first worker delays most | are allowed
 def zero_bubble(worker, workers, microbatches):
@@ -148,7 +96,6 @@ def zero_bubble(worker, workers, microbatches):
             words.append(saved.pop(0))
     return words + saved
 
-
 # %% zero_bubble: wrong, one micro-batch later on each worker | are allowed
 def zero_bubble(worker, workers, microbatches):
     words, saved = [], []
@@ -159,7 +106,6 @@ def zero_bubble(worker, workers, microbatches):
             if len(saved) > 1:
                 words.append(saved.pop(0))
     return words + saved
-
 
 # %% zero_bubble: wrong, forgets the weights that are left | is missing
 def zero_bubble(worker, workers, microbatches):
@@ -172,7 +118,6 @@ def zero_bubble(worker, workers, microbatches):
                 words.append(saved.pop(0))
     return words
 
-
 # %% zero_bubble: wrong, always the first worker | it was refused
 def zero_bubble(worker, workers, microbatches):
     words = []
@@ -180,18 +125,15 @@ def zero_bubble(worker, workers, microbatches):
         words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
     return words
 
-
 # %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
 def zero_bubble(worker, workers, microbatches):
     return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
         worker % 2
     ].split()
 
-
 # %% zero_bubble: wrong, one text | A list of texts is wanted
 def zero_bubble(worker, workers, microbatches):
     return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
-
 
 # %% zero_bubble: wrong, one delay too many | are allowed
 def zero_bubble(worker, workers, microbatches):
@@ -204,30 +146,17 @@ def zero_bubble(worker, workers, microbatches):
                 words.append(saved.pop(0))
     return words + saved
 
-
 # %% in_halves: wrong, takes the first stage for all | should become
-def in_halves(words):
-    stage, halves = words[0].split("F")[0], []
-    for word in words:
-        number = word.split("B")[-1]
-        halves += [f"{stage}I{number}", f"{stage}W{number}"] if "B" in word else [word]
-    return halves
-
-
+# halves = => stage, halves = words[0].split("F")[0],
+# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# +         number = word.split("B")[-1]
+# +         halves += [f"{stage}I{number}", f"{stage}W{number}"] if "B" in word else [word]
 # %% in_halves: wrong, all that is no forward becomes two | '0F0 0F1 0I0 0W0 0B1' should become
-def in_halves(words):
-    halves = []
-    for word in words:
-        halves += [word] if "F" in word else [word.replace("B", "I"), word.replace("B", "W")]
-    return halves
-
+# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# +         halves += [word] if "F" in word else [word.replace("B", "I"), word.replace("B", "W")]
 
 # %% mine: wrong, the last backward is whole | It runs, and has 0B3
-mine = """
-0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0B3
-1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3
-"""
-
+# 0W2 0I3 0W3 => 0W2 0B3
 
 # %% mine: wrong, lists of words | a text of two lines
 mine = [
@@ -235,16 +164,6 @@ mine = [
     "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3".split(),
 ]
 
-
 # %% zero_bubble: wrong, numbers of one digit | For 2 workers and 12 micro-batches
-def zero_bubble(worker, workers, microbatches):
-    words, saved = [], []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        if "B" not in word:
-            words.append(word)
-            continue
-        words.append(f"{word[0]}I{word[2]}")
-        saved.append(f"{word[0]}W{word[2]}")
-        if len(saved) > worker:
-            words.append(saved.pop(0))
-    return words + saved
+# word.replace("B", "I") => f"{word[0]}I{word[2]}"
+# word.replace("B", "W") => f"{word[0]}W{word[2]}"

@@ -5,7 +5,6 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return int(value / spacing) * spacing
 
-
 # %% rounded: wrong, a half always goes up | equally near
 def rounded(value, bits):
     import math
@@ -13,45 +12,31 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return math.floor(value / spacing + 0.5) * spacing
 
-
 # %% rounded: wrong, decimal places | cannot be written with so few bits
 def rounded(value, bits):
     return round(value, bits)
 
-
 # %% rounded: wrong, one bit too many | cannot be written with so few bits
-def rounded(value, bits):
-    import math
-
-    spacing = 2.0 ** (math.frexp(value)[1] - 2 - bits)
-    return round(value / spacing) * spacing
-
-
+# -     _, exponent = math.frexp(value)
+# -     spacing = 2.0 ** (exponent - 1 - bits)
+# +     spacing = 2.0 ** (math.frexp(value)[1] - 2 - bits)
 # %% rounded: wrong, one bit too few | is nearer
-def rounded(value, bits):
-    import math
-
-    spacing = 2.0 ** (math.frexp(value)[1] - bits)
-    return round(value / spacing) * spacing
-
+# -     _, exponent = math.frexp(value)
+# -     spacing = 2.0 ** (exponent - 1 - bits)
+# +     spacing = 2.0 ** (math.frexp(value)[1] - bits)
 
 # %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
 def rounded(value, bits):
     return round(value * 2**bits) / 2**bits
 
-
 # %% rounded: wrong, a logarithm of zero | raised ValueError
-def rounded(value, bits):
-    import math
-
-    spacing = 2.0 ** (math.floor(math.log2(abs(value))) - bits)
-    return round(value / spacing) * spacing
-
+# -     _, exponent = math.frexp(value)
+# -     spacing = 2.0 ** (exponent - 1 - bits)
+# +     spacing = 2.0 ** (math.floor(math.log2(abs(value))) - bits)
 
 # %% rounded: wrong, always bfloat16 | cannot be written with so few bits
 def rounded(value, bits):
     return torch.tensor(value).bfloat16().item()
-
 
 # %% rounded: wrong, loses the sign | is nearer
 def rounded(value, bits):
@@ -60,65 +45,43 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return round(abs(value) / spacing) * spacing
 
-
 # %% least_update: wrong, the whole spacing | is the whole way to the neighbour
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
 
 # %% least_update: wrong, in proportion to the weight | a smaller update than
 def least_update(weight, bits):
     return abs(weight) * 2.0**-bits / 2
 
-
 # %% least_update: wrong, the same for all weights | weight 3.0
 def least_update(weight, bits):
     return 2.0 ** (-bits - 1)
 
-
 # %% least_update: wrong, no sign of the weight | raised ValueError
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (math.floor(math.log2(weight)) - bits - 1)
-
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (math.floor(math.log2(weight)) - bits - 1)
 # %% least_update: wrong, rounds the exponent to zero | is the whole way to the neighbour
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (int(math.log2(abs(weight))) - bits - 1)
-
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (int(math.log2(abs(weight))) - bits - 1)
 # %% least_update: wrong, the exponent of frexp as it is | is the whole way to the neighbour
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (math.frexp(weight)[1] - bits) / 2
-
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (math.frexp(weight)[1] - bits) / 2
 # %% least_update: wrong, a quarter | leaves the weight as it is
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (math.frexp(weight)[1] - 1 - bits) / 4
-
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (math.frexp(weight)[1] - 1 - bits) / 4
 # %% least_update: wrong, bfloat16 only | leaves the weight as it is
-def least_update(weight, bits):
-    import math
-
-    return 2.0 ** (math.frexp(weight)[1] - 9)
-
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return 2.0 ** (math.frexp(weight)[1] - 9)
 # %% least_update: wrong, with a sign | is not the size of an update
-def least_update(weight, bits):
-    import math
-
-    return math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
-
+# -     _, exponent = math.frexp(weight)
+# -     return 2.0 ** (exponent - 1 - bits) / 2
+# +     return math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
 
 # %% scaled_step: wrong, looks at its own gradients only | and the other rank does not
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -130,19 +93,12 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
         return True, scale * 2, 0
     return True, scale, clean + 1
 
-
 # %% scaled_step: wrong, misses nan | steps with it
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+# gradient in gradients: => g in gradients:
+# gradient /= => g /=
 
 # %% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -154,7 +110,6 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     if clean + 1 == interval:
         return True, scale * 2, 0
     return True, scale, clean + 1
-
 
 # %% scaled_step: wrong, divides by the next scale | not those of the loss
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -169,43 +124,25 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
         g /= scale
     return True, scale, clean
 
-
 # %% scaled_step: wrong, does not divide | not those of the loss
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+# -     for gradient in gradients:
+# -         gradient /= scale
 # %% scaled_step: wrong, makes new gradients | not those of the loss
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for g in gradients:
-        g = g / scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+# gradient in gradients: => g in gradients:
+# gradient /= => g = g /
 # %% scaled_step: wrong, grows one step late | the next scale on rank 0 is 1024.0, and should be 2048
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    if clean == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+# gradient in gradients: => g in gradients:
+# gradient /= => g /=
+# clean + 1 == => clean ==
 
 # %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -218,19 +155,13 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     clean += 1
     return True, scale * 2 if clean % interval == 0 else scale, clean
 
-
 # %% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, clean
-    for g in gradients:
-        g /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+# scale / 2, 0 => scale / 2, clean
+# gradient in gradients: => g in gradients:
+# gradient /= => g /=
 
 # %% scaled_step: wrong, adds up all gradients to see it | one flag is enough
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -244,189 +175,91 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
         return True, scale * 2, 0
     return True, scale, clean + 1
 
-
 # %% compensated: wrong, forgets what was lost | the total is 1, and should be near
 def compensated(total, lost, update):
     return total + update, lost
 
-
 # %% compensated: wrong, the other sign | should be near
-def compensated(total, lost, update):
-    wanted = update + lost
-    new = total + wanted
-    return new, (new - total) - wanted
-
-
+# wanted - (new - total) => (new - total) - wanted
 # %% compensated: wrong, hands on the negative of what is lost | with its sign
-def compensated(total, lost, update):
-    wanted = update - lost
-    new = total + wanted
-    return new, (new - total) - wanted
-
+# update + => update -
+# wanted - (new - total) => (new - total) - wanted
 
 # %% compensated: wrong, keeps float32 | nothing longer may be kept
 def compensated(total, lost, update):
     new = total.float() + update.float() + lost.float()
     return new, lost
 
-
 # %% compensated: wrong, float32 for a moment only | the total is 1, and should be near
 def compensated(total, lost, update):
     return (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
-
 
 # %% compensated: wrong, the lost part is used and never renewed | should be near
 def compensated(total, lost, update):
     wanted = update + lost
     return total + wanted, lost
 
-
 # %% compensated: wrong, in the wrong order | should be near
-def compensated(total, lost, update):
-    wanted = update + lost
-    new = total + wanted
-    return wanted - (new - total), new
-
+# new, wanted - (new - total) => wanted - (new - total), new
 
 # %% compensated: wrong, forgets the older loss | should be near
 def compensated(total, lost, update):
     new = total + update + lost
     return new, update - (new - total)
 
-
 # %% compensated: wrong, only the total | It should return (total, lost)
 def compensated(total, lost, update):
     return total + (update + lost)
 
-
 # %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([0.0 if all(gradient.sum().isfinite() for gradient in gradients) else 1.0])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for gradient in gradients:
-        gradient /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([0.0 if all(gradient.sum().isfinite() for gradient in gradients) else 1.0])
 # %% scaled_step: wrong, other tensors in the list | Divide them in place
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    gradients[:] = [gradient / scale for gradient in gradients]
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
+# -     for gradient in gradients:
+# -         gradient /= scale
+# +     gradients[:] = [gradient / scale for gradient in gradients]
 
 # %% compensated: wrong, adds in float32 | All sums are done in bfloat16
-def compensated(total, lost, update):
-    exact = total.float() + lost.float() + update.float()
-    new = exact.bfloat16()
-    return new, (exact - new.float()).bfloat16()
-
+# wanted = update + lost => exact = total.float() + lost.float() + update.float()
+# new = total + wanted => new = exact.bfloat16()
+# return new, wanted - (new - total) => return new, (exact - new.float()).bfloat16()
 
 # %% rounded: wrong, by float32 | is nearer
-def rounded(value, bits):
-    import math
-
-    _, exponent = math.frexp(value)
-    spacing = 2.0 ** (exponent - 1 - bits)
-    return (torch.tensor(value) / spacing).round().item() * spacing
-
-
+# -     return round(value / spacing) * spacing  # round takes the even one of a tie
+# +     return (torch.tensor(value) / spacing).round().item() * spacing
 # %% rounded: wrong, by float32, and ties only if they are there exactly | is nearer
-def rounded(value, bits):
-    import math
-
-    _, exponent = math.frexp(value)
-    spacing = 2.0 ** (exponent - 1 - bits)
-    below = math.floor(value / spacing)
-    rest = round(value / spacing - below, 9)
-    up = rest > 0.5 or (rest == 0.5 and below % 2 == 1)
-    return (below + up) * spacing
-
-
+# -     return round(value / spacing) * spacing  # round takes the even one of a tie
+# +     below = math.floor(value / spacing)
+# +     rest = round(value / spacing - below, 9)
+# +     up = rest > 0.5 or (rest == 0.5 and below % 2 == 1)
+# +     return (below + up) * spacing
 # %% rounded: wrong, exponents of float32 only | 1e+300 with 3 bits
-def rounded(value, bits):
-    import math
-
-    _, exponent = math.frexp(value)
-    spacing = 2.0 ** (max(-125, min(128, exponent)) - 1 - bits)
-    return round(value / spacing) * spacing
-
-
+# exponent - => max(-125, min(128, exponent)) -
 # %% rounded: wrong, knows three formats | raised KeyError
-def rounded(value, bits):
-    import math
-
-    _, exponent = math.frexp(value)
-    spacing = 2.0 ** (exponent - 1) * {3: 1 / 8, 7: 1 / 128, 10: 1 / 1024}[bits]
-    return round(value / spacing) * spacing
-
+# -     spacing = 2.0 ** (exponent - 1 - bits)
+# +     spacing = 2.0 ** (exponent - 1) * {3: 1 / 8, 7: 1 / 128, 10: 1 / 1024}[bits]
 
 # %% least_update: wrong, the side above the weight, also of a negative one | leaves the weight as it is
-def least_update(weight, bits):
-    import math
-
-    _, exponent = math.frexp(math.nextafter(weight, math.inf))
-    return 2.0 ** (exponent - 1 - bits) / 2
-
+# (weight) => (math.nextafter(weight, math.inf))
 
 # %% scaled_step: wrong, remembers the last gradient only | steps with it
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    for gradient in gradients:
-        finite = bool(gradient.isfinite().all())
-    flag = torch.tensor([0.0 if finite else 1.0])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for gradient in gradients:
-        gradient /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# +     for gradient in gradients:
+# +         finite = bool(gradient.isfinite().all())
 # %% scaled_step: wrong, counts the ranks with a fault, and expects one | rank 0 has nan and rank 1 has inf
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-    flag = torch.tensor([0.0 if finite else 1.0])
-    all_reduce(flag)
-    if flag.item() == 1:
-        return False, scale / 2, 0
-    for gradient in gradients:
-        gradient /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
+# flag, "max" => flag
+# .item(): => .item() == 1:
 # %% scaled_step: wrong, gradients of one dimension only | raised RuntimeError
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    finite = bool(torch.cat(gradients).isfinite().all())
-    flag = torch.tensor([0.0 if finite else 1.0])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for gradient in gradients:
-        gradient /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
+# all(bool(gradient.isfinite().all()) for gradient in gradients) => bool(torch.cat(gradients).isfinite().all())
 
 # %% compensated: wrong, adds to the update that it was given | `update` has changed
-def compensated(total, lost, update):
-    update += lost
-    new = total + update
-    return new, update - (new - total)
-
+# wanted = update + => update +=
+# total + wanted => total + update
+# wanted - => update -
 
 # %% scaled_step: wrong, Python's max over the tensors loses a nan that does not come first | rank 1 has nan
 def scaled_step(gradients, scale, clean, interval, all_reduce):

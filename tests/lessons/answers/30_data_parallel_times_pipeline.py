@@ -3,57 +3,39 @@ def share(microbatches, replicas, replica):
     each = microbatches // replicas
     return list(range(replica * each, (replica + 1) * each))
 
-
 # %% share: wrong, everything to everybody | should get
-def share(microbatches, replicas, replica):
-    return list(range(microbatches))
-
+# replica, microbatches, replicas => microbatches
 
 # %% share: wrong, some that are not there | are not there
 def share(microbatches, replicas, replica):
     each = -(-microbatches // replicas)
     return [replica + number * replicas for number in range(each)]
 
-
 # %% share: wrong, a range for a list | should get a list, not range
-def share(microbatches, replicas, replica):
-    return range(replica, microbatches, replicas)
-
+# list(range(replica, microbatches, replicas)) => range(replica, microbatches, replicas)
 
 # %% share: wrong, a generator for a list | should get a list, not <generator
 def share(microbatches, replicas, replica):
     return (number for number in range(microbatches) if number % replicas == replica)
 
-
 # %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
-def share(microbatches, replicas, replica):
-    return tuple(range(replica, microbatches, replicas))
-
+# return list => return tuple
 
 # %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
 def share(microbatches, replicas, replica):
     return [replica + number * replicas for number in range(microbatches // replicas)]
 
-
 # %% share: wrong, replicas counted from 1 | should get
-def share(microbatches, replicas, replica):
-    return list(range(replica - 1, microbatches, replicas)) if replica else []
-
-
+# (range(replica, microbatches, replicas)) => (range(replica - 1, microbatches, replicas)) if replica else []
 # %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
-def share(microbatches, replicas, replica):
-    return list(range(replica, microbatches, 2))
-
+# , microbatches, replicas => , microbatches, 2
 
 # %% combined: wrong, a mean of means | away from the gradient
 def combined(gradients, samples):
     return sum(gradients) / len(gradients)
 
-
 # %% combined: wrong, a sum | away from the gradient
-def combined(gradients, samples):
-    return sum(gradients)
-
+# return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => return sum(gradients)
 
 # %% combined: wrong, one for each | should have the shape
 def combined(gradients, samples):
@@ -61,26 +43,16 @@ def combined(gradients, samples):
 
     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
 
-
 # %% combined: wrong, a sum over samples | With [4, 4] samples
-def combined(gradients, samples):
-    return sum(gradient * count for gradient, count in zip(gradients, samples))
-
-
+# ) / sum(samples) => )
 # %% combined: wrong, a weighted sum divided by the replicas | away from the gradient
-def combined(gradients, samples):
-    return sum(gradient * count for gradient, count in zip(gradients, samples)) / len(samples)
-
-
+# sum(samples) => len(samples)
 # %% combined: wrong, weights the other way round | With [7, 6] samples
-def combined(gradients, samples):
-    return sum(gradient * count for gradient, count in zip(gradients, reversed(samples))) / sum(samples)
-
+# zip(gradients, samples) => zip(gradients, reversed(samples))
 
 # %% combined: wrong, a number for a tensor | A tensor is wanted
 def combined(gradients, samples):
     return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
-
 
 # %% combined: wrong, changes what it was given | have changed
 def combined(gradients, samples):
@@ -89,110 +61,51 @@ def combined(gradients, samples):
         total = total + gradient * count
     return total / sum(samples)
 
-
 # %% step_time: wrong, no all-reduce | a step takes
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * (microbatches / replicas + stages - 1)
-
-
+# ) + 2 * (replicas - 1) / replicas * reduce / stages => )
 # %% step_time: wrong, all micro-batches for each replica | counts all 8 micro-batches for each replica
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * (microbatches + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
-
-
+# / replicas + => +
 # %% step_time: wrong, as if each worker sent the whole model | of its own stage alone
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce
-
-
+# reduce / stages => reduce
 # %% step_time: wrong, a stage as slow as the whole model | 4 workers as 1 times 4
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 * (microbatches / replicas + stages - 1) + 2 * (replicas - 1) / replicas * reduce / stages
-
-
+# / stages * => *
 # %% step_time: wrong, half of the all-reduce | half of the rounds
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * (microbatches / replicas + stages - 1) + (replicas - 1) / replicas * reduce / stages
-
-
+# 2 * (replicas - 1) => (replicas - 1)
 # %% step_time: wrong, no bubble | That has no bubble
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / stages * microbatches / replicas + 2 * (replicas - 1) / replicas * reduce / stages
-
-
+# (microbatches / replicas + stages - 1) => microbatches / replicas
 # %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
-def step_time(workers, microbatches, replicas, reduce):
-    stages = workers // replicas
-    return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
-
+# stages * (microbatches / replicas + stages - 1) => replicas * (microbatches / stages + replicas - 1)
+# (replicas - 1) / replicas * reduce / stages => (stages - 1) / stages * reduce / replicas
 
 # %% best: wrong, does not look at the budget | room for 10
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    return min(possible, key=time)
-
-
+# [r for r in possible if held(r) <= budget] => possible
+# time, default=None => time
 # %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    return max([r for r in possible if held(r) <= budget], default=None)
-
-
+# return min => return max
+# key=time, default => default
 # %% best: wrong, less than the budget alone | room for 9
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    return min([r for r in possible if held(r) < budget], key=time, default=None)
-
-
+# <= budget => < budget
 # %% best: wrong, powers of two alone | 6 workers, 12 micro-batches
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in (1, 2, 4, 8) if workers % r == 0 and microbatches % r == 0]
-    return min([r for r in possible if held(r) <= budget], key=time, default=None)
-
-
+# range(1, workers + 1) => (1, 2, 4, 8)
 # %% best: wrong, without one replica for each worker | room for 3
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers) if workers % r == 0 and microbatches % r == 0]
-    return min([r for r in possible if held(r) <= budget], key=time, default=None)
-
-
+# workers + 1 => workers
 # %% best: wrong, forgets that micro-batches must divide | that layout is not possible
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0]
-    return min([r for r in possible if held(r) <= budget], key=time, default=None)
-
-
+# 0 and microbatches % r == 0 => 0
 # %% best: wrong, fails where nothing fits | raised ValueError
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    return min([r for r in possible if held(r) <= budget], key=time)
-
-
+# time, default=None => time
 # %% best: wrong, the time and not the layout | the best has 2 replicas, not 200
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    return min([time(r) for r in possible if held(r) <= budget], default=None)
-
-
+# r for r in possible => time(r) for r in possible
+# key=time, default => default
 # %% best: wrong, the number of stages | 8 workers, 16 micro-batches, room for 100
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-    fits = [r for r in possible if held(r) <= budget]
-    return workers // min(fits, key=time) if fits else None
-
+# -     return min([r for r in possible if held(r) <= budget], key=time, default=None)
+# +     fits = [r for r in possible if held(r) <= budget]
+# +     return workers // min(fits, key=time) if fits else None
 
 # %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
 def share(microbatches, replicas, replica):
     import torch
 
     return list(torch.arange(microbatches)[replica::replicas])
-
 
 # %% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
@@ -201,14 +114,12 @@ def combined(gradients, samples):
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
     return weights @ torch.stack(gradients)
 
-
 # %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
     import torch
 
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
     return (torch.stack(gradients) * weights[:, None]).sum(0)
-
 
 # %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
 def combined(gradients, samples):
@@ -217,14 +128,12 @@ def combined(gradients, samples):
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
     return torch.einsum("r,r...->...", weights, torch.stack(gradients))
 
-
 # %% combined: wrong, takes the gradients out of the list | have changed
 def combined(gradients, samples):
     total, number = 0, sum(samples)
     for count in samples:
         total = total + gradients.pop(0) * count
     return total / number
-
 
 # %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
@@ -237,7 +146,6 @@ def best(workers, microbatches, time, held, budget):
                 found = r
     return found
 
-
 # %% best: wrong, stops where a step takes longer than the one before | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
     possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0 and held(r) <= budget]
@@ -247,7 +155,6 @@ def best(workers, microbatches, time, held, budget):
             break
         found = r
     return found
-
 
 # %% best: wrong, nothing takes longer than a billion | the best has 1 replicas, not None
 def best(workers, microbatches, time, held, budget):

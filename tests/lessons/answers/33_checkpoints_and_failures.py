@@ -4,14 +4,12 @@ def snapshot(training):
 
     return {"model": copy.deepcopy(training.model.state_dict())}
 
-
 # %% snapshot: wrong, not where the data stand | begins again with row 0
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state()})
-
 
 # %% snapshot: wrong, without the model | its weights are other ones
 def snapshot(training):
@@ -20,14 +18,12 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 
-
 # %% snapshot: wrong, without the optimizer | Adam remembers
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
-
 
 # %% snapshot: wrong, without the scheduler | learning rate
 def snapshot(training):
@@ -36,14 +32,12 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 
-
 # %% snapshot: wrong, without the generator | other noise
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "position": training.position})
-
 
 # %% snapshot: wrong, the seed of the generator | TypeError
 def snapshot(training):
@@ -52,12 +46,10 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 
-
 # %% snapshot: wrong, no copies | has changed while the training went on
 def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return {**states, "random": training.random.get_state(), "position": training.position}
-
 
 # %% snapshot: wrong, a shallow copy | has changed while the training went on
 def snapshot(training):
@@ -66,13 +58,11 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 
-
 # %% snapshot: wrong, a copy of the model only | has changed while the training went on
 def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     states["model"] = {name: each.clone() for name, each in states["model"].items()}
     return {**states, "random": training.random.get_state(), "position": training.position}
-
 
 # %% snapshot: wrong, the whole object | a dict
 def snapshot(training):
@@ -80,14 +70,12 @@ def snapshot(training):
 
     return copy.deepcopy(training)
 
-
 # %% snapshot: wrong, names of its own | knows the names
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
-
 
 # %% pieces: wrong, rows of the whole tensor | from the beginning of the file
 def pieces(rank, ranks, old, length):
@@ -98,7 +86,6 @@ def pieces(rank, ranks, old, length):
     first, last = bounds(rank, ranks)
     both = [(number, max(first, bounds(number, old)[0]), min(last, bounds(number, old)[1])) for number in range(old)]
     return [each for each in both if each[1] < each[2]]
-
 
 # %% pieces: wrong, takes all to divide evenly | it reads
 def pieces(rank, ranks, old, length):
@@ -111,28 +98,13 @@ def pieces(rank, ranks, old, length):
             found.append((number, low - number * old_wide, high - number * old_wide))
     return found
 
-
 # %% pieces: wrong, a piece without rows | without rows
-def pieces(rank, ranks, old, length):
-    def bounds(rank, ranks):
-        wide = -(-length // ranks)
-        return min(rank * wide, length), min((rank + 1) * wide, length)
-
-    first, last = bounds(rank, ranks)
-    found = []
-    for number in range(old):
-        begin, end = bounds(number, old)
-        low, high = max(first, begin), min(last, end)
-        if low <= high:
-            found.append((number, low - begin, high - begin))
-    return found
-
+# if low < => if low <=
 
 # %% pieces: wrong, the file of its own number | it has the rows
 def pieces(rank, ranks, old, length):
     wide = -(-length // old)
     return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
-
 
 # %% pieces: wrong, whole files | it has the rows
 def pieces(rank, ranks, old, length):
@@ -144,22 +116,8 @@ def pieces(rank, ranks, old, length):
     spans = [(number, *bounds(number, old)) for number in range(old)]
     return [(number, 0, end - begin) for number, begin, end in spans if max(first, begin) < min(last, end)]
 
-
 # %% pieces: wrong, the last row left out | as in a slice
-def pieces(rank, ranks, old, length):
-    def bounds(rank, ranks):
-        wide = -(-length // ranks)
-        return min(rank * wide, length), min((rank + 1) * wide, length)
-
-    first, last = bounds(rank, ranks)
-    found = []
-    for number in range(old):
-        begin, end = bounds(number, old)
-        low, high = max(first, begin), min(last, end) - 1
-        if low < high:
-            found.append((number, low - begin, high - begin))
-    return found
-
+# (last, end) => (last, end) - 1
 
 # %% pieces: wrong, reads everything | it has the rows
 def pieces(rank, ranks, old, length):
@@ -167,22 +125,11 @@ def pieces(rank, ranks, old, length):
     spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
     return [each for each in spans if each[2] > 0]
 
-
 # %% pieces: wrong, old and new mixed up | an old rank that is not there
-def pieces(rank, ranks, old, length):
-    def bounds(rank, ranks):
-        wide = -(-length // ranks)
-        return min(rank * wide, length), min((rank + 1) * wide, length)
-
-    first, last = bounds(rank, old)
-    found = []
-    for number in range(ranks):
-        begin, end = bounds(number, ranks)
-        low, high = max(first, begin), min(last, end)
-        if low < high:
-            found.append((number + old, low - begin, high - begin))
-    return found
-
+# = bounds(rank, ranks) => = bounds(rank, old)
+# range(old) => range(ranks)
+# number, old => number, ranks
+# number, low => number + old, low
 
 # %% pieces: wrong, the first that it finds | it has the rows
 def pieces(rank, ranks, old, length):
@@ -193,128 +140,59 @@ def pieces(rank, ranks, old, length):
     number = first // old_wide
     return [(number, first - number * old_wide, min(last - number * old_wide, old_wide))]
 
-
 # %% pieces: wrong, without the old ranks | triples
 def pieces(rank, ranks, old, length):
     wide = -(-length // ranks)
     return [(min(rank * wide, length), min((rank + 1) * wide, length))]
-
 
 # %% how_often: wrong, without the nodes | would be right for one node
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf) ** 0.5
     return interval, cost / interval + interval / (2 * node_mtbf)
 
-
 # %% how_often: wrong, more nodes fail less often | More nodes fail more often
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf * nodes
-    interval = (2 * cost * mtbf) ** 0.5
-    return interval, cost / interval + interval / (2 * mtbf)
-
-
+# node_mtbf / => node_mtbf *
 # %% how_often: wrong, without the 2 | lacks the 2
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf / nodes
-    interval = (cost * mtbf) ** 0.5
-    return interval, cost / interval + interval / (2 * mtbf)
-
-
+# 2 * cost => cost
 # %% how_often: wrong, without the root | lacks the root
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf / nodes
-    interval = 2 * cost * mtbf
-    return interval, cost / interval + interval / (2 * mtbf)
-
+# (2 * cost * mtbf) ** 0.5 => 2 * cost * mtbf
 
 # %% how_often: wrong, loses no work | only one half
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf / nodes) ** 0.5
     return interval, cost / interval
 
-
 # %% how_often: wrong, saves for nothing | only one half
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf / nodes
-    interval = (2 * cost * mtbf) ** 0.5
-    return interval, interval / (2 * mtbf)
-
-
+# cost / interval + interval => interval
 # %% how_often: wrong, a whole interval for each failure | in the middle of one
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf / nodes
-    interval = (2 * cost * mtbf) ** 0.5
-    return interval, cost / interval + interval / mtbf
-
+# (2 * mtbf) => mtbf
 
 # %% how_often: wrong, the share by one node | of the time is lost, not
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf / nodes) ** 0.5
     return interval, cost / interval + interval / (2 * node_mtbf)
 
-
 # %% how_often: wrong, the interval alone | two numbers
 def how_often(cost, node_mtbf, nodes):
     return (2 * cost * node_mtbf / nodes) ** 0.5
 
-
 # %% total_time: wrong, saves take no time | the work alone
-def total_time(work, interval, cost, restart, failures):
-    time = done = 0
-    for up in failures:
-        if work - done <= up:
-            break
-        done += up // interval * interval
-        time += up + restart
-    return time + work - done
-
-
+# -     def needed(left):
+# -         return left + (-(-left // interval) - 1) * cost
+# -
+# needed(work - done) <= => work - done <=
+# (interval + cost) => interval
+# time + needed(work - done) => time + work - done
 # %% total_time: wrong, a save at the end | a save after the last piece
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + -(-left // interval) * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) <= up:
-            break
-        done += up // (interval + cost) * interval
-        time += up + restart
-    return time + needed(work - done)
-
-
+# (-(-left // interval) - 1) => -(-left // interval)
 # %% total_time: wrong, counts whole intervals of the work | a save after the last piece
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + left // interval * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) <= up:
-            break
-        done += up // (interval + cost) * interval
-        time += up + restart
-    return time + needed(work - done)
-
-
+# (-(-left // interval) - 1) => left // interval
 # %% total_time: wrong, no time for restarts | the time of a restart
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + (-(-left // interval) - 1) * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) <= up:
-            break
-        done += up // (interval + cost) * interval
-        time += up
-    return time + needed(work - done)
-
+# up + restart => up
 
 # %% total_time: wrong, loses no work | loses no work
 def total_time(work, interval, cost, restart, failures):
     return work + (-(-work // interval) - 1) * cost + restart * len(failures)
-
 
 # %% total_time: wrong, begins anew | begins anew after each failure
 def total_time(work, interval, cost, restart, failures):
@@ -325,46 +203,16 @@ def total_time(work, interval, cost, restart, failures):
         time += up + restart
     return time + needed
 
-
 # %% total_time: wrong, counts a save that is not complete | that is not complete
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + (-(-left // interval) - 1) * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) <= up:
-            break
-        done += up // interval * interval
-        time += up + restart
-    return time + needed(work - done)
-
-
+# (interval + cost) => interval
 # %% total_time: wrong, forgets earlier saves | What earlier starts have saved
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + (-(-left // interval) - 1) * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) <= up:
-            break
-        done = up // (interval + cost) * interval
-        time += up + restart
-    return time + needed(work - done)
-
-
+# done += up => done = up
 # %% total_time: wrong, all failures come | the run ends there
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + (-(-left // interval) - 1) * cost
-
-    time = done = 0
-    for up in failures:
-        done = min(work, done + up // (interval + cost) * interval)
-        time += up + restart
-    return time + max(0, needed(work - done))
-
+# -         if needed(work - done) <= up:
+# -             break
+# -         done += up // (interval + cost) * interval
+# +         done = min(work, done + up // (interval + cost) * interval)
+# time + needed(work - done) => time + max(0, needed(work - done))
 
 # %% total_time: wrong, does not stop when the work is done | the run ends there
 def total_time(work, interval, cost, restart, failures):
@@ -375,20 +223,8 @@ def total_time(work, interval, cost, restart, failures):
     left = work - done
     return time + left + (-(-left // interval) - 1) * cost
 
-
 # %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
-def total_time(work, interval, cost, restart, failures):
-    def needed(left):
-        return left + (-(-left // interval) - 1) * cost
-
-    time = done = 0
-    for up in failures:
-        if needed(work - done) < up:
-            break
-        done += up // (interval + cost) * interval
-        time += up + restart
-    return time + needed(work - done)
-
+# (work - done) <= => (work - done) <
 
 # %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
 snapshots = {}
@@ -402,7 +238,6 @@ def snapshot(training):
     snapshots.update(random=training.random.get_state(), position=training.position)
     return snapshots
 
-
 # %% snapshot: wrong, takes it that Adam has made a step | raised KeyError
 def snapshot(training):
     import copy
@@ -411,25 +246,8 @@ def snapshot(training):
     states["optimizer"]["state"][0]["step"].item()
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 
-
 # %% pieces: wrong, fractions | triples of whole numbers are wanted
-def pieces(rank, ranks, old, length):
-    def bounds(rank, ranks):
-        wide = float(-(-length // ranks))
-        return min(rank * wide, length), min((rank + 1) * wide, length)
-
-    first, last = bounds(rank, ranks)
-    found = []
-    for number in range(old):
-        begin, end = bounds(number, old)
-        low, high = max(first, begin), min(last, end)
-        if low < high:
-            found.append((number, low - begin, high - begin))
-    return found
-
+# = -(-length // ranks) => = float(-(-length // ranks))
 
 # %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
-def how_often(cost, node_mtbf, nodes):
-    mtbf = node_mtbf // nodes
-    interval = (2 * cost * mtbf) ** 0.5
-    return interval, cost / interval + interval / (2 * mtbf)
+# node_mtbf / => node_mtbf //

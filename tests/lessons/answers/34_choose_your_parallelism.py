@@ -4,18 +4,15 @@ def layouts(workers, layers, heads, microbatches):
     found = [(a, b, c) for a in n for b in n for c in n if a * b * c == workers]
     return [(a, b, c) for a, b, c in found if heads % b == microbatches % a == 0]
 
-
 # %% layouts: wrong, does not look at the heads | does not divide the heads
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == microbatches % a == 0]
 
-
 # %% layouts: wrong, does not look at the micro-batches | do not divide the micro-batches
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == heads % b == 0]
-
 
 # %% layouts: wrong, powers of two alone | 6 workers, 6 layers
 def layouts(workers, layers, heads, microbatches):
@@ -28,7 +25,6 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
-
 # %% layouts: wrong, no more than all workers used | needs 1 workers
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
@@ -39,7 +35,6 @@ def layouts(workers, layers, heads, microbatches):
         for c in n
         if workers % (a * b * c) == 0 and layers % c == heads % b == microbatches % a == 0
     ]
-
 
 # %% layouts: wrong, lists for triples | is no triple
 def layouts(workers, layers, heads, microbatches):
@@ -52,13 +47,11 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
-
 # %% layouts: wrong, pp with a fraction | of whole numbers
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     found = [(a, b, workers / (a * b)) for a in n for b in n]
     return [(a, b, c) for a, b, c in found if layers % c == heads % b == microbatches % a == 0]
-
 
 # %% layouts: wrong, each dimension below all workers | is missing
 def layouts(workers, layers, heads, microbatches):
@@ -71,7 +64,6 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
-
 # %% layouts: wrong, an iterator | a list is wanted
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
@@ -82,7 +74,6 @@ def layouts(workers, layers, heads, microbatches):
         for c in n
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     )
-
 
 # %% layouts: wrong, tp and pp exchanged | does not divide the heads
 def layouts(workers, layers, heads, microbatches):
@@ -95,97 +86,52 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
-
 # %% held: wrong, no ZeRO | dp=4, tp=1, pp=1
-def held(parameters, activations, dp, tp, pp, microbatches):
-    under_way = min(pp, microbatches // dp)
-    return (parameters * 16 + under_way * activations) / (tp * pp)
-
-
+# (4 + 12 / dp) => 16
 # %% held: wrong, ZeRO for everything | dp=4, tp=1, pp=1
-def held(parameters, activations, dp, tp, pp, microbatches):
-    under_way = min(pp, microbatches // dp)
-    return (parameters * 16 / dp + under_way * activations) / (tp * pp)
-
+# (4 + 12 / dp) => 16 / dp
 
 # %% held: wrong, activations of all micro-batches | dp=1, tp=1, pp=1
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + microbatches / dp * activations) / (tp * pp)
 
-
 # %% held: wrong, always pp micro-batches under way | dp=4, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + pp * activations) / (tp * pp)
-
 
 # %% held: wrong, micro-batches not dealt to the replicas | dp=4, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + min(pp, microbatches) * activations) / (tp * pp)
 
-
 # %% held: wrong, activations whole on each rank | dp=1, tp=4, pp=1
-def held(parameters, activations, dp, tp, pp, microbatches):
-    under_way = min(pp, microbatches // dp)
-    return parameters * (4 + 12 / dp) / (tp * pp) + under_way * activations / pp
-
+# (parameters * (4 + 12 / dp) + under_way * activations) => parameters * (4 + 12 / dp)
+# (tp * pp) => (tp * pp) + under_way * activations / pp
 
 # %% held: wrong, one micro-batch under way | dp=1, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + activations) / (tp * pp)
 
-
 # %% held: wrong, a pipeline cuts the layers alone | dp=1, tp=4, pp=1
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + min(pp, microbatches // dp) * activations) / pp
 
-
 # %% step_time: wrong, no bubble | dp=1, tp=1, pp=4
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
-    return microbatches / dp * turn + all_reduce(gradient / (tp * pp), dp)
-
-
+# (microbatches / dp + pp - 1) => microbatches / dp
 # %% step_time: wrong, the whole gradient | dp=2, tp=2, pp=1
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
-    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient, dp)
-
-
+# gradient / (tp * pp) => gradient
 # %% step_time: wrong, the vector cut | dp=1, tp=4, pp=1
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector / tp, tp)
-    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
-
-
+# vector, tp => vector / tp, tp
 # %% step_time: wrong, all layers in each stage | dp=2, tp=2, pp=3
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers * 4 * all_reduce(vector, tp)
-    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
-
-
+# / pp * 4 => * 4
 # %% step_time: wrong, one all-reduce in each layer | dp=1, tp=4, pp=1
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * all_reduce(vector, tp)
-    return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
-
-
+# 4 * all_reduce => all_reduce
 # %% step_time: wrong, micro-batches not dealt | dp=4, tp=1, pp=1
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
-    return (microbatches + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
-
-
+# / dp + pp => + pp
 # %% step_time: wrong, gradients added up for each micro-batch | dp=4, tp=1, pp=1
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)
-    return (microbatches / dp + pp - 1) * (turn + all_reduce(gradient / (tp * pp), dp))
-
-
+# turn + all_reduce(gradient / (tp * pp), dp) => (turn + all_reduce(gradient / (tp * pp), dp))
 # %% step_time: wrong, arguments of all_reduce exchanged | takes a number of ranks
-def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce):
-    turn = work / (tp * pp) + layers / pp * 4 * all_reduce(tp, vector + 0.5)
-    return (microbatches / dp + pp - 1) * turn + all_reduce(dp, gradient / (tp * pp))
-
+# vector, tp => tp, vector + 0.5
+# gradient / (tp * pp), dp => dp, gradient / (tp * pp)
 
 # %% choose: wrong, tensor parallel over several hosts | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -194,14 +140,12 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
-
 # %% choose: wrong, tensor parallel up to the size of a host | does not divide the 6 workers of a host
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == 0 and b <= per_host]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
-
 
 # %% choose: wrong, does not look at the budget | room for 100
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -210,14 +154,12 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min(possible, key=time, default=None)
 
-
 # %% choose: wrong, fails where nothing fits | raised ValueError
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time)
-
 
 # %% choose: wrong, the smallest and not the fastest | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -226,14 +168,12 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=held, default=None)
 
-
 # %% choose: wrong, forgets the heads | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
-
 
 # %% choose: wrong, forgets the layers | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -242,14 +182,12 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
-
 # %% choose: wrong, its time and not the layout | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([time(layout) for layout in possible if held(layout) <= budget], default=None)
-
 
 # %% choose: wrong, always a whole host for tensor parallel | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -259,11 +197,9 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
-
 # %% held: wrong, whole bytes of state | dp=8, tp=1, pp=2
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 // dp) + min(pp, microbatches // dp) * activations) / (tp * pp)
-
 
 # %% choose: wrong, a layout that fills the budget does not fit | room for 121.875
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -277,41 +213,11 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
                 fits.append(layout)
     return min(fits, key=time, default=None)
 
-
 # %% layouts: wrong, no more stages than layers | in (1, 2, 4) the stages do not divide the layers
-def layouts(workers, layers, heads, microbatches):
-    found = []
-    for dp in range(1, workers + 1):
-        for tp in range(1, workers + 1):
-            if workers % (dp * tp):
-                continue
-            pp = workers // (dp * tp)
-            if pp <= layers and heads % tp == 0 and microbatches % dp == 0:
-                found.append((dp, tp, pp))
-    return found
-
-
+# layers % pp == 0 => pp <= layers
 # %% layouts: wrong, no more ranks than heads | tensor parallel does not divide the heads
-def layouts(workers, layers, heads, microbatches):
-    found = []
-    for dp in range(1, workers + 1):
-        for tp in range(1, min(workers, heads) + 1):
-            if workers % (dp * tp):
-                continue
-            pp = workers // (dp * tp)
-            if layers % pp == 0 and microbatches % dp == 0:
-                found.append((dp, tp, pp))
-    return found
-
-
+# tp in range(1, workers + 1) => tp in range(1, min(workers, heads) + 1)
+# heads % tp == 0 and microbatches => microbatches
 # %% layouts: wrong, no more replicas than micro-batches | the replicas do not divide the micro-batches
-def layouts(workers, layers, heads, microbatches):
-    found = []
-    for dp in range(1, min(workers, microbatches) + 1):
-        for tp in range(1, workers + 1):
-            if workers % (dp * tp):
-                continue
-            pp = workers // (dp * tp)
-            if layers % pp == 0 and heads % tp == 0:
-                found.append((dp, tp, pp))
-    return found
+# dp in range(1, workers + 1) => dp in range(1, min(workers, microbatches) + 1)
+# 0 and microbatches % dp == 0 => 0
