@@ -24,7 +24,6 @@ PAGES = [
     "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md",
     "benchmarks/RESULTS.md",
 ]  # fmt: skip
-NO_PAGES = ("docs/site/", "docs/pictures/README.md", "docs/pictures/before")
 CONTENTS = {
     "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
     "Use": [
@@ -58,8 +57,7 @@ def arrange(source: Path) -> None:
     for pattern in PAGES:
         for path in ROOT.glob(pattern):
             name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(NO_PAGES):
-                write(source / _page(name), markdown(path.read_text(), name) + contents(name))
+            write(source / _page(name), markdown(path.read_text(), name) + contents(name))
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         write(source / "notebooks" / path.name, lesson(path))
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
@@ -97,7 +95,7 @@ def _link(link: re.Match[str], name: str) -> str:
     inside = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else ""
     if mark:
         return link[0]
-    if target.suffix in (".md", ".ipynb") and target.exists() and not inside.startswith(NO_PAGES):
+    if target.suffix in (".md", ".ipynb") and target.exists():
         if inside == "README.md":
             back = os.path.relpath(ROOT / "index.md", (ROOT / name).parent)
             return f"[{words}]({back}{'#' + anchor if anchor else ''})"

@@ -1,11 +1,10 @@
 """The pictures of panels in the docs, taken in JupyterLab.
 
     PYTHONPATH=tests python tests/browser/shots.py docs/pictures
-    PYTHONPATH=tests python tests/browser/shots.py docs/pictures --workers 8 --only messages training
+    PYTHONPATH=tests python tests/browser/shots.py docs/pictures --only messages training
     PYTHONPATH=tests python tests/browser/shots.py docs --only readme
 
-Each panel once in the light theme and once in the dark one, of a cluster that is at work. With `--workers` the programs
-run on that many workers, and the number stands in the names of the pictures.
+Each panel once in the light theme and once in the dark one, of a cluster that is at work.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ import time, torch
 for epoch in range(600):
     torch.randn(500, 500).matrix_exp()
     time.sleep(0.3 + epoch % 9 / 10)"""
-LOG = "_ = cluster.rpc_sync(cluster.workers[:3][-1], print, ('loader: shard 7 of 12 is read',))"
+LOG = "_ = cluster.rpc_sync('worker3', print, ('loader: shard 7 of 12 is read',))"
 LOSE = "import os, signal\nos.kill(cluster.pid(last), signal.SIGKILL)"
 
 TALK = [
@@ -53,7 +52,7 @@ def there_and_on(x, to, *rest):
     y = rpc.rpc_sync(to, there_and_on, (x, *rest)) if rest else rpc.rpc_sync(to, torch.mul, (x, 2.0))
     return y * x
 
-first, *rest = cluster.workers[1:] if len(cluster.workers) > 2 else cluster.workers""",
+first, *rest = cluster.workers[1:]""",
     "%panel messages",
     """x = torch.ones(1000, requires_grad=True)
 rref = rpc.remote("worker1", torch.ones, (1000,))
@@ -147,25 +146,22 @@ HALFWAY = """() => {
 GO_ON = "() => { window.requestAnimationFrame = window.goesOn; }"
 
 
-def lesson(workers: int) -> nbformat.NotebookNode:
-    """The first lesson without exercises; with more workers also with more layers, and norms so that these train."""
+def lesson() -> nbformat.NotebookNode:
+    """The first lesson without exercises."""
     notebook = nbformat.read(LESSON, 4)
     notebook.cells = [cell for cell in notebook.cells if not any(":" in tag for tag in cell.metadata.get("tags", ()))]
-    layer, norm = "    nn.Linear(512, 512),\n    nn.ReLU(),\n", "    nn.LayerNorm(512),\n"
-    for cell in notebook.cells if workers > 2 else ():
-        cell.source = cell.source.replace("start 2", f"start {workers}").replace(2 * layer, workers * (norm + layer))
     return notebook
 
 
 class Shots:
-    """Runs programs on `workers` workers, or if that is None on as many as suit each; writes pictures to a folder."""
+    """Runs programs in JupyterLab, and writes pictures to a folder."""
 
-    def __init__(self, lab: Lab, folder: Path, workers: int | None) -> None:
-        self.lab, self.folder, self.workers = lab, folder, workers
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
 
-    def open(self, usual: int, sources: list[str], height: int) -> Notebook:
+    def open(self, workers: int, sources: list[str], height: int) -> Notebook:
         """A notebook in which the cluster has started."""
-        start = f"%load_ext rpcbench\n%cluster start {self.workers or usual}"
+        start = f"%load_ext rpcbench\n%cluster start {workers}"
         cells = [nbformat.v4.new_code_cell(source) for source in (start, *sources)]
         notebook = self.lab.open(nbformat.v4.new_notebook(cells=cells), "panels.ipynb", width=1300, height=height)
         notebook.page.evaluate(HIDE_LEFT)
@@ -185,27 +181,24 @@ class Shots:
             page.locator(f"body[data-jp-theme-light={str(theme == 'light').lower()}]").wait_for(state="attached")
             page.locator("#jupyterlab-splash").wait_for(state="detached")  # it covers a page that changes its theme
             page.emulate_media(color_scheme=theme)
-            many = f"-{self.workers}" if self.workers else ""
-            file = f"{name}.png" if (theme, many) == ("light", "") and name in BARE else f"{name}{many}-{theme}.png"
+            file = f"{name}.png" if theme == "light" and name in BARE else f"{name}-{theme}.png"
             page.locator(what or f".rb-{name}").screenshot(path=self.folder / file, animations="disabled")
 
 
 def of_workers(shots: Shots) -> None:
-    """All that workers are often in, and the RRefs between them. Of more than two, the last one is lost."""
+    """All that workers are often in, and the RRefs between them. The last one is lost."""
     panels = ["%panel rrefs", "%panel workers"]
     notebook = shots.open(4, [SHARE, CELL, LOG, *panels, LOSE], 2000)
     shots.run(notebook, SHARE, CELL, LOG, *panels)
-    page, count = notebook.page, notebook.value("len(cluster.workers)")
+    page = notebook.page
     page.locator("[data-rref]").nth(4).wait_for()
     shots.take(page, "rrefs")
     page.wait_for_timeout(CURVES)
-    if count > 2:
-        shots.run(notebook, LOSE)
-        page.locator(f"tr[data-worker='{count}'][data-state='lost']").wait_for()
+    shots.run(notebook, LOSE)
+    page.locator("tr[data-worker='4'][data-state='lost']").wait_for()
     page.locator("tr[data-worker='1'][data-doing='cell']").wait_for()
     page.locator("tr[data-worker='2'][data-busy='3']").wait_for()
-    if count < 8:  # else there is no room for the log beside all rows
-        page.locator(f"tr[data-worker='{min(3, count)}'] .rb-opener").click()
+    page.locator("tr[data-worker='3'] .rb-opener").click()
     shots.take(page, "workers")
 
 
@@ -223,10 +216,8 @@ def of_messages(shots: Shots) -> None:
 
 def of_collectives(shots: Shots) -> None:
     """What workers do together, one of them slow, and one missing at the end; as messages and over time."""
-    count = shots.workers or 4
-    names = [f"worker{i + 1}" for i in range(count) if i + 1 != min(3, count)]
-    barrier = f"%%remote {' '.join(names)} --async\ndist.barrier()"
-    notebook = shots.open(count, [*TOGETHER, barrier], 1800)
+    barrier = "%%remote worker1 worker2 worker4 --async\ndist.barrier()"
+    notebook = shots.open(4, [*TOGETHER, barrier], 1800)
     shots.run(notebook, *TOGETHER, barrier)
     page = notebook.page
     page.locator("select[aria-label='Kinds of messages']").select_option("collective")
@@ -247,7 +238,7 @@ def of_shards(shots: Shots) -> None:
 
 
 def of_autograd(shots: Shots) -> None:
-    """A backward pass in its middle, and with `--workers` after its context is released."""
+    """A backward pass in its middle."""
     notebook = shots.open(3, BACKWARD, 1400)
     page = notebook.page
     shots.run(notebook, "%panel")
@@ -257,15 +248,11 @@ def of_autograd(shots: Shots) -> None:
     shots.take(page, "autograd")
     page.evaluate(GO_ON)
     notebook.ended("backward(")
-    page.locator(".rb-choose").dispatch_event("change")  # the panel draws again
-    page.locator(".rb-autograd", has_text="released").wait_for()
-    if shots.workers:
-        shots.take(page, "autograd-released", ".rb-autograd")
 
 
 def of_training(shots: Shots) -> None:
     """The first lesson, once it has trained: the pipeline, and on the dashboard the other panels with it."""
-    notebook = shots.lab.open(lesson(shots.workers or 2), LESSON.name, width=1300, height=2400)
+    notebook = shots.lab.open(lesson(), LESSON.name, width=1300, height=2400)
     page = notebook.page
     page.set_default_timeout(240_000)
     page.evaluate(HIDE_LEFT)
@@ -310,10 +297,9 @@ OF = {**PANELS, "readme": of_readme}
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make the pictures of panels in the documentation.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--workers", type=int, metavar="N")
     parser.add_argument("--only", nargs="+", choices=OF, default=[*PANELS])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home, running(Path(home)) as lab:
         for name in options.only:
-            OF[name](Shots(lab, options.folder, options.workers))
+            OF[name](Shots(lab, options.folder))
             lab.leave()
