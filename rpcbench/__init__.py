@@ -1,6 +1,7 @@
 """rpcbench: a Jupyter workbench for distributed PyTorch.
 
-Public names are resolved on first use, so `import rpcbench` loads neither torch nor IPython and starts no thread.
+Public names are resolved on first use, so `import rpcbench` loads neither torch nor IPython and starts no thread. It
+fails where rpcbench cannot work (`base.requirements`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from rpcbench.base.requirements import check_requirements
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+check_requirements()
 
 __version__ = "0.1.0"
 
