@@ -95,6 +95,8 @@ class ForkServerClient:
     @property
     def lost(self) -> bool:
         """Whether its process has ended, even if the reader has not noticed that yet."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self._process.poll() is not None
         try:  # WNOWAIT: the status stays for `Popen.wait`
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:

@@ -474,10 +474,13 @@ def _send_word(sock: socket.socket, deadline: float, word: bytes, *descriptors: 
     socket.send_fds(sock, [word], descriptors)
 
 
+_CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS lacks it, and sends no descriptors
+
+
 def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
     """Return a word, the descriptors received with it, and whether some were lost (this process is at its limit)."""
     sock.settimeout(_left(deadline))
-    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, _CLOSED_IN_CHILDREN)
     if not word:
         raise ConnectionResetError("the peer closed the connection before it had announced its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)
