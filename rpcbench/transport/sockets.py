@@ -42,11 +42,7 @@ _ARMED = getattr(select, "EPOLLIN", 0) | _DISARMED
 
 def spins() -> bool:
     """Return whether threads of this process spin before they sleep."""
-    return os.environ.get("RPCBENCH_EAGER", "1") not in ("", "0") and _cores() > 1
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+    return os.environ.get("RPCBENCH_EAGER", "1") not in ("", "0") and len(os.sched_getaffinity(0)) > 1
 
 
 class AdaptiveSpin:
