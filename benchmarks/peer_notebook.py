@@ -159,10 +159,16 @@ _MONARCH = Peer(
     name="Monarch", module="monarch", packages="torchmonarch",
     start="from monarch.actor import Actor, endpoint, this_host\n"
     "class Worker(Actor):\n    @endpoint\n    def run(self, deed):\n        return deed()\n"
-    "workers = this_host().spawn_procs(per_host={'gpus': 2}).spawn('workers', Worker)",
+    "processes = this_host().spawn_procs(per_host={'gpus': 2})\nworkers = processes.spawn('workers', Worker)",
     workers=("0", "1"),
     cell="def deed():\nBODY\nworkers.slice(gpus=WORKER).run.call_one(deed).get()",
     called=r"gpus\W{0,6}1\b",
+    tasks={
+        "spmd": "from monarch.spmd import setup_torch_elastic_env\nsetup_torch_elastic_env(processes)\n"
+        "def train():\n    torch.distributed.init_process_group('gloo')\n    x = torch.ones(1)\n"
+        "    torch.distributed.all_reduce(x)\n    torch.distributed.destroy_process_group()\n    return x.item()\n"
+        "print(list(workers.run.call(train).get().values()) == [2.0, 2.0])",
+    },
 )  # fmt: skip
 
 _SPMD_CELL = """import torch
