@@ -9,7 +9,7 @@ DEMO := $(or $(wildcard $(READY)),.venv/demo)  # where the tests run, the demo d
 # Tests run side by side, two for each core. Compiled modules are kept, which not every machine does by itself.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
-.PHONY: demo test test-all flaky lab docs lessons site lint clean
+.PHONY: demo test test-all flaky lab docs lessons site lint release clean
 
 demo: $(DEMO)
 	$(BIN)/rpcbench demo
@@ -43,6 +43,9 @@ site: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+release:  # all but the publication
+	.ci/release
 
 clean:
 	rm -rf .venv dist build

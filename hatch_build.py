@@ -38,7 +38,7 @@ class RepositoryMetadata(MetadataHookInterface):
 def repository_address(environment: os._Environ[str] | dict[str, str]) -> str:
     """Return the address in an environment, without a slash at its end; an empty text where there is none."""
     address = environment.get("RPCBENCH_REPOSITORY", "").rstrip("/")
-    if address and not re.fullmatch(r"https://[^/\s]+(/[^/\s]+)+", address):
+    if address and not re.fullmatch(r"https://[^/\s]+(/(?!blob/)[^/\s]+)+", address):
         raise ValueError(
             f"RPCBENCH_REPOSITORY is {address!r}, which is no web address of a repository: "
             "set it to one such as https://host/owner/name, or unset it"

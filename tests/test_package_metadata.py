@@ -100,7 +100,9 @@ f[0](x)
     assert make_links_absolute(text, ADDRESS, "v1") == expected
 
 
-@pytest.mark.parametrize("wrong", ["owner/name", "git@forge.example:owner/name", "https://forge.example"])
+@pytest.mark.parametrize(
+    "wrong", ["owner/name", "git@forge.example:owner/name", "https://forge.example", f"{ADDRESS}/blob/main"]
+)
 def test_an_address_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match=r"RPCBENCH_REPOSITORY is .* set it to one such as"):
         repository_address({"RPCBENCH_REPOSITORY": wrong})
