@@ -98,13 +98,13 @@ def test_all_parts_have_one_version() -> None:
     assert named and (named[1] or named[2]) == rpcbench.__version__, "the first version in CHANGELOG.md"
 
 
-def test_jupyterlab_is_told_the_python_package_of_the_extension() -> None:
-    """Without `install.json` its extension manager offers the package of another author as an update."""
+def test_jupyterlab_finds_the_updates_of_the_extension_under_the_name_of_this_distribution() -> None:
+    """JupyterLab's extension manager installs, as an update, the distribution with the name of the extension."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    name = json.loads((ROOT / "extension" / "package.json").read_text())["name"]
-    place = f"share/jupyter/labextensions/{name}"
+    place = f"share/jupyter/labextensions/{NAME}"
     assert wheel["shared-data"] == {"extension/labextension": place, "extension/install.json": f"{place}/install.json"}
-    assert json.loads((ROOT / "extension" / "labextension" / "package.json").read_text())["name"] == name
+    for path in ("extension/package.json", "extension/labextension/package.json"):
+        assert json.loads((ROOT / path).read_text())["name"] == NAME, path
     told = json.loads((ROOT / "extension" / "install.json").read_text())
     assert (told["packageManager"], told["packageName"]) == ("python", NAME)
 

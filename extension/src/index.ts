@@ -24,7 +24,7 @@ import { PanelTabs } from './tabs';
 import '../style/index.css';
 
 const plugin: JupyterFrontEndPlugin<void> = {
-  id: 'rpcbench:plugin',
+  id: 'jupyter-rpcbench:plugin',
   description: 'Workers in a sidebar, a target for each cell, panels as tabs, a start page.',
   autoStart: true,
   requires: [INotebookTracker],

@@ -85,6 +85,8 @@ def missing() -> str | None:
     absent = [name for name in ("jupyterlab", "notebook", "playwright") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{' and '.join(absent)} not installed: pip install -e '.[dev]'"
+    if Path(sys.prefix, "share/jupyter/labextensions/rpcbench").exists():  # JupyterLab would load both
+        return "the extension is here under its earlier name: pip uninstall rpcbench, then pip install --no-deps -e ."
     return None if CHROMIUM else "no Chromium: set CHROMIUM or put it on PATH"
 
 
@@ -270,7 +272,7 @@ def _server(folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
 def _server_at(port: int, runtime: Path, folder: Path, token: str, dark: bool, front: str) -> Iterator[str]:
     home = folder / ".home"
     _write_settings(home / "settings", dark)
-    shutil.copytree(EXTENSION, home / "data" / "labextensions" / "rpcbench")  # this checkout's, whatever is installed
+    shutil.copytree(EXTENSION, home / "data" / "labextensions" / "jupyter-rpcbench")  # not the installed one
     own = {"CONFIG_DIR": "config", "DATA_DIR": "data"}
     env = {
         **os.environ,

@@ -1,4 +1,4 @@
-"use strict";(self.rspackChunkrpcbench=self.rspackChunkrpcbench||[]).push([[266],{22(r,o,e){var a=e(23),t=e.n(a),n=e(24),i=(e.n(n))()(t());i.push([r.id,`/* All colours are JupyterLab's own, so every theme works. A shape and a word show each state besides its colour. Classes begin
+"use strict";(self.rspackChunkjupyter_rpcbench=self.rspackChunkjupyter_rpcbench||[]).push([[266],{22(r,o,e){var a=e(23),t=e.n(a),n=e(24),i=(e.n(n))()(t());i.push([r.id,`/* All colours are JupyterLab's own, so every theme works. A shape and a word show each state besides its colour. Classes begin
    with \`rbx-\`: \`rb-\` is for panels, which have styles of their own in the same page. */
 .rbx-sidebar {
   display: flex;
