@@ -65,7 +65,7 @@ def own_wheel(folder: Path) -> Path:
     """A wheel with the requirements of this project and nothing else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name == "lab"}
-    return add_wheel(folder, project["name"], project["version"], project["dependencies"], extras)
+    return add_wheel(folder, project["name"], "0.0", project["dependencies"], extras)
 
 
 def install(lines: list[str], indexes: tuple[Path, Path], scratch: Path) -> dict[str, str]:
