@@ -124,7 +124,7 @@ def _submodule(text: Text, name: str, module: ModuleType, described: dict[int, s
 def _section(text: Text, name: str, value: Any, described: dict[int, str]) -> None:
     described[id(value)] = text.heading(name, 2)
     source = "" if inspect.getmodule(value) is text.module else _where(value)
-    text.add(_signature(name, value), _prose(_doc(value)), source)
+    text.add(_signature(name, value), _prose(_source_doc(value)), source)
     if inspect.isclass(value):
         fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
         text.add(f"Fields: {', '.join(f'`{field}`' for field in fields)}." if fields else "")
@@ -185,6 +185,12 @@ def _doc(value: Any) -> str:
     return inspect.cleandoc(getattr(value, "__doc__", None) or "")
 
 
+def _source_doc(value: Any) -> str:
+    """The docstring as it stands in the source: that of a function here may be longer, by what many have in common."""
+    node = _node(value) if isinstance(value, FunctionType) and value.__module__.startswith("rpcbench.") else None
+    return (node and ast.get_docstring(node)) or _doc(value)
+
+
 def _prose(doc: str) -> str:
     """A docstring as Markdown: examples in a fence, arguments and errors as lists, all else unchanged."""
     parts = []
@@ -223,13 +229,20 @@ def _signature(name: str, value: Any) -> str:
         if made is None or dataclasses.is_dataclass(value):
             return ""
         function = made
+    if (node := _node(function)) is None:
+        return ""
+    text = _call(name, node.args, node.returns if not inspect.isclass(value) else None)
+    return f"```python\n{text}\n```"
+
+
+def _node(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """A function's source, also of one that a decorator has wrapped; None for one that has none."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     except (OSError, TypeError, ValueError):
-        return ""
+        return None
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    text = _call(name, node.args, node.returns if not inspect.isclass(value) else None)
-    return f"```python\n{text}\n```"
+    return node
 
 
 def _call(name: str, arguments: ast.arguments, returns: ast.expr | None) -> str:

@@ -5,6 +5,8 @@ torch's own process groups; a name that is not defined here is torch's own, on t
 "torch.distributed, name by name" lists all). `src`, `dst` and `peer` are ranks of the world, for subgroups too. Errors
 name the rank at fault, and no wait exceeds its timeout. The errors CollectiveError, RpcTimeoutError and WorkerLostError
 are RuntimeErrors.
+
+Many functions have the following arguments, result and errors; their own descriptions say where they differ.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp, group
 
+from rpcbench.distributed.arguments import ARGUMENTS, common_help
 from rpcbench.distributed.collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -81,6 +84,7 @@ __all__ = [
     "scatter_object_list", "send", "send_object_list",
 ]  # fmt: skip
 
+__doc__ = f"{__doc__}\n{common_help(ARGUMENTS)}"
 reduce_op = ReduceOp  # its name in torch 0.4
 _OURS = {"autograd": "rpcbench.autograd", "launch": "rpcbench.distributed.launch", "rpc": "rpcbench.rpc"}
 """Our modules with names of torch's, which would be found otherwise."""

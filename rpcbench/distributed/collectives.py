@@ -6,6 +6,8 @@ Guarantees
 - Each wait ends as described in `world`, and the error names a rank that has not come.
 - With `async_op=True` the call returns at once, with a Work whose `wait` raises these errors. Operations of a group run
   in the order of the calls.
+- Signatures stand here, with types, as most of torch's have none. Arguments that many functions have, results and
+  errors are described in `arguments`; `help` shows both.
 """
 
 from __future__ import annotations
@@ -20,274 +22,182 @@ from torch.distributed import ReduceOp
 
 from rpcbench.base.errors import counted
 from rpcbench.distributed import groups
-from rpcbench.distributed.arguments import chosen_rank, older_order
-from rpcbench.distributed.comparison import begun, compare_exchange, finished, op_name, refused
+from rpcbench.distributed.arguments import accept_older_order, choose_rank, complete_help
+from rpcbench.distributed.comparison import compare_exchange, op_fault, op_name, run_collective
 from rpcbench.distributed.groups import AnyGroup, GroupMember
 from rpcbench.distributed.memory_layouts import backend_fault, flat, layout_name, order_fault
 from rpcbench.distributed.work import Work
 
 
+@complete_help
 def broadcast(
     tensor: torch.Tensor, src: int | None = None, group: AnyGroup = None, async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Copy the tensor of one rank into the tensors of all others, in place.
 
-    Args:
-        tensor: Of the same shape, dtype and order of dimensions in memory on all ranks, without gaps.
-        src: Source, as a rank of the world.
-        group: By default all ranks.
-        async_op: Whether to return at once.
-        group_src: Source, as a position in the group, in place of `src`.
-
-    Returns:
-        None; with `async_op` a Work, whose `wait` raises the errors.
-
-    Raises:
-        CollectiveError: The calls of the ranks differ, or one is invalid; the group stays usable. Or, as the following
-            errors, the world is broken.
-        RpcTimeoutError: A rank has not come in time.
-        WorkerLostError: A rank has ended.
+    `tensor` has one shape, dtype and order of dimensions in memory on all ranks, and no gaps.
     """
     end = groups.member(group)
-    source, wrong = chosen_rank(end.ranks, src, group_src, "src")
+    source, fault = choose_rank(end.ranks, src, group_src, "src")
     act = lambda: c10d.broadcast(flat(tensor), group=end.group, group_src=end.place_of(source))  # noqa: E731
-    return finished(begun(end, f"broadcast(src={source})", [tensor], act, wrong), async_op)
+    return run_collective(end, f"broadcast(src={source})", [tensor], act, fault, async_op)
 
 
+@complete_help
 def all_reduce(
     tensor: torch.Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None, async_op: bool = False
 ) -> Work | None:
     """Combine the tensors of all ranks; each gets the same result, to the last bit, in place.
 
-    Args:
-        tensor: Of the same shape and dtype on all ranks; dense, or with gloo and SUM sparse (`torch.sparse_coo`).
-        op: The reduce op.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `tensor` has one shape and dtype on all ranks. It is dense, or with gloo and SUM sparse (`torch.sparse_coo`).
     """
     end = groups.member(group)
     act = lambda: c10d.all_reduce(flat(tensor), op, end.group)  # noqa: E731
-    return finished(begun(end, f"all_reduce({op_name(op)})", [tensor], act, refused(op, tensor), sparse=True), async_op)
+    what = f"all_reduce({op_name(op)})"
+    return run_collective(end, what, [tensor], act, op_fault(op, tensor), async_op, sparse=True)
 
 
+@complete_help
 def reduce(
     tensor: torch.Tensor, dst: int | None = None, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None,
     async_op: bool = False, group_dst: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Combine the tensors of all ranks in that of `dst`, in place; the tensors of other ranks are undefined afterwards.
 
-    Args:
-        tensor: Of the same shape and dtype on all ranks.
-        dst: Destination, as a rank of the world.
-        op: The reduce op.
-        group, async_op: As of `broadcast`.
-        group_dst: Destination, as a position in the group, in place of `dst`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `tensor` has one shape and dtype on all ranks.
     """
     end = groups.member(group)
-    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst")
+    to, fault = choose_rank(end.ranks, dst, group_dst, "dst")
     act = lambda: c10d.reduce(flat(tensor), op=op, group=end.group, group_dst=end.place_of(to))  # noqa: E731
     what = f"reduce({op_name(op)}, dst={to})"
-    return finished(begun(end, what, [tensor], act, wrong or refused(op, tensor)), async_op)
+    return run_collective(end, what, [tensor], act, fault or op_fault(op, tensor), async_op)
 
 
+@complete_help
 def all_gather(
     tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: AnyGroup = None, async_op: bool = False
 ) -> Work | None:
     """Copy the tensor of each rank into `tensor_list`, on all ranks.
 
-    Args:
-        tensor_list: The outputs, one for each rank of the group, with the shape and dtype of `tensor`.
-        tensor: The tensor of this rank.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `tensor_list` has one output for each rank of the group, with the shape and dtype of `tensor`.
     """
     end = groups.member(group)
-    wrong = _list_fault(tensor_list, tensor, end, "tensor_list")
+    fault = _list_fault(tensor_list, tensor, end, "tensor_list")
     act = lambda: c10d.all_gather(list(map(flat, tensor_list)), flat(tensor), end.group)  # noqa: E731
-    return finished(begun(end, "all_gather", [tensor], act, wrong, results=tensor_list), async_op)
+    return run_collective(end, "all_gather", [tensor], act, fault, async_op, results=tensor_list)
 
 
+@complete_help
 def all_gather_into_tensor(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: AnyGroup = None, async_op: bool = False
 ) -> Work | None:
     """Copy the tensor of each rank into one tensor, on all ranks.
 
-    Args:
-        output_tensor: The inputs of all ranks in order, joined along their first dimension or stacked along a new one.
-        input_tensor: The tensor of this rank, of the same shape and dtype on all ranks.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `output_tensor` has the inputs of all ranks in order, joined along their first dimension or stacked along a new one.
+    `input_tensor` has one shape and dtype on all ranks.
     """
     end = groups.member(group)
-    wrong = _joined_fault(output_tensor, input_tensor, len(end.ranks), "output_tensor")
+    fault = _joined_fault(output_tensor, input_tensor, len(end.ranks), "output_tensor")
 
     def act() -> None:  # flat, as gloo refuses stacked outputs
         c10d.all_gather_into_tensor(output_tensor.view(-1), input_tensor.view(-1), end.group)
 
-    work = begun(end, "all_gather_into_tensor", [input_tensor], act, wrong, results=[output_tensor])
-    return finished(work, async_op)
+    what = "all_gather_into_tensor"
+    return run_collective(end, what, [input_tensor], act, fault, async_op, results=[output_tensor])
 
 
 all_gather_single = all_gather_into_tensor
 
 
-@older_order(1, "dst", "gather_list", "group")
+@complete_help
+@accept_older_order(1, "dst", "gather_list", "group")
 def gather(
     tensor: torch.Tensor, gather_list: Sequence[torch.Tensor] | None = None, dst: int | None = None,
     group: AnyGroup = None, async_op: bool = False, group_dst: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Copy the tensor of each rank into `gather_list` of one rank. The order (tensor, dst, gather_list) works, too.
 
-    Args:
-        tensor: The tensor of this rank.
-        gather_list: On `dst` only, elsewhere None or []: the outputs, one for each rank of the group, with the shape
-            and dtype of `tensor`.
-        dst: Destination, as a rank of the world; by default 0.
-        group, async_op: As of `broadcast`.
-        group_dst: Destination, as a position in the group, in place of `dst`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    Only on `dst`, by default 0, `gather_list` has one output for each rank of the group, with the shape and dtype of
+    `tensor`; elsewhere it is None or [].
     """
     end = groups.member(group)
-    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
-    wrong = wrong or _one_sided(gather_list, tensor, end, to, "gather_list")
+    to, fault = choose_rank(end.ranks, dst, group_dst, "dst", default=0)
+    fault = fault or _one_sided_fault(gather_list, tensor, end, to, "gather_list")
     into = None if not gather_list else list(map(flat, gather_list))
     act = lambda: c10d.gather(flat(tensor), into, group=end.group, group_dst=end.place_of(to))  # noqa: E731
-    return finished(begun(end, f"gather(dst={to})", [tensor], act, wrong, results=gather_list or ()), async_op)
+    return run_collective(end, f"gather(dst={to})", [tensor], act, fault, async_op, results=gather_list or ())
 
 
-@older_order(1, "src", "scatter_list", "group")
+@complete_help
+@accept_older_order(1, "src", "scatter_list", "group")
 def scatter(
     tensor: torch.Tensor, scatter_list: Sequence[torch.Tensor] | None = None, src: int | None = None,
     group: AnyGroup = None, async_op: bool = False, group_src: int | None = None,
 ) -> Work | None:  # fmt: skip
     """Copy to each rank its tensor of one rank's `scatter_list`. The order (tensor, src, scatter_list) works, too.
 
-    Args:
-        tensor: The output.
-        scatter_list: On `src` only, elsewhere None or []: one tensor for each rank of the group, with the shape and
-            dtype of `tensor`.
-        src: Source, as a rank of the world; by default 0.
-        group, async_op: As of `broadcast`.
-        group_src: Source, as a position in the group, in place of `src`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    Only on `src`, by default 0, `scatter_list` has one tensor for each rank of the group, with the shape and dtype of
+    the output `tensor`; elsewhere it is None or [].
     """
     end = groups.member(group)
-    source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
-    wrong = wrong or _one_sided(scatter_list, tensor, end, source, "scatter_list")
+    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
+    fault = fault or _one_sided_fault(scatter_list, tensor, end, source, "scatter_list")
     parts = None if not scatter_list else list(map(flat, scatter_list))
     act = lambda: c10d.scatter(flat(tensor), parts, group=end.group, group_src=end.place_of(source))  # noqa: E731
-    return finished(begun(end, f"scatter(src={source})", [tensor], act, wrong), async_op)
+    return run_collective(end, f"scatter(src={source})", [tensor], act, fault, async_op)
 
 
+@complete_help
 def reduce_scatter(
     output: torch.Tensor, input_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM,
     group: AnyGroup = None, async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Combine the lists of all ranks, tensor by tensor; each rank gets the result at its position in the group.
 
-    Args:
-        output: The result, of the same shape and dtype on all ranks.
-        input_list: One tensor for each rank of the group, with the shape and dtype of `output`.
-        op: The reduce op.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `output` has one shape and dtype on all ranks; `input_list` has one such tensor for each rank of the group.
     """
     end = groups.member(group)
-    wrong = _list_fault(input_list, output, end, "input_list") or refused(op, output)
+    fault = _list_fault(input_list, output, end, "input_list") or op_fault(op, output)
     act = lambda: c10d.reduce_scatter(flat(output), list(map(flat, input_list)), op, end.group)  # noqa: E731
-    return finished(begun(end, f"reduce_scatter({op_name(op)})", [output], act, wrong), async_op)
+    return run_collective(end, f"reduce_scatter({op_name(op)})", [output], act, fault, async_op)
 
 
+@complete_help
 def reduce_scatter_tensor(
     output: torch.Tensor, input: torch.Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None,
     async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Combine the tensors of all ranks; each rank gets one part of the result, that of its position in the group.
 
-    Args:
-        output: The part, of the same shape and dtype on all ranks.
-        input: The parts for all ranks in order, joined along their first dimension or stacked along a new one.
-        op: The reduce op.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `output` is the part, of one shape and dtype on all ranks. `input` has the parts for all ranks in order, joined
+    along their first dimension or stacked along a new one.
     """
     end = groups.member(group)
-    wrong = _joined_fault(input, output, len(end.ranks), "input") or refused(op, output)
-
-    def act() -> None:
-        c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op, end.group)
-
-    work = begun(end, f"reduce_scatter_tensor({op_name(op)})", [input], act, wrong, results=[output])
-    return finished(work, async_op)
+    fault = _joined_fault(input, output, len(end.ranks), "input") or op_fault(op, output)
+    act = lambda: c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op, end.group)  # noqa: E731
+    what = f"reduce_scatter_tensor({op_name(op)})"
+    return run_collective(end, what, [input], act, fault, async_op, results=[output])
 
 
 reduce_scatter_single = reduce_scatter_tensor
 
 
+@complete_help
 def all_to_all(
     output_tensor_list: Sequence[torch.Tensor], input_tensor_list: Sequence[torch.Tensor], group: AnyGroup = None,
     async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Send tensor j of each rank i to rank j, which gets it as its tensor i.
 
-    Args:
-        output_tensor_list: The outputs, one for each rank of the group, of any sizes and of one dtype on all ranks.
-        input_tensor_list: The tensors of this rank, each with as many elements as the rank that gets it takes.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError: As of `broadcast`; also if a rank sends another number of elements than the receiver takes.
-        RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `output_tensor_list` and `input_tensor_list` have one tensor for each rank of the group, of any sizes and of one
+    dtype on all ranks. Each input has as many elements as the rank that gets it takes; else all ranks raise
+    CollectiveError.
     """
     end = groups.member(group)
     outputs, inputs = list(output_tensor_list), list(input_tensor_list)
-    wrong = _count_fault(outputs, end, "output_tensor_list") or _count_fault(inputs, end, "input_tensor_list")
-    wrong = wrong or _dtypes_fault([*outputs, *inputs], end)
+    fault = _count_fault(outputs, end, "output_tensor_list") or _count_fault(inputs, end, "input_tensor_list")
+    fault = fault or _dtypes_fault([*outputs, *inputs], end)
 
     def act() -> None:
         takes, gives = [each.numel() for each in outputs], [each.numel() for each in inputs]
@@ -298,84 +208,60 @@ def all_to_all(
         for into, part in zip(outputs, torch.split(joined, takes), strict=True):
             into.copy_(part.view_as(into))
 
-    size = 0 if wrong else sum(each.nbytes for each in inputs)
-    what = "all_to_all" if wrong else f"all_to_all of {_dtype(outputs[0])} lists"
-    return finished(begun(end, what, [], act, wrong, results=() if wrong else outputs, size=size), async_op)
+    size = 0 if fault else sum(each.nbytes for each in inputs)
+    what = "all_to_all" if fault else f"all_to_all of {_dtype(outputs[0])} lists"
+    return run_collective(end, what, [], act, fault, async_op, results=() if fault else outputs, size=size)
 
 
+@complete_help
 def all_to_all_single(
     output: torch.Tensor, input: torch.Tensor, output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None, group: AnyGroup = None, async_op: bool = False,
 ) -> Work | None:  # fmt: skip
     """Send part j of the tensor of each rank i to rank j, which gets it as part i of its output.
 
-    Args:
-        output: The parts that this rank gets, in order; dtype and all sizes but the first are the same on all ranks.
-        input: The parts that this rank sends, in order.
-        output_split_sizes: Rows of `output` from each rank; by default all parts are equal.
-        input_split_sizes: Rows of `input` for each rank; by default all parts are equal.
-        group, async_op: As of `broadcast`.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError: As of `broadcast`; also if a rank sends another number of rows than the receiver takes.
-        RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `output` and `input` have the parts in order; dtype and all sizes but the first are the same on all ranks.
+    `output_split_sizes` are the rows from each rank, `input_split_sizes` those for each rank; by default all parts are
+    equal. If a rank sends another number of rows than the receiver takes, all ranks raise CollectiveError.
     """
     end, size = groups.member(group), len(groups.member(group).ranks)
-    takes, wrong_output = _splits(output, output_split_sizes, size, "output")
-    gives, wrong_input = _splits(input, input_split_sizes, size, "input")
-    wrong = wrong_output or wrong_input or _dtypes_fault([output, input], end) or order_fault(output, input)
-    if not wrong and _rows(output) != _rows(input):
-        wrong = f"output is {_rows(output)}, and input {_rows(input)}"
+    takes, output_fault = _splits(output, output_split_sizes, size, "output")
+    gives, input_fault = _splits(input, input_split_sizes, size, "input")
+    fault = output_fault or input_fault or _dtypes_fault([output, input], end) or order_fault(output, input)
+    if not fault and _rows(output) != _rows(input):
+        fault = f"output is {_rows(output)}, and input {_rows(input)}"
 
     def act() -> None:
         compare_exchange(end, gives, takes, "row")
         c10d.all_to_all_single(output, input, takes, gives, end.group)
 
-    what, sent = ("all_to_all_single", 0) if wrong else (f"all_to_all_single of {_rows(input)}", input.nbytes)
-    work = begun(end, what, [], act, wrong, results=() if wrong else [output], size=sent)
-    return finished(work, async_op)
+    what, sent = ("all_to_all_single", 0) if fault else (f"all_to_all_single of {_rows(input)}", input.nbytes)
+    return run_collective(end, what, [], act, fault, async_op, results=() if fault else [output], size=sent)
 
 
+@complete_help
 def barrier(
     group: AnyGroup = None, async_op: bool = False, device_ids: object = None, timeout: float | timedelta | None = None
 ) -> Work | None:
     """Wait until all ranks of the group have called it.
 
-    Args:
-        group, async_op: As of `broadcast`.
-        device_ids: Without effect: ranks meet by tensors on the CPU.
-        timeout: Seconds for this wait; None: those of the group. After it the process group is over.
-
-    Returns:
-        As `broadcast`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `device_ids` has no effect: ranks meet by tensors on the CPU.
     """
-    end = groups.member(group)
-    return finished(begun(end, "barrier", [], _nothing, timeout=timeout), async_op)
+    return run_collective(groups.member(group), "barrier", [], _do_nothing, async_op=async_op, timeout=timeout)
 
 
+@complete_help
 def monitored_barrier(
     group: AnyGroup = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until all ranks of the group have called it. The error names all ranks that have not come.
+    """Wait until all ranks of the group have called it. The error names all ranks that have not come, on all ranks.
 
-    Args:
-        group: By default all ranks.
-        timeout: Seconds for this wait; None: those of the group. After it the process group is over.
-        wait_all_ranks: Without effect: the error always names all of them, on all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    So `wait_all_ranks` has no effect.
     """
-    begun(groups.member(group), "monitored_barrier", [], _nothing, timeout=timeout).wait()
+    run_collective(groups.member(group), "monitored_barrier", [], _do_nothing, timeout=timeout)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the comparison of the calls is the barrier."""
 
 
@@ -404,7 +290,7 @@ def _list_fault(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: Grou
     return next(iter([*faults, *(f"{name} has a {other} for {layout_name(tensor)}" for other in others)]), "")
 
 
-def _one_sided(
+def _one_sided_fault(
     tensors: Sequence[torch.Tensor] | None, tensor: torch.Tensor, end: GroupMember, where: int, name: str
 ) -> str:
     """Return the fault of a list that only rank `where` passes, as `_list_fault`."""

@@ -29,10 +29,11 @@ NOTE = 256
 _LINEAR = ("SUM", "AVG")  # the reduce ops that are defined for complex numbers
 
 
-def together(
-    end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], wrong: str = "",
-    timeout: float | timedelta | None = None,
-) -> None:  # fmt: skip
+def run_collective(
+    end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], fault: str = "",
+    async_op: bool = False, timeout: float | timedelta | None = None, results: Sequence[torch.Tensor] = (),
+    size: int | None = None, sparse: bool = False,
+) -> Work | None:  # fmt: skip
     """Run `act` if all ranks of the group make the same call, with tensors of one layout, and no call is wrong.
 
     Args:
@@ -40,33 +41,21 @@ def together(
         what: The operation and its arguments other than tensors, which must be the same on all ranks.
         tensors: The tensors whose layouts must be the same on all ranks.
         act: Runs on the group's thread.
-        wrong: The fault of this rank's call; "" if it has none.
+        fault: That of this rank's call; "" if it has none.
+        async_op: Whether to return at once, with a Work.
         timeout: Seconds, or None for those of the group.
-    """
-    begun(end, what, tensors, act, wrong, timeout).wait()
-
-
-def begun(
-    end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], wrong: str = "",
-    timeout: float | timedelta | None = None, results: Sequence[torch.Tensor] = (), size: int | None = None,
-    sparse: bool = False,
-) -> Work:  # fmt: skip
-    """Do as `together`, in the background.
-
-    Args:
-        end, what, tensors, act, wrong, timeout: As of `together`.
         results: The tensors that get the result, where these are not `tensors`.
         size: Bytes that this rank contributes, for panels; None: those of `tensors`.
         sparse: Whether tensors may be sparse.
     """
-    faults = [fault for tensor in [*tensors, *results] if (fault := backend_fault(end.backend, tensor, sparse))]
-    wrong = next(iter(faults), wrong)
+    faults = [wrong for tensor in [*tensors, *results] if (wrong := backend_fault(end.backend, tensor, sparse))]
+    fault = next(iter(faults), fault)
     layouts = ", ".join(map(layout_name, tensors))
     words = f"{what} of {layouts}" if tensors else what
-    words = f"{words}: {wrong}" if wrong else words
+    words = f"{words}: {fault}" if fault else words
 
     def job() -> int:
-        compare(end, words, bool(wrong))
+        compare_calls(end, words, bool(fault))
         act()
         return True
 
@@ -74,25 +63,22 @@ def begun(
         size = sum(tensor_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
     pending, wait = end.begin_job(job, what, layouts, size, seconds_of(timeout))
     name = f"{end.backend}:{what.partition('(')[0].partition(' ')[0]}"
-    return Work(end.world, pending, wait, results or tensors, name=name)
-
-
-def finished(work: Work, async_op: bool) -> Work | None:
-    """Return the operation if it shall go on in the background; else wait for it, and return None."""
+    work = Work(end.world, pending, wait, results or tensors, name=name)
     if async_op:
         return work
     work.wait()
     return None
 
 
-def compare(end: GroupMember, words: str, wrong: bool) -> None:
+def compare_calls(end: GroupMember, words: str, is_wrong: bool) -> None:
     """Raise CollectiveError on all ranks unless all descriptions are equal and none is wrong."""
     alone = len(end.ranks) == 1
-    if not wrong and (alone or _agreed(end, words)):
+    if not is_wrong and (alone or _is_equal_on_all(end, words)):
         return
-    if wrong and not alone:
-        _agreed(end, f"{end.world.rank} is wrong")  # unique, so that no rank agrees even if all are wrong alike
-    lines = [f"  {end.world.named(rank)} calls {each}" for rank, each in zip(end.ranks, _told(end, words), strict=True)]
+    if is_wrong and not alone:
+        _is_equal_on_all(end, f"{end.world.rank} is wrong")  # unique: no rank agrees even if all are wrong alike
+    calls = zip(end.ranks, _gather_words(end, words), strict=True)
+    lines = [f"  {end.world.named(rank)} calls {each}" for rank, each in calls]
     raise CollectiveError("\n".join(["ranks of a process group do not fit together:", *lines]))
 
 
@@ -119,7 +105,7 @@ def compare_exchange(end: GroupMember, gives: Sequence[int], takes: Sequence[int
         raise CollectiveError("\n".join(["ranks of a process group do not fit together:", *faults]))
 
 
-def _agreed(end: GroupMember, words: str) -> bool:
+def _is_equal_on_all(end: GroupMember, words: str) -> bool:
     """Return whether all descriptions are equal."""
     # One small all-reduce: with MAX of d and of -d, the largest and the smallest digest are equal iff all are. 7 bytes
     # of digest fit a signed int64.
@@ -129,21 +115,21 @@ def _agreed(end: GroupMember, words: str) -> bool:
     return both.tolist() == [mine, -mine]
 
 
-def _told(end: GroupMember, words: str) -> list[str]:
+def _gather_words(end: GroupMember, words: str) -> list[str]:
     """Return the descriptions of all ranks."""
     if len(end.ranks) == 1:
         return [words]
     notes = [torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on) for _ in end.ranks]
-    c10d.all_gather(notes, note(words).to(end.notes_on), end.group)
-    return [said(each) for each in notes]
+    c10d.all_gather(notes, write_note(words).to(end.notes_on), end.group)
+    return [read_note(each) for each in notes]
 
 
-def note(text: str) -> torch.Tensor:
+def write_note(text: str) -> torch.Tensor:
     """Return a text as a tensor of `NOTE` bytes; longer texts are cut off."""
     return torch.frombuffer(bytearray(text.encode()[:NOTE].ljust(NOTE, b"\0")), dtype=torch.uint8)
 
 
-def said(note: torch.Tensor) -> str:
+def read_note(note: torch.Tensor) -> str:
     """Return the text of a note."""
     return bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore")
 
@@ -153,7 +139,7 @@ def op_name(op: object) -> str:
     return str(op).rpartition(".")[2]
 
 
-def refused(op: object, tensor: object) -> str:
+def op_fault(op: object, tensor: object) -> str:
     """Return the reason that the op cannot combine such tensors; empty if it can."""
     # The rules are the same for all backends and devices: a program that runs with gloo runs with NCCL too.
     if not isinstance(tensor, torch.Tensor):

@@ -20,13 +20,13 @@ from torch._C._distributed_c10d import Store
 
 from rpcbench.base.errors import CollectiveError, counted
 from rpcbench.distributed import groups
-from rpcbench.distributed.arguments import older_order, seconds_of, stranger
+from rpcbench.distributed.arguments import accept_older_order, rank_fault, seconds_of
 from rpcbench.distributed.groups import AnyGroup, GroupOptions, Outsider
 
 OpenedGroup = c10d.ProcessGroup | Outsider
 
 
-@older_order(2, "world_size", "rank", "group_name", "timeout")
+@accept_older_order(2, "world_size", "rank", "group_name", "timeout")
 def init_process_group(
     backend: str | None = None, init_method: str | None = None, timeout: float | timedelta | None = None,
     world_size: int = -1, rank: int = -1, store: Store | None = None, group_name: str = "", pg_options: Any = None,
@@ -56,7 +56,7 @@ def init_process_group(
     """
     if store is not None and init_method is not None:
         raise CollectiveError("pass store or init_method, not both")
-    passed = _given(pg_options=pg_options, device_id=device_id)
+    passed = _drop_none(pg_options=pg_options, device_id=device_id)
     if isinstance(device_id, int):
         passed["device_id"] = torch.device("cuda", device_id)
     method = "env://" if init_method is None else init_method
@@ -66,13 +66,8 @@ def init_process_group(
 def destroy_process_group(group: AnyGroup = None) -> None:
     """End the default group and all others, and free all threads that wait in one; or end one group of this rank.
 
-    Without a group in this process it does nothing.
-
-    Args:
-        group: None: all groups.
-
-    Raises:
-        CollectiveError: A collective of `group` runs, or this rank is not in it.
+    Without a group in this process it does nothing. Raises CollectiveError if a collective of `group` runs, or if this
+    rank is not in it.
     """
     if group is None:
         groups.destroy()
@@ -112,15 +107,15 @@ def get_process_group_ranks(group: AnyGroup = None) -> list[int]:
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """Return the position in a group of a rank of the world. Raises CollectiveError if it is not in the group."""
+    """Return the position in a group of `global_rank`. Raises CollectiveError if that is not in the group."""
     ranks = get_process_group_ranks(group)
-    if wrong := stranger(ranks, global_rank):
+    if wrong := rank_fault(ranks, global_rank):
         raise CollectiveError(wrong)
     return ranks.index(global_rank)
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """Return the rank of the world at a position in a group. Raises CollectiveError if the group does not have it."""
+    """Return the rank of the world at position `group_rank` of a group. Raises CollectiveError if it has none there."""
     ranks = get_process_group_ranks(group)
     if group_rank not in range(len(ranks)):
         raise CollectiveError(f"position {group_rank} is not in the group, which has ranks 0 to {len(ranks) - 1}")
@@ -149,7 +144,7 @@ def new_group(
         RpcTimeoutError: A rank has not come in time.
         WorkerLostError: A rank has ended.
     """
-    passed = _given(pg_options=pg_options, group_desc=group_desc, device_id=device_id)
+    passed = _drop_none(pg_options=pg_options, group_desc=group_desc, device_id=device_id)
     how = GroupOptions(backend or "", seconds_of(timeout), not sort_ranks, use_local_synchronization, passed)
     return groups.opened(groups.new(ranks, how))
 
@@ -158,19 +153,11 @@ def new_subgroups(
     group_size: int | None = None, group: AnyGroup = None, timeout: float | timedelta | None = None,
     backend: str | None = None, pg_options: Any = None, group_desc: str | None = None,
 ) -> tuple[OpenedGroup, list[OpenedGroup]]:  # fmt: skip
-    """Split a group into subgroups of equal size, of ranks that follow one another. All ranks of the world must call.
+    """Split a group into subgroups of equal size, of ranks that follow one another; return this rank's, and all.
 
-    Args:
-        group_size: Ranks in each; None: those of a host, LOCAL_WORLD_SIZE of the environment.
-        group: The group to split; by default the world.
-        timeout, backend, pg_options, group_desc: As of `new_group`.
-
-    Returns:
-        The subgroup of this rank, and all of them.
-
-    Raises:
-        CollectiveError: The group does not split evenly; or as of `new_group`.
-        RpcTimeoutError, WorkerLostError: As of `new_group`.
+    All ranks of the world must call it. `group_size` is by default the number of ranks of a host, LOCAL_WORLD_SIZE of
+    the environment; `group` is by default the world. `timeout`, `backend`, `pg_options`, `group_desc` and the errors
+    are as of `new_group`; one more CollectiveError is for a group that does not split evenly.
     """
     ranks = get_process_group_ranks(group)
     size = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks))) if group_size is None else group_size
@@ -184,18 +171,11 @@ def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: float | timedelta | None = None,
     backend: str | None = None, pg_options: Any = None, group_desc: str | None = None,
 ) -> tuple[OpenedGroup, list[OpenedGroup]]:  # fmt: skip
-    """Make several groups that have no rank in common. All ranks of the world must call it with the same arguments.
+    """Make several groups that have no rank in common; return that of this rank, or an `Outsider`, and all of them.
 
-    Args:
-        ranks_per_subgroup_list: The ranks of each, as ranks of the world.
-        timeout, backend, pg_options, group_desc: As of `new_group`.
-
-    Returns:
-        The group of this rank, or an `Outsider` if it is in none; and all of them.
-
-    Raises:
-        CollectiveError: A rank is in two of them; or as of `new_group`.
-        RpcTimeoutError, WorkerLostError: As of `new_group`.
+    All ranks of the world must call it with the same arguments. `ranks_per_subgroup_list` has the ranks of each, as
+    ranks of the world. `timeout`, `backend`, `pg_options`, `group_desc` and the errors are as of `new_group`; one more
+    CollectiveError is for a rank in two groups.
     """
     everyone = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
     if twice := sorted({rank for rank in everyone if everyone.count(rank) > 1}):
@@ -207,6 +187,6 @@ def new_subgroups_by_enumeration(
     return next(own, Outsider(tuple(everyone))), made
 
 
-def _given(**passed: Any) -> dict[str, Any]:
+def _drop_none(**passed: Any) -> dict[str, Any]:
     """Return the arguments that are not None."""
     return {name: value for name, value in passed.items() if value is not None}

@@ -16,8 +16,8 @@ from torch.distributed import ReduceOp
 
 from rpcbench.base.errors import counted
 from rpcbench.distributed import groups
-from rpcbench.distributed.arguments import stranger
-from rpcbench.distributed.comparison import op_name, together
+from rpcbench.distributed.arguments import complete_help, rank_fault
+from rpcbench.distributed.comparison import op_name, run_collective
 from rpcbench.distributed.groups import AnyGroup
 from rpcbench.distributed.memory_layouts import layout_name, order_fault
 
@@ -29,86 +29,63 @@ _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that 
 }
 
 
+@complete_help
 def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: AnyGroup = None) -> None:
-    """Copy `tensor_list[0]` of rank `src` into all tensors of all ranks.
-
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        src: Source, as a rank of the world.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
-    """
+    """Copy `tensor_list[0]` of rank `src` into all tensors of all ranks: one on each device, all of one layout."""
     end = groups.member(group)
     what = f"broadcast_multigpu(src={src})"
     act = lambda: c10d.broadcast(tensor_list[0], group=end.group, group_src=end.place_of(src))  # noqa: E731
-    together(end, what, tensor_list, act, _multigpu_fault(tensor_list) or stranger(end.ranks, src))
-    _spread(tensor_list)
+    run_collective(end, what, tensor_list, act, _multigpu_fault(tensor_list) or rank_fault(end.ranks, src))
+    _copy_first(tensor_list)
 
 
+@complete_help
 def all_reduce_multigpu(
     tensor_list: Sequence[torch.Tensor], op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
 ) -> None:
     """Combine all tensors of all ranks; each of them gets the result.
 
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        op: SUM, PRODUCT, MIN or MAX.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `tensor_list` has one tensor on each device, all of one layout. `op` is SUM, PRODUCT, MIN or MAX.
     """
     end = groups.member(group)
 
     def act() -> None:
-        tensor_list[0].copy_(_combined(tensor_list, op))
+        tensor_list[0].copy_(_combine_tensors(tensor_list, op))
         c10d.all_reduce(tensor_list[0], op, end.group)
-        _spread(tensor_list)
+        _copy_first(tensor_list)
 
-    together(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _multigpu_fault(tensor_list, op))
+    run_collective(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _multigpu_fault(tensor_list, op))
 
 
+@complete_help
 def reduce_multigpu(
     tensor_list: Sequence[torch.Tensor], dst: int, op: ReduceOp.RedOpType = ReduceOp.SUM, group: AnyGroup = None
 ) -> None:
     """Combine all tensors of all ranks in `tensor_list[0]` of rank `dst`; other ranks' tensors do not change.
 
-    Args:
-        tensor_list: One tensor on each device, all of one layout.
-        dst: Destination, as a rank of the world.
-        op: SUM, PRODUCT, MIN or MAX.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `tensor_list` and `op` are as of `all_reduce_multigpu`.
     """
     end = groups.member(group)
 
     def act() -> None:
-        combined = _combined(tensor_list, op)
+        combined = _combine_tensors(tensor_list, op)
         c10d.reduce(combined, op=op, group=end.group, group_dst=end.place_of(dst))
         if end.world.rank == dst:
             tensor_list[0].copy_(combined)
 
-    wrong = _multigpu_fault(tensor_list, op) or stranger(end.ranks, dst)
-    together(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
+    wrong = _multigpu_fault(tensor_list, op) or rank_fault(end.ranks, dst)
+    run_collective(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
 
 
+@complete_help
 def all_gather_multigpu(
     output_tensor_lists: Sequence[Sequence[torch.Tensor]], input_tensor_list: Sequence[torch.Tensor],
     group: AnyGroup = None,
 ) -> None:  # fmt: skip
     """Copy tensor j of rank r into `output_tensor_lists[i][r * n + j]`, for each of the n lists, on all ranks.
 
-    Args:
-        output_tensor_lists: n lists of n * (size of the group) tensors, all of one layout.
-        input_tensor_list: The n tensors of this rank, one on each device.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError: As of `broadcast`.
+    `input_tensor_list` has the n tensors of this rank, one on each device. Each of the n output lists has n tensors for
+    each rank of the group, all of one layout.
     """
     end = groups.member(group)
     n, size = len(input_tensor_list), len(end.ranks)
@@ -127,7 +104,7 @@ def all_gather_multigpu(
             for into, part in zip(outputs, torch.cat(parts), strict=True):
                 into.copy_(part)
 
-    together(end, "all_gather_multigpu", input_tensor_list, act, wrong)
+    run_collective(end, "all_gather_multigpu", input_tensor_list, act, wrong)
 
 
 def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:
@@ -140,10 +117,10 @@ def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) 
     return "" if op_name(op) in _COMBINE else f"{op_name(op)} is not supported: use one of {', '.join(_COMBINE)}"
 
 
-def _combined(tensors: Sequence[torch.Tensor], op: object) -> torch.Tensor:
+def _combine_tensors(tensors: Sequence[torch.Tensor], op: object) -> torch.Tensor:
     return _COMBINE[op_name(op)](torch.stack([each.to(tensors[0].device) for each in tensors]))
 
 
-def _spread(tensors: Sequence[torch.Tensor]) -> None:
+def _copy_first(tensors: Sequence[torch.Tensor]) -> None:
     for each in tensors[1:]:
         each.copy_(tensors[0])

@@ -23,10 +23,10 @@ import torch.distributed as c10d
 
 from rpcbench.base.errors import AuthenticationError, CollectiveError, RpcError
 from rpcbench.distributed import groups
-from rpcbench.distributed.arguments import chosen_rank
-from rpcbench.distributed.comparison import begun
+from rpcbench.distributed.arguments import choose_rank, complete_help
+from rpcbench.distributed.comparison import run_collective
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.point_to_point import receive_as, send_as
+from rpcbench.distributed.point_to_point import choose_peer, receive_as, send_as
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import Codec
 from rpcbench.transport import run_dir
@@ -37,214 +37,160 @@ _UNSIGNED = bytes(hashlib.sha256().digest_size)
 """In place of a signature where there is no secret."""
 
 
+@complete_help
 def all_gather_object(object_list: list[Any], obj: Any, group: AnyGroup = None) -> None:
-    """Copy the object of each rank into `object_list`, on all ranks.
+    """Copy the object `obj` of each rank into `object_list`, on all ranks.
 
-    Args:
-        object_list: A list with one place for each rank of the group; its content is replaced.
-        obj: The object of this rank.
-        group: By default all ranks.
-
-    Raises:
-        CollectiveError: The calls of the ranks differ, or one is invalid; the group stays usable. Or, as the following
-            errors, the world is broken.
-        RpcTimeoutError: A rank has not come in time.
-        WorkerLostError: A rank has ended.
-        AuthenticationError: An object is not signed with the secret that this process has.
+    The list has one place for each rank of the group; its content is replaced. Raises AuthenticationError, too, for an
+    object that is not signed with the secret that this process has.
     """
     end = groups.member(group)
-    data, wrong = _packed(end, "all_gather", obj)
+    data, fault = _pack_object(end, "all_gather", obj)
     received: list[torch.Tensor] = []
-
-    def act() -> None:
-        sizes = [torch.zeros(1, dtype=torch.int64, device=end.notes_on) for _ in end.ranks]
-        c10d.all_gather(sizes, _number(end, len(data)), end.group)
-        lengths = [int(each) for each in sizes]
-        into = [torch.empty(max(lengths), dtype=torch.uint8, device=end.notes_on) for _ in end.ranks]
-        c10d.all_gather(into, _tensor(end, data, max(lengths)), end.group)
-        received.extend(each[:length] for each, length in zip(into, lengths, strict=True))
-
-    wrong = wrong or _places_fault(object_list, end, "object_list")
-    begun(end, "all_gather_object", [], act, wrong, size=len(data)).wait()
-    object_list[:] = [_opened(end, "all_gather", rank, each) for rank, each in zip(end.ranks, received, strict=True)]
+    act = lambda: received.extend(_gather_bytes(end, data))  # noqa: E731
+    fault = fault or _places_fault(object_list, end, "object_list")
+    run_collective(end, "all_gather_object", [], act, fault, size=len(data))
+    object_list[:] = _open_each(end, "all_gather", received)
 
 
+@complete_help
 def gather_object(
     obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: AnyGroup = None,
     group_dst: int | None = None,
 ) -> None:  # fmt: skip
-    """Copy the object of each rank into `object_gather_list` of one rank.
+    """Copy the object `obj` of each rank into `object_gather_list` of one rank.
 
-    Args:
-        obj: The object of this rank.
-        object_gather_list: On `dst` only: a list with one place for each rank of the group.
-        dst: Destination, as a rank of the world; by default 0.
-        group: By default all ranks.
-        group_dst: Destination, as a position in the group, in place of `dst`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError, AuthenticationError: As of `all_gather_object`.
+    Only on `dst`, by default 0, it is a list with one place for each rank of the group. Raises AuthenticationError as
+    `all_gather_object`.
     """
     end = groups.member(group)
-    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst", default=0)
-    data, unsendable = _packed(end, "gather", obj)
-    wrong = wrong or unsendable or _one_sided(object_gather_list, end, to, "object_gather_list")
-    if not wrong and object_gather_list and end.world.rank != to:
-        wrong = f"object_gather_list is for rank {to}, not for rank {end.world.rank}"
+    to, fault = choose_rank(end.ranks, dst, group_dst, "dst", default=0)
+    data, unsendable = _pack_object(end, "gather", obj)
+    fault = fault or unsendable or _missing_fault(object_gather_list, end, to, "object_gather_list")
+    if not fault and object_gather_list and end.world.rank != to:
+        fault = f"object_gather_list is for rank {to}, not for rank {end.world.rank}"
     received: list[torch.Tensor] = []
-
-    def act() -> None:
-        sizes = [torch.zeros(1, dtype=torch.int64, device=end.notes_on) for _ in end.ranks]
-        c10d.all_gather(sizes, _number(end, len(data)), end.group)
-        lengths = [int(each) for each in sizes]
-        into = None
-        if end.world.rank == to:
-            into = [torch.empty(max(lengths), dtype=torch.uint8, device=end.notes_on) for _ in end.ranks]
-        c10d.gather(_tensor(end, data, max(lengths)), into, group=end.group, group_dst=end.place_of(to))
-        received.extend(each[:length] for each, length in zip(into or (), lengths, strict=False))
-
-    begun(end, f"gather_object(dst={to})", [], act, wrong, size=len(data)).wait()
+    act = lambda: received.extend(_gather_bytes(end, data, to))  # noqa: E731
+    run_collective(end, f"gather_object(dst={to})", [], act, fault, size=len(data))
     if object_gather_list:
-        found = [_opened(end, "gather", rank, each) for rank, each in zip(end.ranks, received, strict=True)]
-        object_gather_list[:] = found
+        object_gather_list[:] = _open_each(end, "gather", received)
 
 
+@complete_help
 def scatter_object_list(
     scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, src: int | None = None,
     group: AnyGroup = None, group_src: int | None = None,
 ) -> None:  # fmt: skip
-    """Copy to each rank its object of one rank's list.
+    """Copy to each rank its object of one rank's list, into the first place of `scatter_object_output_list`.
 
-    Args:
-        scatter_object_output_list: A list with at least one place; the first gets the object.
-        scatter_object_input_list: One object for each rank of the group; read on `src` only.
-        src: Source, as a rank of the world; by default 0.
-        group: By default all ranks.
-        group_src: Source, as a position in the group, in place of `src`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError, AuthenticationError: As of `all_gather_object`.
+    Only on `src`, by default 0, `scatter_object_input_list` is read: one object for each rank of the group. Raises
+    AuthenticationError as `all_gather_object`.
     """
     end = groups.member(group)
-    source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
+    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
     given = scatter_object_input_list if end.world.rank == source else None
-    parts, unsendable = _packed_each(end, "scatter", given or [])
-    wrong = wrong or unsendable or _one_sided(scatter_object_input_list, end, source, "scatter_object_input_list")
-    wrong = wrong or ("" if scatter_object_output_list else "scatter_object_output_list has no place")
+    parts, unsendable = _pack_objects(end, "scatter", given or [])
+    fault = fault or unsendable or _missing_fault(scatter_object_input_list, end, source, "scatter_object_input_list")
+    fault = fault or ("" if scatter_object_output_list else "scatter_object_output_list has no place")
     received: list[torch.Tensor] = []
 
     def act() -> None:
-        lengths = _lengths(end, [len(each) for each in parts], len(end.ranks), source)
-        into = torch.empty(max(lengths), dtype=torch.uint8, device=end.notes_on)
-        sent = [_tensor(end, each, max(lengths)) for each in parts] if end.world.rank == source else None
+        lengths = _share_lengths(end, [len(each) for each in parts], len(end.ranks), source)
+        into = _empty_bytes(end, max(lengths))
+        sent = [_bytes_tensor(end, each, max(lengths)) for each in parts] if end.world.rank == source else None
         c10d.scatter(into, sent, group=end.group, group_src=end.place_of(source))
         received.append(into[: lengths[end.ranks.index(end.world.rank)]])
 
-    begun(end, f"scatter_object_list(src={source})", [], act, wrong, size=sum(map(len, parts))).wait()
-    scatter_object_output_list[0] = _opened(end, "scatter", source, received[0])
+    run_collective(end, f"scatter_object_list(src={source})", [], act, fault, size=sum(map(len, parts)))
+    scatter_object_output_list[0] = _open_object(end, "scatter", source, received[0])
 
 
+@complete_help
 def broadcast_object_list(
     object_list: list[Any], src: int | None = None, group: AnyGroup = None, device: torch.device | None = None,
     group_src: int | None = None,
 ) -> None:  # fmt: skip
-    """Copy the objects of one rank into the lists of all others.
+    """Copy the objects of one rank, by default 0, into the `object_list` of all others; all lists have one length.
 
-    Args:
-        object_list: A list of the same length on all ranks.
-        src: Source, as a rank of the world; by default 0.
-        group: By default all ranks.
-        device: Without effect: the bytes travel by the CPU, unless the group moves only tensors of GPUs.
-        group_src: Source, as a position in the group, in place of `src`.
-
-    Raises:
-        CollectiveError, RpcTimeoutError, WorkerLostError, AuthenticationError: As of `all_gather_object`.
+    `device` has no effect: the bytes travel by the CPU, unless the group moves only tensors of GPUs. Raises
+    AuthenticationError as `all_gather_object`.
     """
     end = groups.member(group)
-    source, wrong = chosen_rank(end.ranks, src, group_src, "src", default=0)
-    mine = end.world.rank == source
-    data, unsendable = _packed(end, "broadcast", object_list) if mine else (b"", "")
+    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
+    is_mine = end.world.rank == source
+    data, unsendable = _pack_object(end, "broadcast", object_list) if is_mine else (b"", "")
     received: list[torch.Tensor] = []
 
     def act() -> None:
-        (length,) = _lengths(end, [len(data)], 1, source)
-        moved = _tensor(end, data, length) if mine else torch.empty(length, dtype=torch.uint8, device=end.notes_on)
+        (length,) = _share_lengths(end, [len(data)], 1, source)
+        moved = _bytes_tensor(end, data, length) if is_mine else _empty_bytes(end, length)
         c10d.broadcast(moved, group=end.group, group_src=end.place_of(source))
         received.append(moved)
 
     what = f"broadcast_object_list(src={source}) of {len(object_list)}"
-    begun(end, what, [], act, wrong or unsendable, size=len(data)).wait()
-    if not mine:
-        object_list[:] = _opened(end, "broadcast", source, received[0])
+    run_collective(end, what, [], act, fault or unsendable, size=len(data))
+    if not is_mine:
+        object_list[:] = _open_object(end, "broadcast", source, received[0])
 
 
+@complete_help
 def send_object_list(
     object_list: list[Any], dst: int | None = None, group: AnyGroup = None, device: torch.device | None = None,
     group_dst: int | None = None, use_batch: bool = False,
 ) -> None:  # fmt: skip
-    """Send a list of objects, and return once the peer has received them.
+    """Send the objects of `object_list`, and return once the peer has received them, in a list of the same length.
 
-    Args:
-        object_list: The objects.
-        dst: Destination, as a rank of the world.
-        group: By default all ranks.
-        device, use_batch: Without effect.
-        group_dst: Destination, as a position in the group, in place of `dst`.
-
-    Raises:
-        CollectiveError: The receiver receives a tensor, or a list of another length, or this call is invalid.
-        RpcTimeoutError, WorkerLostError: As of `all_gather_object`.
+    `device` and `use_batch` have no effect.
     """
     end = groups.member(group)
-    to, wrong = chosen_rank(end.ranks, dst, group_dst, "dst")
-    wrong = wrong or (f"rank {to} is this rank" if to == end.world.rank else "")
-    data, unsendable = _packed(end, f"send to {to}", object_list)
-    if wrong or unsendable:
-        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {wrong or unsendable}")
-    send_as(end, _number(end, len(data)), to, 0, _list_of(object_list)).wait()
-    send_as(end, _tensor(end, data, len(data)), to, 0, "its bytes").wait()
+    to = choose_peer(end, dst, group_dst, "dst")
+    data, fault = _pack_object(end, f"send to {to}", object_list)
+    if fault:
+        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {fault}")
+    send_as(end, _number_tensor(end, len(data)), to, 0, _list_name(object_list)).wait()
+    send_as(end, _bytes_tensor(end, data, len(data)), to, 0, "its bytes").wait()
 
 
+@complete_help
 def recv_object_list(
     object_list: list[Any], src: int | None = None, group: AnyGroup = None, device: torch.device | None = None,
     group_src: int | None = None, use_batch: bool = False,
 ) -> int:  # fmt: skip
-    """Receive a list of objects.
+    """Receive the objects of a list of the same length into `object_list`, and return the sender's rank.
 
-    Args:
-        object_list: A list of the sender's length; its content is replaced.
-        src: Source, as a rank of the world; None, and no `group_src`: the rank that sends first.
-        group: By default all ranks.
-        device, use_batch: Without effect.
-        group_src: Source, as a position in the group, in place of `src`.
-
-    Returns:
-        The sender's rank.
-
-    Raises:
-        CollectiveError: The sender sends a tensor, or a list of another length, or this call is invalid.
-        RpcTimeoutError, WorkerLostError, AuthenticationError: As of `all_gather_object`.
+    The sender is by default the rank that sends first. `device` and `use_batch` have no effect. Raises
+    AuthenticationError as `all_gather_object`.
     """
     end = groups.member(group)
-    source, wrong = -1, ""
-    if src is not None or group_src is not None:
-        source, wrong = chosen_rank(end.ranks, src, group_src, "src")
-        wrong = wrong or (f"rank {source} is this rank" if source == end.world.rank else "")
-    if wrong:
-        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {wrong}")
-    sender = receive_as(end, size := _number(end, 0), source, 0, _list_of(object_list)).wait()
-    data = torch.empty(int(size), dtype=torch.uint8, device=end.notes_on)
+    source = choose_peer(end, src, group_src, "src")
+    sender = receive_as(end, size := _number_tensor(end, 0), source, 0, _list_name(object_list)).wait()
+    data = _empty_bytes(end, int(size))
     receive_as(end, data, sender, 0, "its bytes").wait()
-    object_list[:] = _opened(end, f"send to {end.world.rank}", sender, data)
+    object_list[:] = _open_object(end, f"send to {end.world.rank}", sender, data)
     return sender
 
 
-def _list_of(objects: Sequence[Any]) -> str:
+def _gather_bytes(end: GroupMember, data: bytes, to: int | None = None) -> list[torch.Tensor]:
+    """Return the bytes of each rank, on all ranks or on rank `to`; elsewhere an empty list."""
+    sizes = [_number_tensor(end, 0) for _ in end.ranks]
+    c10d.all_gather(sizes, _number_tensor(end, len(data)), end.group)
+    lengths = [int(each) for each in sizes]
+    mine, into = _bytes_tensor(end, data, max(lengths)), []
+    if to in (None, end.world.rank):
+        into = [torch.empty_like(mine) for _ in end.ranks]
+    if to is None:
+        c10d.all_gather(into, mine, end.group)
+    else:
+        c10d.gather(mine, into, group=end.group, group_dst=end.place_of(to))
+    return [each[:length] for each, length in zip(into, lengths, strict=False)]
+
+
+def _list_name(objects: Sequence[Any]) -> str:
     return f"a list of {len(objects)} objects"
 
 
 # -- bytes
-def _packed(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
+def _pack_object(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
     """Return the signed bytes of an object, and the reason why it cannot be sent; "" if it can."""
     try:
         body, _ = _codec.encode(value, label="object")
@@ -254,12 +200,12 @@ def _packed(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
         return b"", str(error)
 
 
-def _packed_each(end: GroupMember, deed: str, values: Sequence[Any]) -> tuple[list[bytes], str]:
-    packed = [_packed(end, deed, value) for value in values]
+def _pack_objects(end: GroupMember, deed: str, values: Sequence[Any]) -> tuple[list[bytes], str]:
+    packed = [_pack_object(end, deed, value) for value in values]
     return [data for data, _ in packed], next((reason for _, reason in packed if reason), "")
 
 
-def _opened(end: GroupMember, deed: str, source: int, received: torch.Tensor) -> Any:
+def _open_object(end: GroupMember, deed: str, source: int, received: torch.Tensor) -> Any:
     """Return the object of these bytes. AuthenticationError if the rank `source` has not signed them."""
     raw = received.cpu().numpy().tobytes()
     signature, data = raw[: len(_UNSIGNED)], raw[len(_UNSIGNED) :]
@@ -273,6 +219,10 @@ def _opened(end: GroupMember, deed: str, source: int, received: torch.Tensor) ->
     return _codec.decode(Body(payload, table, [bytearray(buffer) for buffer in buffers]))
 
 
+def _open_each(end: GroupMember, deed: str, received: Sequence[torch.Tensor]) -> list[Any]:
+    return [_open_object(end, deed, rank, each) for rank, each in zip(end.ranks, received, strict=True)]
+
+
 def _signature(end: GroupMember, deed: str, source: int, data: bytes) -> bytes:
     """Return the signature of an object, valid for one operation of one rank in one group of one world."""
     agent = current.find()
@@ -283,11 +233,11 @@ def _signature(end: GroupMember, deed: str, source: int, data: bytes) -> bytes:
     return hmac.digest(secret, place + data, "sha256")
 
 
-def _number(end: GroupMember, value: int) -> torch.Tensor:
+def _number_tensor(end: GroupMember, value: int) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.int64, device=end.notes_on)
 
 
-def _lengths(end: GroupMember, mine: Sequence[int], count: int, source: int) -> list[int]:
+def _share_lengths(end: GroupMember, mine: Sequence[int], count: int, source: int) -> list[int]:
     """Return the `count` lengths that rank `source` has."""
     given = list(mine) if end.world.rank == source else [0] * count
     numbers = torch.tensor(given, dtype=torch.int64, device=end.notes_on)
@@ -295,9 +245,13 @@ def _lengths(end: GroupMember, mine: Sequence[int], count: int, source: int) -> 
     return numbers.tolist()
 
 
-def _tensor(end: GroupMember, data: bytes, length: int) -> torch.Tensor:
+def _bytes_tensor(end: GroupMember, data: bytes, length: int) -> torch.Tensor:
     """Return bytes as a tensor of this length, filled up with zeros."""
     return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(end.notes_on)
+
+
+def _empty_bytes(end: GroupMember, length: int) -> torch.Tensor:
+    return torch.empty(length, dtype=torch.uint8, device=end.notes_on)
 
 
 # -- faults
@@ -305,7 +259,7 @@ def _places_fault(places: Sequence[Any], end: GroupMember, name: str) -> str:
     return "" if len(places) == len(end.ranks) else f"{name} has {len(places)} places for a group of {len(end.ranks)}"
 
 
-def _one_sided(places: Sequence[Any] | None, end: GroupMember, where: int, name: str) -> str:
+def _missing_fault(places: Sequence[Any] | None, end: GroupMember, where: int, name: str) -> str:
     """Return the fault of a list that rank `where` must pass."""
     if end.world.rank != where:
         return ""

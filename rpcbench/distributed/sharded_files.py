@@ -32,7 +32,7 @@ import torch.distributed as c10d
 
 from rpcbench.base.errors import CollectiveError, counted
 from rpcbench.distributed import groups
-from rpcbench.distributed.comparison import together
+from rpcbench.distributed.comparison import run_collective
 from rpcbench.distributed.groups import GroupMember
 from rpcbench.optim import optimizer_files
 
@@ -127,7 +127,7 @@ class Ranks:
         faults = [fault]
         if (end := self._end) is not None:
             faults = [""] * len(end.ranks)
-            together(end, call, [], lambda: c10d.all_gather_object(faults, fault, end.group))
+            run_collective(end, call, [], lambda: c10d.all_gather_object(faults, fault, end.group))
         if not any(faults):
             return
         if len(set(faults)) == 1:  # told once, as it is the same for all

@@ -20,7 +20,7 @@ import rpcbench.distributed as dist
 from rpcbench.base.errors import AuthenticationError, CollectiveError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import objects
-from rpcbench.distributed.arguments import chosen_rank, older_order, seconds_of
+from rpcbench.distributed.arguments import accept_older_order, choose_rank, seconds_of
 from rpcbench.distributed.point_to_point import MOST_TAG
 from rpcbench.transport import run_dir
 
@@ -310,8 +310,8 @@ def either(a: int, b: Any = None, c: int | None = None, d: Any = None) -> tuple[
     return a, b, c, d
 
 
-def test_an_older_order_is_told_apart_by_its_types() -> None:
-    both = older_order(1, "c", "b")(either)
+def test_an_accept_older_order_is_told_apart_by_its_types() -> None:
+    both = accept_older_order(1, "c", "b")(either)
     assert both(1, [2], 3, 4) == (1, [2], 3, 4) and both(1, 3, [2]) == both(1, 3, b=[2]) == (1, [2], 3, None)
     assert both(1) == (1, None, None, None) and both(1, None, 3) == (1, None, 3, None)
     with pytest.raises(TypeError, match=r"either\(\) got b twice"):
@@ -321,10 +321,10 @@ def test_an_older_order_is_told_apart_by_its_types() -> None:
 
 
 def test_ranks_and_seconds_are_read_from_all_their_forms() -> None:
-    assert chosen_rank([4, 7], 7, None, "src") == (7, "") and chosen_rank([4, 7], None, 1, "src") == (7, "")
-    assert chosen_rank([4, 7], None, None, "dst", default=4) == (4, "")
-    assert chosen_rank([4, 7], 5, None, "dst")[1] == "rank 5 is not in the group of ranks [4, 7]"
-    assert chosen_rank([4, 7], True, None, "dst")[1] == "dst is a rank, not bool"
+    assert choose_rank([4, 7], 7, None, "src") == (7, "") and choose_rank([4, 7], None, 1, "src") == (7, "")
+    assert choose_rank([4, 7], None, None, "dst", default=4) == (4, "")
+    assert choose_rank([4, 7], 5, None, "dst")[1] == "rank 5 is not in the group of ranks [4, 7]"
+    assert choose_rank([4, 7], True, None, "dst")[1] == "dst is a rank, not bool"
     assert (seconds_of(None), seconds_of(2), seconds_of(timedelta(minutes=1))) == (None, 2, 60.0)
     with pytest.raises(CollectiveError, match="timeout='1': pass a positive number of seconds, or a timedelta"):
         seconds_of("1")  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from worlds import PATIENCE
 
 import rpcbench
 import rpcbench.autograd as dist_autograd
+import rpcbench.distributed as dist
 import rpcbench.rpc as rpc
 from rpcbench.runtime import deadlocks
 
@@ -60,6 +61,20 @@ def test_reference_pages_match_the_docstrings():
 
 def test_every_public_name_has_a_docstring():
     assert [place for place, doc in PLACES.items() if not doc] == []
+
+
+def test_the_help_of_each_function_of_distributed_describes_its_parameters_and_results():
+    functions = [each for name in dist.__all__ if inspect.isfunction(each := getattr(dist, name))]
+    texts = {each: inspect.getdoc(each) for each in functions}
+    missing = {
+        each.__name__: names
+        for each, text in texts.items()
+        if (names := [name for name in inspect.signature(each).parameters if not re.search(rf"\b{name}\b", text)])
+    }
+    assert missing == {}
+    for each in functions:
+        if "async_op" in inspect.signature(each).parameters:
+            assert "Returns:" in texts[each] and "WorkerLostError" in texts[each], each.__name__
 
 
 @pytest.fixture(scope="module")
