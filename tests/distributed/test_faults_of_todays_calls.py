@@ -247,15 +247,15 @@ def test_a_secret_signs_objects_for_one_operation_of_one_group(tmp_path: Path, m
     other: Any = SimpleNamespace(world=world, key="1", notes_on=torch.device("cpu"))
 
     def opened(at: Any, deed: str, data: bytes) -> Any:
-        return objects._opened(at, deed, 0, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return objects._open_object(at, deed, 0, torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     monkeypatch.setattr(objects.current, "find", lambda: None)
     monkeypatch.delenv(run_dir.SECRET_VARIABLE, raising=False)
-    unsigned, _ = objects._packed(end, "gather", [1])
+    unsigned, _ = objects._pack_object(end, "gather", [1])
     assert opened(end, "gather", unsigned) == [1]
     run_dir.make_secret(tmp_path / "secret")
     monkeypatch.setenv(run_dir.SECRET_VARIABLE, str(tmp_path / "secret"))
-    signed, _ = objects._packed(end, "gather", [1])
+    signed, _ = objects._pack_object(end, "gather", [1])
     assert opened(end, "gather", signed) == [1]
     for at, deed, data in ((end, "gather", unsigned), (end, "scatter", signed), (other, "gather", signed)):
         with pytest.raises(AuthenticationError, match="is not signed with the secret of rank 0: all ranks must"):
