@@ -48,7 +48,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "ops": {
         "step": int, "worker": int, "stage": int, "op": str, "microbatch": int, "begin": float, "end": (None, float),
-        "bytes": int, "held": int, "failed": bool,
+        "bytes": int, "held": (None, int), "failed": bool,  # None: while it runs
     },
     "steps": {
         "step": int, "worker": int, "workers": [int], "plan": [str], "ideal": (None, float),
@@ -115,6 +115,8 @@ def _faults_of_rows(table: str, rows: dict[str, Any], place: str) -> Iterator[st
             yield f"{at}, 'id'"
         elif table == "messages" and row["sent"] is row["received"] is row["lost"] is None:
             yield f"{at}, 'sent', 'received' or 'lost'"
+        elif table == "ops" and row["held"] is None is not row["end"]:
+            yield f"{at}, 'held'"
 
 
 def fault(value: Any, shape: Any, place: str) -> str | None:

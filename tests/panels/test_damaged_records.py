@@ -54,6 +54,19 @@ def test_the_whole_one_plays(tmp_path: Path) -> None:
     play(load(tmp_path / "lesson.json"))
 
 
+def test_one_with_an_operation_that_runs_plays(tmp_path: Path) -> None:
+    changed = json.loads(TEXT)
+    row = changed["frames"][1][1]["2 ops"]["set"]["s1.w2.3"]
+    row |= {"end": None, "held": None}  # as `StepRecord` has it
+    path = tmp_path / "lesson.json"
+    path.write_text(json.dumps(changed))
+    play(load(path))
+    row["end"] = row["begin"] + 1.0
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"row 's1\.w2\.3', 'held'"):
+        load(path)
+
+
 def is_refused_or_plays(path: Path) -> None:
     try:
         found = load(path)
