@@ -52,7 +52,7 @@ def page(record: Record, kind: type[Panel]) -> str:
     drawing, driver = str(kind._esm), piece("player", ".js")
     assert drawing.count(_DEFAULT) == 1 and "</script" not in drawing + driver
     # Without a `<` in it, the data cannot end the script element.
-    data = json.dumps(played(record, kind)).replace("<", "\\u003c")
+    data = json.dumps(played(record, kind), separators=(",", ":")).replace("<", "\\u003c")
     styles = f"{kind._css}\n{piece('player', '.css')}"
     start = "play(JSON.parse(document.getElementById('record').textContent), made_(), document.body);"
     code = f"{drawing.replace(_DEFAULT, 'const made_ = ')}\n{{\n{driver}\n{start}\n}}"
