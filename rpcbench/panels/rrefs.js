@@ -436,9 +436,10 @@ export default panel("rrefs", "RRefs", (frame) => {
     const active = document.activeElement;
     const focused = rows.contains(active) ? active.closest("[data-group]")?.dataset.group : null;
     const redrawn = [];
+    const isRecord = frame.state.kind === "record"; // which has no present, from which ages could count
     join(rows, items, (key, line) => {
       const node = line.rref
-        ? row(view.rrefs[key], byRref.get(key), line, cols, names, showCell)
+        ? row(isRecord ? { ...view.rrefs[key], made: null } : view.rrefs[key], byRref.get(key), line, cols, names, showCell)
         : groupRow({ ...line, key }, cols, names, toggle);
       if (known.has(key)) redrawn.push(node);
       return node;
