@@ -1,10 +1,15 @@
-"""Build the site: `python docs/make_site.py [FOLDER]`, by default build/site. `make site` does it in one command.
+"""Build the site: `python docs/make_site.py [FOLDER [PAGE ...]]`, by default in build/site, as `make site` does.
+
+With pages, such as `notebooks/20_ring_all_reduce`, it builds these and the first page, and lets links to others lead
+nowhere.
 
 The pages are README, the documents, the reference, and the lessons with their stored outputs: pictures, and players of
-records, which need no kernel. Nothing is executed. Sphinx builds it, and a warning ends the build.
+records, which need no kernel. Nothing is executed. Sphinx builds it, and a warning ends the build. A reader's browser
+asks no other host for anything.
 
-Markdown that GitHub shows well needs three changes: links to files that are no pages of the site lose their address,
-pictures for light and dark follow the site's own switch, and contents are listed for the sidebar.
+Markdown that GitHub shows well needs four changes: links to files that are no pages of the site lose their address,
+pictures for light and dark follow the site's own switch, diagrams are pictures, and contents are listed for the
+sidebar.
 """
 
 from __future__ import annotations
@@ -14,10 +19,15 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+import make_diagrams
+from lesson_pages import add_to, write_players
 from make_course import TRACKS
 from sphinx.cmd.build import build_main
+
+from rpcbench import __version__
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -40,30 +50,41 @@ BELOW = {  # pages that a page lists below itself
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 PICTURE = re.compile(r"<picture>\s*<source[^>]*srcset=\"([^\"]+)\"[^>]*>\s*<img\s+(.*?)>\s*</picture>", re.DOTALL)
 PAIR = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)\n!\[The same, dark\]\(([^)]+)\)")
-REPOSITORY = os.environ.get("RPCBENCH_REPOSITORY", "")
-"""The web address of the files of this repository, with a slash at its end; links to sources lead there."""
+REPOSITORY = os.environ.get("RPCBENCH_REPOSITORY", "").rstrip("/")
+"""The web address of this repository, such as https://host/owner/name; links to sources lead there."""
+FILES = f"{REPOSITORY}/blob/HEAD/"
 
 
-def main(target: Path) -> int:
-    """Build the site into a folder, and return Sphinx's exit status."""
+def main(target: Path, only: Sequence[str] = ()) -> int:
+    """Build the site, or only some pages, into a folder, and return Sphinx's exit status."""
     source = target / "source"
     shutil.rmtree(target, ignore_errors=True)
-    arrange(source)
-    return build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", str(source), str(target / "html")])
+    arrange(source, only)
+    settings = ["-D", f"html_title=rpcbench {__version__}"]
+    if REPOSITORY:  # an eye at the head of each page
+        settings += ["-D", f"html_theme_options.source_view_link={FILES}{{filename}}"]
+    strict = ["-D", "suppress_warnings=toc,myst,mystnb.unknown_mime_type"] if only else ["-W", "--keep-going"]
+    options = ["-q", "-j", "auto", "-b", "html", *settings, *strict]
+    return build_main([*options, str(source), str(target / "html")])
 
 
-def arrange(source: Path) -> None:
-    """Write the pages of the site as Sphinx takes them."""
+def arrange(source: Path, only: Sequence[str] = ()) -> None:
+    """Write the pages of the site, or only some, as Sphinx takes them."""
     for pattern in PAGES:
         for path in ROOT.glob(pattern):
             name = path.relative_to(ROOT).as_posix()
-            write(source / _page(name), markdown(path.read_text(), name) + contents(name))
+            if not only or name.removesuffix(".md") in ("README", *only):
+                write(source / _page(name), markdown(path.read_text(), name) + contents(name))
     for path in (ROOT / "notebooks").glob("*.ipynb"):
-        write(source / "notebooks" / path.name, lesson(path))
+        if not only or f"notebooks/{path.stem}" in only:
+            write(source / "notebooks" / path.name, lesson(path))
+        write(source / "extra" / "notebooks" / path.name, path.read_text())
+    write_players(source / "extra" / "notebooks" / "records")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
     (source / "static").mkdir()
-    shutil.copy(ROOT / "docs" / "site" / "site.css", source / "static")
-    for folder in ("docs/pictures", "docs", "notebooks/pictures"):
+    for name in ("site.css", "favicon.svg"):
+        shutil.copy(ROOT / "docs" / "site" / name, source / "static")
+    for folder in ("docs/pictures", "docs", "docs/diagrams", "notebooks/pictures"):
         for picture in [*(ROOT / folder).glob("*.png"), *(ROOT / folder).glob("*.svg")]:
             for place in (source / folder, source / "extra" / folder):
                 place.mkdir(parents=True, exist_ok=True)
@@ -81,9 +102,21 @@ def _page(name: str) -> str:
 
 def markdown(text: str, name: str) -> str:
     """A page with links that lead somewhere on the site, and pictures that follow its switch of light and dark."""
+    text = make_diagrams.BLOCK.sub(lambda block: _diagram(block[1], name), text)
     code = re.split(r"(^```.*?^```$|`[^`\n]+`)", text, flags=re.MULTILINE | re.DOTALL)
     told = [part if place % 2 else LINK.sub(lambda link: _link(link, name), part) for place, part in enumerate(code)]
     return PAIR.sub(_pair, PICTURE.sub(_both, "".join(told)))
+
+
+def _diagram(text: str, name: str) -> str:
+    picture = make_diagrams.FOLDER / make_diagrams.name(text)
+    if not picture.exists():
+        raise FileNotFoundError(f"{name} has a diagram without a picture: python docs/make_diagrams.py makes it")
+    address = os.path.relpath(picture, (ROOT / name).parent)
+    return (
+        f'<div class="diagram"><img alt="A diagram; its text follows" src="{address}"></div>\n\n'
+        f"<details><summary>The diagram as text</summary>\n\n```text\n{text}```\n\n</details>\n"
+    )
 
 
 def _link(link: re.Match[str], name: str) -> str:
@@ -100,7 +133,8 @@ def _link(link: re.Match[str], name: str) -> str:
             back = os.path.relpath(ROOT / "index.md", (ROOT / name).parent)
             return f"[{words}]({back}{'#' + anchor if anchor else ''})"
         return link[0]
-    return f"[{words}]({REPOSITORY}{inside})" if REPOSITORY else words
+    words = words.replace("__", r"\_\_")  # of __init__.py, which would be bold
+    return f"[{words}]({FILES}{inside})" if REPOSITORY else words
 
 
 def _pair(pair: re.Match[str]) -> str:
@@ -121,6 +155,7 @@ def _image(scheme: str, attributes: str) -> str:
 def lesson(path: Path) -> str:
     """A lesson with its stored outputs; the texts beside them are pages like others."""
     notebook = json.loads(path.read_text())
+    notebook["cells"] = add_to(notebook["cells"], path.stem, REPOSITORY)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = markdown("".join(cell["source"]), f"notebooks/{path.name}")
@@ -147,4 +182,4 @@ def toctree(pages: list[str], caption: str = "") -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "site"))
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "site", sys.argv[2:]))
