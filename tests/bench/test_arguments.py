@@ -1,4 +1,4 @@
-"""The arguments of `python -m benchmarks` reach the benchmark."""
+"""The command line of `python -m benchmarks`: its help is quick, and wrong usage is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import command
 from benchmarks.__main__ import main
 
 
@@ -37,20 +36,3 @@ def test_wrong_usage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_error_with_advice_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "no such row"]) == 1
     assert capsys.readouterr().err.startswith("benchmarks: no row has 'no such row' in its title; there are\n")
-
-
-def test_the_comparison_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, object]] = []
-    monkeypatch.setattr(command, "run", lambda **options: asked.append(options))
-    main(["--rounds", "3", "--seed", "7", "--json", "out.json", "--quick", "--only", "echo", "--only", "int"])
-    files = command.Files(json=Path("out.json"))
-    only = ["echo", "int"]
-    assert asked == [{"against": "torch", "seed": 7, "quick": True, "rounds": 3, "only": only, "files": files}]
-
-
-def test_a_seed_is_drawn_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: set[object] = set()
-    monkeypatch.setattr(command, "run", lambda seed, **_: seeds.add(seed))
-    main([])
-    main([])
-    assert len(seeds) == 2

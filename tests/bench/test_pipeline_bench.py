@@ -118,31 +118,6 @@ def test_the_rate_is_all_samples_divided_by_all_seconds() -> None:
     assert not pipelines._compared(order, other._replace(seconds=[0.5, 0.5, 0.6]), other).ok
 
 
-def test_both_sides_are_started_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-
-    class Stand:
-        def __init__(self, name: str, seconds: float) -> None:
-            self._name, self._seconds = name, seconds
-
-        def __enter__(self) -> Stand:
-            begun.append(self._name)
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            begun.append(f"end {self._name}")
-
-        def run(self, order: Order) -> Steps:
-            return Steps([self._seconds * begun.count(self._name)] * order.steps, [1.0] * order.steps, 1.0)
-
-    monkeypatch.setattr(pipelines, "ours", lambda: Stand("ours", 1.0))
-    monkeypatch.setattr(pipelines, "theirs", lambda: Stand("theirs", 2.0))
-    *lines, mean = pipelines._against_torch(pipelines.QUICK._replace(starts=3, rounds=2), 0)
-    assert begun == ["ours", "theirs", "end theirs", "end ours"] * 3
-    assert [line.measured for line in lines] == ["128 samples/s"] * 2 + ["16 samples/s"] * 2, "1, 2 and 3 s a step"
-    assert [line.value for line in (*lines, mean)] == [2.0] * 5 and mean.ok
-
-
 def test_a_line_that_misses_its_goal_is_marked() -> None:
     made = [
         pipelines.Line("a", "1", "", "at most 2", 1, 2, True),
