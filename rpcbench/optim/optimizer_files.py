@@ -14,13 +14,14 @@ import contextlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from rpcbench.base.files import make_file, replace_file
+from rpcbench.base.files import rename as rename  # checkpoints of `distributed` take it from here
 from rpcbench.runtime import current
 
 T = TypeVar("T")
@@ -29,18 +30,13 @@ State = dict[str, Any]
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Make a new file, complete and on disk when the block ends; none is left if the block, or the disk, fails."""
+def name_faults(path: Path) -> Iterator[None]:
+    """Let an error of the system in the block name this file, and this worker."""
     try:
-        with path.open("xb") as file:  # no existing file is overwritten
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # complete on disk before any manifest names it
+        yield
     except FileExistsError:
         raise
     except BaseException as error:
-        with contextlib.suppress(OSError):  # it may not even have been made
-            path.unlink()
         failed = _of_system(error)
         if failed is None or failed.errno is None:
             raise
@@ -80,20 +76,8 @@ def _strange(path: Path) -> str:
 
 def publish(path: Path, content: Any) -> None:
     """Replace a manifest by this content as JSON: after a crash the file has the old content or the new one."""
-    draft = path.with_suffix(f".{secrets.token_hex(4)}.draft")
-    with new_file(draft) as file:
+    with name_faults(path), replace_file(path) as file:
         file.write(json.dumps(content, indent=1).encode())
-    rename(draft, path)
-
-
-def rename(draft: Path, path: Path) -> None:
-    """Give a draft its name, in place of a file that has it. The rename is on disk when this returns."""
-    draft.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the rename itself is on disk only after this fsync
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def manifest(path: Path, read: Callable[[Any], T | None], missing: str) -> T:
@@ -151,8 +135,9 @@ def write(state: State, directory: str) -> str:
     """Write a draft of one owner's share. Returns the name that `adopt` gives it."""
     path = _share(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".draft").unlink(missing_ok=True)  # of a save that has failed
-    with new_file(path.with_suffix(".draft")) as file:
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)  # of a save that has failed
+    with name_faults(draft), make_file(draft) as file:
         torch.save(state, file)
     return path.name
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.files import make_file
 from rpcbench.base.rebuild import add_note
 from rpcbench.optim import LocalOptimizer, optimizer_files
 from rpcbench.pipeline.driver import WorkerGroup
@@ -70,7 +71,7 @@ def shapes(worker: StageWorker, stage: int) -> Shapes:
 def write(worker: StageWorker, stage: int, folder: str, name: str) -> Shard:
     """Write a stage's state to a new file."""
     path, optimizer = Path(folder) / name, worker.optimizers.get(stage)
-    with worker.step_lock, optimizer_files.new_file(path) as file:
+    with worker.step_lock, optimizer_files.name_faults(path), make_file(path) as file:
         torch.save(_held(worker.modules[stage], optimizer), file)
     with path.open("rb") as written:  # read back: the digest is of the bytes on disk
         digest = hashlib.file_digest(written, "sha256").hexdigest()
@@ -182,7 +183,7 @@ MANIFEST = "checkpoint.json"
 WEIGHTS_SUFFIX = ".safetensors"  # of a file with parameters and buffers only: see `weights_file`
 _FORMAT = 2  # version of the manifest
 _FILE = re.compile(r"step\d+\.stage\d+\.[0-9a-f]{8}\.pt", re.ASCII)  # step, stage, token of the write
-_DRAFT = re.compile(r"checkpoint\.[0-9a-f]{8}\.draft")
+_DRAFT = re.compile(r"\.checkpoint\.json\.[0-9a-f]{8}\.draft")
 _SHOWN = 5  # names in an error
 
 

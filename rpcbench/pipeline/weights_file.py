@@ -14,7 +14,6 @@ loaded only here.
 from __future__ import annotations
 
 import importlib
-import secrets
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.files import replace_file
 from rpcbench.optim import optimizer_files
 from rpcbench.pipeline.checkpoint import WEIGHTS_SUFFIX, load_state
 from rpcbench.pipeline.driver import WorkerGroup
@@ -41,13 +41,11 @@ def save(worker_group: WorkerGroup, path: str | Path) -> None:
     worker_group.steps.check()
     tensors = _separate(worker_group.state())
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.draft")
-    with optimizer_files.new_file(draft):
+    with optimizer_files.name_faults(target), replace_file(target) as draft:
         try:
-            library.torch.save_file(tensors, draft, metadata={"format": "pt"})  # as other libraries expect it
+            library.torch.save_file(tensors, draft.name, metadata={"format": "pt"})  # as other libraries expect it
         except library.SafetensorError as error:  # a full disk, too
             raise PipelineError(f"{target} was not written, and a file that was there before stays: {error}") from error
-    optimizer_files.rename(draft, target)
 
 
 def load(worker_group: WorkerGroup, path: str | Path) -> int:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import threading
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from rpcbench.base.conditions import Event, Listeners
+from rpcbench.base.files import replace_file
 from rpcbench.base.ids import MESSAGES
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import RECORD, Collector
@@ -46,14 +46,11 @@ def save_text(path: str | Path, text: str) -> Path:
     if target.exists() and not target.is_file():  # a pipe or a device cannot be replaced
         target.write_text(text, encoding="utf-8")
         return Path(path)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(target)
+        with replace_file(target) as file:
+            file.write(text.encode())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
     return Path(path)
 
 

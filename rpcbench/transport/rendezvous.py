@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.base.config import HANDSHAKE_SECONDS
+from rpcbench.base.files import replace_file
 from rpcbench.transport.addresses import is_listening
 
 
@@ -111,6 +111,5 @@ class Rendezvous:
         self._replace(self.path, " ".join(map(str, note)))
 
     def _replace(self, path: Path, text: str) -> None:
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")  # replaced atomically, as readers take no lock
-        draft.write_text(text)
-        draft.replace(path)
+        with replace_file(path, durable=False) as file:  # atomically, as readers take no lock
+            file.write(text.encode())

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spoiled import DAMAGE, damaged, disk_of
 
+from rpcbench.base.files import make_file
 from rpcbench.optim import optimizer_files
 from rpcbench.runtime import current
 
@@ -40,21 +41,11 @@ class Evil:
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_an_error_on_a_full_disk_names_file_and_worker_and_leaves_nothing(tmp_path: Path, size: int) -> None:
-    told = pytest.raises(OSError, match="worker7 cannot write this file")
-    with disk_of(50), told as caught, optimizer_files.new_file(tmp_path / "share.pt") as file:
+    path, told = tmp_path / "share.pt", pytest.raises(OSError, match="worker7 cannot write this file")
+    with disk_of(50), told as caught, optimizer_files.name_faults(path), make_file(path) as file:
         torch.save({"weight": torch.zeros(size)}, file)
-    assert caught.value.filename == str(tmp_path / "share.pt") and str(tmp_path / "share.pt") in str(caught.value)
+    assert caught.value.filename == str(path) and str(path) in str(caught.value)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_failed_write_leaves_no_file_and_keeps_an_existing_one(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="own"), optimizer_files.new_file(tmp_path / "share.pt"):
-        raise KeyError("own")
-    assert not [*tmp_path.iterdir()]
-    (tmp_path / "there").write_text("x")
-    with pytest.raises(FileExistsError), optimizer_files.new_file(tmp_path / "there"):
-        pass
-    assert (tmp_path / "there").read_text() == "x"
 
 
 @pytest.mark.parametrize("mmap", [False, True])
