@@ -52,7 +52,7 @@ clean:
 
 define install
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e $(1)
 	@touch $@
 endef

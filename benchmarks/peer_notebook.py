@@ -1,6 +1,6 @@
 """A notebook with two workers of some library: the cells that a newcomer writes, and the kernel that runs them.
 
-A library is named only in text that a kernel runs; this module imports none of them.
+A library is named only in text that a kernel runs; this module imports none but rpcbench.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import psutil
 
+import rpcbench
 from benchmarks.kernel_driver import OPENED, Kernel, Message, NotInTime, Ran, kernel
 from benchmarks.notebook_waits import MARK, is_marked
 from benchmarks.pairs import BenchError
@@ -71,11 +72,11 @@ class Peer(NamedTuple):
 
     @property
     def version(self) -> str:
-        return importlib.metadata.version(self.packages.split()[0])
+        return rpcbench.__version__ if self is OURS else importlib.metadata.version(self.packages.split()[0])
 
 
 OURS = Peer(
-    name="rpcbench", module="rpcbench", packages="rpcbench",
+    name="rpcbench", module="rpcbench", packages="jupyter-rpcbench",
     start="%load_ext rpcbench\n%cluster start 2",
     workers=("worker1", "worker2"),
     cell="%%remote WORKER\nBODY",

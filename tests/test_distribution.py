@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -107,6 +108,21 @@ def test_jupyterlab_finds_the_updates_of_the_extension_under_the_name_of_this_di
         assert json.loads((ROOT / path).read_text())["name"] == NAME, path
     told = json.loads((ROOT / "extension" / "install.json").read_text())
     assert (told["packageManager"], told["packageName"]) == ("python", NAME)
+
+
+def test_make_demo_installs_only_what_the_demo_needs_and_nothing_where_the_tests_run(tmp_path: Path) -> None:
+    def planned(target: str) -> str:
+        return subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy2(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    assert "-e . scikit-learn\n" in planned("demo") and "[dev]" not in planned("demo")
+    (tmp_path / ".venv" / "demo").touch()
+    assert "pip" not in planned("demo") and "-e '.[dev]'\n" in planned("test")
+    (tmp_path / ".venv" / "demo").unlink()
+    (tmp_path / ".venv" / "ready").touch()
+    assert "pip" not in planned("demo") + planned("test")
 
 
 JUPYTER = {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "anywidget", "comm", "traitlets", "zmq"}
