@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,8 @@ from rpcbench.rpc.gather import (
     _wait_all_workers,
     check_leaks,
 )
-from rpcbench.rpc.internal import PythonUDF, RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler, _run_pickled
+from rpcbench.rpc.profiling import RPCExecMode, _build_rpc_profiling_key, profiled
 from rpcbench.rpc.profiling import enabled as profiler_enabled
-from rpcbench.rpc.profiling import profiled
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
@@ -40,7 +40,7 @@ from rpcbench.runtime.members import WorkerInfo
 __all__ = [
     "AllGatherStates", "RRef", "_all_gather", "_barrier", "_broadcast_to_followers", "_build_rpc_profiling_key",
     "_gather_to_leader", "_get_current_rpc_agent", "_rref_context_get_debug_info", "_wait_all_workers",
-    "get_worker_info", "method_factory", "new_method", "remote", "rpc_async", "rpc_sync", "shutdown",
+    "get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 
 _ignore_rref_leak = True
 """If False, `shutdown` raises where RRefs are left."""
-_default_pickler: Any = _internal_rpc_pickler  # of the whole process, as in torch
+pack_call: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], _Call] | None = None
+"""Packs each call, while a pickler of torch's interface is in use: see `torch_shim.compat.internal`."""
 _thread_local_var = threading.local()  # `future_list`, inside a `_wait_all` block
 
 
@@ -180,9 +181,7 @@ def _prepare(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] 
         raise TypeError("function should be callable.")
     if type(function) is BuiltinFunctionType:
         functions.check_overload(function, args, kwargs)
-    if _default_pickler is not _internal_rpc_pickler:  # the pickler of `_use_rpc_pickler` has packed the call itself
-        return _run_pickled, _default_pickler.serialize(PythonUDF(function, args, kwargs)), {}
-    return function, args, kwargs
+    return (function, args, kwargs) if pack_call is None else pack_call(function, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -197,15 +196,11 @@ def _wait_all() -> Iterator[None]:
         wait_all(futures)
 
 
-@contextlib.contextmanager
-def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Pack calls made in this block, in all threads, with `rpc_pickler.serialize(obj) -> (bytes, tensors)`."""
-    global _default_pickler
-    _default_pickler = rpc_pickler
-    try:
-        yield
-    finally:
-        _default_pickler = _internal_rpc_pickler
+def __getattr__(name: str) -> Any:
+    # names of the module in torch
+    if name in ("PythonUDF", "_default_pickler", "_internal_rpc_pickler", "_use_rpc_pickler"):
+        return getattr(importlib.import_module("rpcbench.torch_shim.compat.internal"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # -- members

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +11,28 @@ import torch
 from torch.jit._builtins import _find_builtin
 
 from rpcbench.base.futures import Future
-from rpcbench.rpc.internal import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.requests import label_of
 
 enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether any profiler of torch records this thread: the cheap test before `profiled`."""
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
+
+
+class RPCExecMode(enum.Enum):
+    """The kind of a call, for names in profiles."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    ASYNC_JIT = "async_jit"
+    REMOTE = "remote"
+
+
+def _build_rpc_profiling_key(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
+) -> str:
+    """Return the name of a call in profiles: `rpc_sync#aten::add(worker0 -> worker1)`."""
+    return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
 
 
 def _get_should_profile() -> bool:

@@ -29,10 +29,12 @@ _MODULES = {  # torch's module -> ours
     **{
         f"torch.distributed.rpc.{part}": f"rpcbench.rpc.{part}"
         for part in (
-            "api", "backend_registry", "constants", "functions", "internal", "options", "rref_proxy",
-            "server_process_global_profiler",
+            "api", "backend_registry", "constants", "functions", "options", "rref_proxy",
         )
     },
+    "torch.distributed.rpc.internal": "rpcbench.torch_shim.compat.internal",
+    "torch.distributed.rpc.server_process_global_profiler":
+        "rpcbench.torch_shim.compat.server_process_global_profiler",
     "torch.distributed.optim.optimizer": "rpcbench.optim",
     "torch.distributed.nn.api.remote_module": "rpcbench.nn",
 }  # fmt: skip

@@ -20,8 +20,8 @@ from worlds import nothing_left, until, world
 import rpcbench.rpc as rpc
 from rpcbench.base.errors import NoOverloadError, RpcError, RpcTimeoutError, WorkerLostError
 from rpcbench.rpc import RRef, api, functions, remote, rpc_async, rpc_sync
-from rpcbench.rpc.internal import _internal_rpc_pickler, deserialize, serialize
 from rpcbench.runtime.agent import Agent
+from rpcbench.torch_shim.compat.internal import _internal_rpc_pickler, deserialize, serialize
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import torch
 import torch.distributed.rpc
 
 import rpcbench.rpc as rpc
+from rpcbench import torch_shim
 
 MODULES = [
     "", "api", "backend_registry", "constants", "functions", "internal", "options", "rref_proxy",
@@ -26,7 +27,7 @@ NOT_HERE = {"RemoteProfilerManager": "names calls for torch's own C++ profiler"}
 
 
 def ours(module: str) -> types.ModuleType:
-    return importlib.import_module(f"rpcbench.rpc.{module}" if module else "rpcbench.rpc")
+    return importlib.import_module(torch_shim._MODULES[f"torch.distributed.rpc.{module}".rstrip(".")])
 
 
 def theirs(module: str) -> types.ModuleType:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 import torch
 
 from rpcbench.base.errors import RpcError
+from rpcbench.rpc import api
 from rpcbench.rpc.agent import _get_current_rpc_agent
 from rpcbench.rpc.functions import run_marked
+from rpcbench.rpc.profiling import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.runtime.handles import RRefHandle
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
 
-__all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "_get_current_rpc_agent", "deserialize", "serialize"]
-
-
-class RPCExecMode(enum.Enum):
-    """The kind of a call, for names in profiles."""
-
-    SYNC = "sync"
-    ASYNC = "async"
-    ASYNC_JIT = "async_jit"
-    REMOTE = "remote"
+__all__ = [
+    "PythonUDF", "RPCExecMode", "RemoteException", "_build_rpc_profiling_key", "_get_current_rpc_agent", "deserialize",
+    "serialize",
+]  # fmt: skip
 
 
 class PythonUDF(NamedTuple):
@@ -90,8 +86,18 @@ def _run_pickled(binary_data: bytes, tensors: list[torch.Tensor]) -> Any:
     return run_marked(udf.func, tuple(udf.args), udf.kwargs or {})
 
 
-def _build_rpc_profiling_key(
-    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
-) -> str:
-    """Return the name of a call in profiles: `rpc_sync#aten::add(worker0 -> worker1)`."""
-    return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
+_default_pickler: Any = _internal_rpc_pickler  # of the whole process, as in torch
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Pack calls made in this block, in all threads, with `rpc_pickler.serialize(obj) -> (bytes, tensors)`."""
+    global _default_pickler
+    _default_pickler = rpc_pickler
+    api.pack_call = lambda function, args, kwargs: (
+        _run_pickled, rpc_pickler.serialize(PythonUDF(function, args, kwargs)), {}
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        _default_pickler, api.pack_call = _internal_rpc_pickler, None
