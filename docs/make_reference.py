@@ -18,6 +18,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -51,9 +52,8 @@ def pages() -> dict[str, str]:
 
 
 def names(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a module offers, in order: that of `__all__`, or of its source."""
-    listed = getattr(module, "__all__", None) or [*_defined(module)]
-    for name in listed:
+    """What a module offers, in the order of its `__all__`."""
+    for name in module.__all__:
         value = getattr(module, name)
         if not name.startswith("_") and not isinstance(value, TypeVar):
             yield name, value
@@ -72,14 +72,21 @@ def members(kind: type) -> Iterator[tuple[str, Any]]:
                 yield name, plain
 
 
-def _defined(module: ModuleType) -> Iterator[str]:
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+def describe(module: ModuleType, name: str) -> str:
+    """The docstring of a name; that of a constant is the string below its assignment, in the module that makes it."""
+    value = getattr(module, name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return _source_doc(value)
+    body = ast.parse(inspect.getsource(module)).body
+    for node, below in pairwise(body):
+        match node:
+            case ast.ImportFrom(module=str(home)) if name in [alias.name for alias in node.names]:
+                return describe(importlib.import_module(home), name)
+            case ast.Assign(targets=[ast.Name(id=made)]) | ast.AnnAssign(target=ast.Name(id=made)) if made == name:
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        return inspect.cleandoc(text)
+    return ""
 
 
 def _module(page: str) -> str:
@@ -102,7 +109,7 @@ def _page(page: str, described: dict[int, str]) -> str:
         if id(value) in described:
             also.append(f"[{name}]({described[id(value)]})")
         elif not isinstance(value, ModuleType):
-            _section(text, name, value, described)
+            _section(text, name, value, describe(module, name), described)
     for name, value in offered:
         if isinstance(value, ModuleType):
             _submodule(text, name, value, described)
@@ -114,17 +121,17 @@ def _submodule(text: Text, name: str, module: ModuleType, described: dict[int, s
     inner = [(found, value) for found, value in names(module) if id(value) not in described]
     for found, value in inner:
         if callable(value):
-            _section(text, f"{name}.{found}", value, described)
+            _section(text, f"{name}.{found}", value, describe(module, found), described)
     rows = "".join(f"\n| `{found}` | `{value!r}` |" for found, value in inner if isinstance(value, PLAIN))
     if rows:
         text.heading(name, 2)
         text.add(_prose(_doc(module)), f"| name | value |\n|---|---|{rows}")
 
 
-def _section(text: Text, name: str, value: Any, described: dict[int, str]) -> None:
+def _section(text: Text, name: str, value: Any, doc: str, described: dict[int, str]) -> None:
     described[id(value)] = text.heading(name, 2)
     source = "" if inspect.getmodule(value) is text.module else _where(value)
-    text.add(_signature(name, value), _prose(_source_doc(value)), source)
+    text.add(_signature(name, value), _prose(doc), source)
     if inspect.isclass(value):
         fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
         text.add(f"Fields: {', '.join(f'`{field}`' for field in fields)}." if fields else "")

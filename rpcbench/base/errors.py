@@ -38,6 +38,14 @@ import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
+__all__ = [
+    "AuthenticationError", "CallCancelled", "CollectiveError", "ConnectionLostError", "DeadlockError",
+    "IncompleteWorldError", "MessageTooLarge", "NamesError", "NoOverloadError", "NotConnectedError", "PipelineError",
+    "ProtocolError", "RankFailedError", "RefusedError", "RemoteError", "RpcError", "RpcTimeoutError",
+    "SerializationError", "ShutdownError", "StageLostError", "TurnedAwayError", "UnknownVariableError",
+    "UnknownWorkerError", "VersionMismatch", "WorkerLostError",
+]  # fmt: skip
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `2 workers`, `2 batches`."""

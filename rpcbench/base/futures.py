@@ -123,27 +123,17 @@ class Future(_Base[T]):
     _whole = False  # torch's side is complete
     _outcome: tuple[Any, BaseException | None] | None = None
     _devices: list[Any] | None = None
-    _sources: Sequence[weakref.ref[Future[Any]]] = ()
+    _sources: Sequence[weakref.ref[Future[Any]]] = ()  # weak, as they refer to this one by their callbacks
+    _on_cancel: Callable[[], object] | None = None
+    _on_long: Callable[[float], object] | None = None
+    _help_along: HelpAlong | None = None
 
-    def __init__(
-        self,
-        *,
-        on_cancel: Callable[[], object] | None = None,
-        on_long: Callable[[float], object] | None = None,
-        sources: Iterable[torch.futures.Future[Any]] = (),
-        devices: list[Any] | None = None,
-        help_along: HelpAlong | None = None,
-    ) -> None:
+    def __init__(self, *, devices: list[Any] | None = None) -> None:
         torch._C.Future.__init__(self, [torch.device(device) for device in devices] if devices else [])
-        self._help_along = help_along  # called by a waiting thread, before and after it releases its pool slot
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
-        self._on_cancel = on_cancel
-        self._on_long = on_long  # called now and then by a thread that waits long, with the seconds it has waited
         if devices:
             self._devices = devices
-        if sources:  # the futures that this one follows from; weak, as they refer to this one by their callbacks
-            self._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
 
     # -- resolving
     def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> bool:
@@ -286,7 +276,7 @@ class Future(_Base[T]):
                 self._on_long(waited)
 
     def break_wait(self, thread: int, error: Exception) -> bool:
-        """Raise `error` in one waiting thread. False if it does not wait any more."""
+        """Runtime only: raise `error` in one waiting thread. False if it does not wait any more."""
         with self._lock:
             broken = [waiter for waiter in self._waiters if waiter.thread == thread]
             self._waiters = [waiter for waiter in self._waiters if waiter.thread != thread]
@@ -296,7 +286,7 @@ class Future(_Base[T]):
         return bool(broken)
 
     def origins(self) -> list[Future[Any]]:
-        """Return the unfinished futures at the start of this one's chain: those that it waits for, or itself."""
+        """Runtime only: return the unfinished futures at the start of this one's chain that it waits for, or itself."""
         if not self._sources:
             return [self]
         sources = [source for ref in self._sources if (source := ref()) is not None and not source.done()]
@@ -326,7 +316,7 @@ class Future(_Base[T]):
         return self._outcome
 
     def follow(self) -> None:
-        """Complete torch's side as soon as the answer arrives from now on, for callbacks and waits in torch's C++."""
+        """Runtime only: complete torch's side as soon as the answer arrives, for callbacks and waits in torch's C++."""
         with self._lock:
             self._followed = True
             outcome = None if self._whole else self._outcome
@@ -353,7 +343,7 @@ class Future(_Base[T]):
         if not callable(callback):
             raise TypeError(f"then(): incompatible function arguments: a callback is a function, not {callback!r}")
         parent = weakref.ref(self)  # this future refers to the chained one by its callback
-        chained: Future[S] = Future(
+        chained: Future[S] = make_future(
             on_cancel=lambda: (first := parent()) and first.cancel(),
             on_long=self._on_long,
             sources=[self],
@@ -401,13 +391,37 @@ class Future(_Base[T]):
         return self._value()
 
 
+def make_future(
+    *,
+    on_cancel: Callable[[], object] | None = None,
+    on_long: Callable[[float], object] | None = None,
+    sources: Iterable[torch.futures.Future[Any]] = (),
+    devices: list[Any] | None = None,
+    help_along: HelpAlong | None = None,
+) -> Future[Any]:
+    """Return a future with hooks of the runtime.
+
+    Args:
+        on_cancel: Cancels the call; without it, the future cannot be cancelled.
+        on_long: Called now and then by a thread that waits long, with the seconds it has waited.
+        sources: The futures that this one follows from.
+        devices: As of `Future`.
+        help_along: Called by a waiting thread, before and after it releases its pool slot.
+    """
+    future: Future[Any] = Future(devices=devices)
+    future._on_cancel, future._on_long, future._help_along = on_cancel, on_long, help_along
+    if sources:
+        future._sources = [weakref.ref(source) for source in sources if isinstance(source, Future)]
+    return future
+
+
 def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
     """Return a future of all given ones, as torch's does: done when all are done, or failed as soon as one fails."""
     futures = list(futures)
     if not all(isinstance(future, torch._C.Future) for future in futures):
         raise TypeError(f"_collect_all(): incompatible function arguments: a list of Futures, not {futures!r}")
     on_long = next((future._on_long for future in futures if isinstance(future, Future)), None)
-    gathered: Future[list[torch.futures.Future[Any]]] = Future(on_long=on_long, sources=futures)
+    gathered: Future[list[torch.futures.Future[Any]]] = make_future(on_long=on_long, sources=futures)
     left = len(futures)
     lock = threading.Lock()
 

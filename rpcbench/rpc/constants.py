@@ -6,6 +6,11 @@ from datetime import timedelta
 
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, UNSET_TIMEOUT
 
+__all__ = [
+    "DEFAULT_INIT_METHOD", "DEFAULT_NUM_WORKER_THREADS", "DEFAULT_PROCESS_GROUP_TIMEOUT", "DEFAULT_RPC_TIMEOUT_SEC",
+    "DEFAULT_SHUTDOWN_TIMEOUT", "UNSET_RPC_TIMEOUT",
+]  # fmt: skip
+
 DEFAULT_RPC_TIMEOUT_SEC: float = DEFAULT_TIMEOUT  # for calls that name none
 DEFAULT_INIT_METHOD: str = "env://"
 DEFAULT_SHUTDOWN_TIMEOUT: float = 0  # seconds; 0: no limit

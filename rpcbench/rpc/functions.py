@@ -27,6 +27,7 @@ from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
 from rpcbench.serialization.closures import MissingCodeError
 from rpcbench.serialization.importable import in_main
 
+__all__ = ["async_execution"]
 _MAIN = "__main__"
 
 

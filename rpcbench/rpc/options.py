@@ -13,6 +13,8 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from rpcbench.serialization.tensor_types import CPU, Name, device_of
 
+__all__ = ["RpcBackendOptions", "TensorPipeRpcBackendOptions"]
+
 
 class RpcBackendOptions:
     """Options of any backend.

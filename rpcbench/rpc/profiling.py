@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.jit._builtins import _find_builtin
 
-from rpcbench.base.futures import Future
+from rpcbench.base.futures import Future, make_future
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.requests import label_of
 
@@ -52,7 +52,7 @@ def _event(key: str) -> Iterator[Until]:
 
 def _ended(record: Any, future: Future[Any]) -> Future[Any]:
     # A second future: a thread that waits for the first could read the profile before torch has ended the event.
-    whole: Future[Any] = Future(on_cancel=future.cancel)
+    whole: Future[Any] = make_future(on_cancel=future.cancel)
 
     def pass_on(_: object) -> None:
         try:

@@ -29,7 +29,7 @@ import torch
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.errors import NOT_INITIALIZED, RpcError
-from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits
+from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits, make_future
 from rpcbench.base.ids import OWN, Counter
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import not_sent
@@ -106,9 +106,10 @@ class PendingCalls:
         keeps: Sequence[RRefHandle] = (),
         site: CreationSite | None = None,
     ) -> Future[Any]:
-        """Make the future of a call. `receive`: see `Future.help_along`; `keeps`: handles that the call needs until its
+        """Make the future of a call. `receive`: its `help_along`; `keeps`: handles that the call needs until its
         reply; `site`: where the call was made; the opener of the reply looks it up if the caller waits for it."""
-        future: Future[Any] = Future(on_cancel=partial(self._cancel, number), on_long=self._on_long, help_along=receive)
+        cancel = partial(self._cancel, number)
+        future: Future[Any] = make_future(on_cancel=cancel, on_long=self._on_long, help_along=receive)
         future.keeps, future.site = keeps, site or threading.get_ident()
         self._calls[number] = future
         return future

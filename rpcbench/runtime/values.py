@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
-from rpcbench.base.futures import Future
+from rpcbench.base.futures import Future, make_future
 from rpcbench.base.ids import Id
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.handles import (
@@ -402,7 +402,7 @@ class ObjectStore:
     def _future(self, rref: Id) -> Future[Any]:
         future = self._known.get(rref)
         if future is None:
-            future = self._known[rref] = Future(on_long=self._on_long)
+            future = self._known[rref] = make_future(on_long=self._on_long)
         self._kept[rref] = future
         return future
 

@@ -106,6 +106,7 @@ def _join(
 
 
 FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, _join)
+"""The backend whose options can let kinds of messages fail, or delay them: for `init_rpc`."""
 
 
 # -- for suites that run against several implementations

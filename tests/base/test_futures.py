@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rpcbench.base.errors import CallCancelled
-from rpcbench.base.futures import Future, collect_all, wait_all
+from rpcbench.base.futures import Future, collect_all, make_future, wait_all
 
 
 def here(job: Callable[[], None]) -> None:
@@ -48,13 +48,13 @@ def test_a_waiting_thread_calls_help_along_once_and_then_sleeps() -> None:
         helped.append(waits())
         timer.start()
 
-    future: Future[int] = Future(help_along=help_along)
+    future: Future[int] = make_future(help_along=help_along)
     assert future.wait() == 3 and helped == [True]
     timer.join()
 
 
 def test_an_answer_that_help_along_delivers_ends_the_wait() -> None:
-    future: Future[int] = Future(help_along=lambda waits: future.deliver(lambda: 3, here))
+    future: Future[int] = make_future(help_along=lambda waits: future.deliver(lambda: 3, here))
     assert future.wait() == 3
 
 
@@ -109,7 +109,7 @@ def test_continuations_get_the_value_or_the_error() -> None:
 
 def test_a_chained_future_is_cancelled_and_completed_with_its_source() -> None:
     asked: list[int] = []
-    future: Future[int] = Future(on_cancel=lambda: asked.append(1) or True)
+    future: Future[int] = make_future(on_cancel=lambda: asked.append(1) or True)
     chained = future.then(lambda done: done.value() + 1).then(lambda done: done.value() * 10)
     assert isinstance(chained, Future) and not chained.done()
     assert chained.cancel() and asked == [1], "cancelling it cancels its source"
@@ -259,7 +259,7 @@ def test_a_waiting_thread_that_delivers_the_answer_itself_opens_it(lazy: bool) -
         opened.append(threading.current_thread())
         return 7
 
-    future: Future[int] = Future(help_along=lambda waiting: future.deliver(answer, _never, lazy))
+    future: Future[int] = make_future(help_along=lambda waiting: future.deliver(answer, _never, lazy))
     assert future.wait() == 7 and opened == [threading.current_thread()]
 
 
@@ -272,7 +272,7 @@ def test_an_answer_is_opened_even_if_an_interrupt_ends_help_along() -> None:
         assert not waiting()
         raise KeyboardInterrupt
 
-    future: Future[int] = Future(help_along=interrupted)
+    future: Future[int] = make_future(help_along=interrupted)
     with pytest.raises(KeyboardInterrupt):
         future.wait()
     assert future.outcome() == (7, None)
@@ -289,7 +289,7 @@ def test_an_answer_is_opened_even_if_an_interrupt_comes_before_its_opening(
         opens(self)
 
     monkeypatch.setattr(Future, "_open", interrupted)
-    future: Future[int] = Future(help_along=lambda waiting: future.deliver(lambda: 7, _never))
+    future: Future[int] = make_future(help_along=lambda waiting: future.deliver(lambda: 7, _never))
     with pytest.raises(KeyboardInterrupt):
         future.wait()
     assert future.outcome() == (7, None)
@@ -304,7 +304,7 @@ def test_one_of_two_waiting_threads_delivers_the_answer_for_both() -> None:
             assert go.wait(10)
             future.deliver(lambda: 7, _never)
 
-    future: Future[int] = Future(help_along=helps)
+    future: Future[int] = make_future(help_along=helps)
     found: list[int] = []
     one, other = (threading.Thread(target=lambda: found.append(future.wait())) for _ in range(2))
     one.start()
@@ -331,7 +331,7 @@ def test_a_pool_thread_calls_help_along_before_and_after_it_reports_its_wait() -
         if "waits" in told:
             future.deliver(lambda: 1, here)
 
-    future: Future[int] = Future(help_along=helps)
+    future: Future[int] = make_future(help_along=helps)
     thread = PoolThread(target=future.wait)
     thread.start()
     thread.join(10)
@@ -349,7 +349,7 @@ def test_a_future_can_be_awaited() -> None:
 
 def test_a_future_can_be_cancelled_until_it_has_an_answer() -> None:
     asked: list[int] = []
-    future: Future[int] = Future(on_cancel=lambda: asked.append(1))
+    future: Future[int] = make_future(on_cancel=lambda: asked.append(1))
     assert future.cancel() and asked == [1]
     future.deliver(fail(CallCancelled("given up")), here)
     with pytest.raises(CallCancelled):

@@ -38,8 +38,11 @@ def documented():
     for page in reference.PAGES:
         if not importlib.util.find_spec(reference._module(page)):
             continue
-        for name, value in reference.names(importlib.import_module(reference._module(page))):
-            if callable(value) and (value.__module__ or "").startswith("rpcbench"):
+        module = importlib.import_module(reference._module(page))
+        for name, value in reference.names(module):
+            if not callable(value) and not inspect.ismodule(value):
+                yield f"{page or 'rpcbench'}.{name}", reference.describe(module, name)
+            elif callable(value) and (value.__module__ or "").startswith("rpcbench"):
                 yield f"{page or 'rpcbench'}.{name}", inspect.getdoc(value) or ""
                 for member, inner in reference.members(value) if inspect.isclass(value) else ():
                     yield f"{page or 'rpcbench'}.{name}.{member}", reference._doc(inner)
