@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share few cores; read when torch is loaded
 
@@ -17,6 +18,9 @@ from leaks import LeakCheck, mark_this_run, nothing_left
 from sizes import LONG
 
 from rpcbench.base import config
+
+if TYPE_CHECKING:
+    from rpcbench.runtime.agent import Agent
 
 pytest_plugins = ["running", "exercises"]
 
@@ -40,6 +44,16 @@ def no_leaks() -> Iterator[None]:
     """The leak check around one test, and around the function-scoped fixtures requested after it."""
     with nothing_left():
         yield
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[Agent]]:
+    """The agents of a notebook and two workers, in this process; the test must leave nothing in them."""
+    import worlds  # here, as it loads torch
+
+    with worlds.world(tmp_path, 3) as made:
+        yield made
+        worlds.nothing_left(made)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def scale(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:

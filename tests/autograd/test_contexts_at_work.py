@@ -6,7 +6,6 @@ import pickle
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,6 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.wire.framing import Limits
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def work(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport.base import Link
 from rpcbench.wire.messages import Discover, Discovered, Gradients, Settled
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def leaf(*shape: int) -> torch.Tensor:

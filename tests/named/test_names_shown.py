@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from worlds import nothing_left, until, world
+from worlds import until
 
 from rpcbench import autograd, named
 from rpcbench.named import name_parameters
@@ -18,13 +16,6 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import size_of, type_of
 
 SHOWN = "Tensor (N=3, C=4)"
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def made() -> Any:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from worlds import nothing_left, world
 
 from rpcbench import autograd, named
 from rpcbench.base.errors import RemoteError
@@ -21,13 +18,6 @@ from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.closures import MissingCodeError
 from rpcbench.serialization.pickler import Codec
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def x(**options: Any) -> NamedTensor:

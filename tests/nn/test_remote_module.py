@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from worlds import nothing_left, world
 
 from rpcbench import autograd
 from rpcbench.base.errors import SerializationError
@@ -19,13 +16,6 @@ from rpcbench.nn import RemoteModule
 from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef, get_worker_info, rpc_sync
 from rpcbench.runtime.agent import Agent
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 class Scale(nn.Module):

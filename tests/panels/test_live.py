@@ -17,7 +17,7 @@ from comm.base_comm import BaseComm
 from drawn import CONTEXTS, STEPS, contexts, latest_step
 from torch import nn
 from torch.nn import functional
-from worlds import PATIENCE, nothing_left, until, world
+from worlds import PATIENCE, until
 
 from benchmarks.panel_frames import CHROMIUM, FLAGS, HOST
 from rpcbench import autograd, panels
@@ -76,13 +76,6 @@ class Live:
                 self._page.evaluate("m => { models[0].say('msg:custom', m); return drawn(); }", data["content"])
             elif "state" in data.get("state", {}) and data.get("method") == "update":
                 self._page.evaluate("s => { models[0].change('state', s); return drawn(); }", data["state"]["state"])
-
-
-@pytest.fixture
-def agents(tmp_path):
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 @pytest.fixture

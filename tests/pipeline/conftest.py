@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from worlds import PATIENCE, nothing_left, world
+from worlds import PATIENCE
 
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import driver
-from rpcbench.runtime.agent import Agent
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,14 +17,6 @@ def patient_driver() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_GRACE_SECONDS", PATIENCE)
         yield
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    """The agents of a notebook and two workers, in this process; the test must leave nothing in them."""
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 @pytest.fixture(scope="module")

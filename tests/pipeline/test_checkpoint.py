@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from spoiled import DAMAGE, damaged, disk_of
 from torch import nn
 from torch.nn import functional
-from worlds import nothing_left, world
 
 from rpcbench import Cluster
 from rpcbench.optim import optimizer_files
@@ -31,13 +29,6 @@ OPTIMIZERS = [
     (torch.optim.Adam, {"lr": 0.01}),
 ]
 STEPS = 6
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 def model(*more: nn.Module) -> nn.Sequential:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
-from worlds import nothing_left, until, world
+from worlds import until
 
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import execution as execution_
@@ -187,13 +185,6 @@ def test_a_sparse_sum_shares_no_memory_with_the_gradients() -> None:
 
 
 # -- in a pipeline
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
-
-
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stages with gradients that the engine has summed, once for each micro-batch."""

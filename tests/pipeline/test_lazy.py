@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from worlds import nothing_left, world
 
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, part, split
 from rpcbench.pipeline.lazy import Lazy, built
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 _made: list[int] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,12 @@ import torch
 from small import grads, same, step_alike
 from torch import Tensor, nn
 from torch.nn import functional
-from worlds import nothing_left, world
 
 from rpcbench.pipeline import Pipeline, PipelineError, split, traced
 from rpcbench.pipeline.split import Stages, _difference
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[Agent]]:
-    with world(tmp_path, 3) as made:
-        yield made
-        nothing_left(made)
 
 
 class Block(nn.Module):
