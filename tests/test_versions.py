@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -38,3 +40,17 @@ def test_the_lowest_required_versions_are_those_that_ci_runs():
 def test_the_pinned_versions_are_accepted():
     known, claimed = pins("constraints.txt"), claims()
     assert {name: str(known[name]) for name, accepted in claimed.items() if known[name] not in accepted} == {}
+
+
+def test_the_matrix_of_ci_has_the_ends_of_what_is_accepted():
+    matrix = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    pythons, torches = (json.loads(re.search(rf"^ +{name}: (\[.*\])", matrix, re.M)[1]) for name in ("python", "torch"))
+    accepted = claims()["torch"]
+    (ceiling,) = (Version(each.version) for each in accepted if each.operator == "<")
+    lowest_torch, newest_torch = map(Version, torches)
+    assert lowest_torch == lowest(accepted)
+    assert (newest_torch.major, newest_torch.minor + 1) == (ceiling.major, ceiling.minor)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: "
+    assert [each.removeprefix(prefix) for each in project["classifiers"] if each.startswith(prefix)] == pythons
+    assert project["requires-python"] == f">={pythons[0]}"
