@@ -57,8 +57,9 @@ def test_a_torch_between_the_bounds_is_not_imported_and_not_mentioned(tmp_path: 
 def test_an_untried_torch_gives_a_warning_at_the_line_of_the_import(tmp_path: Path, version: str) -> None:
     done = import_with(put_torch(tmp_path, version))
     assert done.stdout == "imported False\n"
-    (line,) = done.stderr.splitlines()
-    assert line == (
+    first, *source = done.stderr.splitlines()
+    assert source in ([], ["  import rpcbench"])  # Python 3.13 has the text of such a line, too
+    assert first == (
         f"<string>:4: RuntimeWarning: rpcbench was tested with torch before 2.15, and {tmp_path / 'torch'} is torch "
         f"{version}: parts of rpcbench may fail with it"
     )
