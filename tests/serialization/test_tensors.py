@@ -21,7 +21,7 @@ COMPRESSED = {torch.sparse_csr: (), torch.sparse_csc: (), torch.sparse_bsr: (2, 
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore:(ComplexHalf|BComplex32) support is experimental"),  # the second from torch 2.14
 ]
 
 
