@@ -31,8 +31,8 @@ from rpcbench import __version__
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md",
-    "benchmarks/RESULTS.md",
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
+    "docs/**/*.md", "notebooks/*.md", "benchmarks/RESULTS.md",
 ]  # fmt: skip
 CONTENTS = {
     "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
@@ -41,7 +41,7 @@ CONTENTS = {
         "docs/parallelism", "docs/named", "docs/past-one-machine", "docs/safety", "docs/migration",
     ],
     "Reference": ["docs/api/README", "docs/README", "benchmarks/RESULTS", "CHANGELOG"],
-    "Inside": ["ARCHITECTURE", "CONTRIBUTING"],
+    "Inside": ["ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT"],
 }  # fmt: skip
 BELOW = {  # pages that a page lists below itself
     "docs/api/README.md": "docs/api/*.md",
