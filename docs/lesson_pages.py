@@ -71,6 +71,15 @@ def player(name: str, scene: Scene) -> str:
     return PLAYER.format(address=f"records/{name}.html", height=scene.height, shows=escape(scene.shows))
 
 
+def list_of_records() -> str:
+    """The records of all lessons, as a part of the page of the course."""
+    lines = [
+        f'- [Lesson {scene.lesson[:2]}]({scene.lesson}.ipynb), <a href="records/{name}.html">{name}</a>: {scene.shows}'
+        for name, scene in SCENES.items()
+    ]
+    return "\n## Records\n\nThey play in a browser alone, without a kernel.\n\n" + "\n".join(lines) + "\n"
+
+
 def write_players(folder: Path) -> None:
     """Write the pages that play the records."""
     folder.mkdir(parents=True)

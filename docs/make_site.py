@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import make_diagrams
-from lesson_pages import add_to, write_players
+from lesson_pages import add_to, list_of_records, write_players
 from make_course import TRACKS
 from sphinx.cmd.build import build_main
 
@@ -163,13 +163,13 @@ def lesson(path: Path) -> str:
 
 
 def contents(name: str) -> str:
-    """The lists of pages below a page, for the sidebar alone."""
+    """The lists of pages below a page, for the sidebar alone, and that of the records."""
     if name == "README.md":
         return "".join(toctree(pages, caption) for caption, pages in CONTENTS.items())
     if name == "notebooks/README.md":
         lessons = json.loads((ROOT / "notebooks" / "lessons.json").read_text())
         tracks = {title: [row["lesson"] for row in lessons if row["track"] == track] for track, title in TRACKS.items()}
-        return "".join(toctree(names, title) for title, names in tracks.items())
+        return list_of_records() + "".join(toctree(names, title) for title, names in tracks.items())
     if name in BELOW:
         below = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(BELOW[name]))
         return toctree([f"/{page.removesuffix('.md')}" for page in below if page != name])

@@ -28,6 +28,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_favicon = "static/favicon.svg"
 html_show_sourcelink = False
+html_show_copyright = False
 html_use_index = False  # no page has entries for it
 html_math_renderer = "mathml"
 

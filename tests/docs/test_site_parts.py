@@ -16,7 +16,7 @@ import make_records  # noqa: E402
 
 from rpcbench.panels import PANELS  # noqa: E402
 from rpcbench.panels.replay import played  # noqa: E402
-from rpcbench.telemetry.recording import load  # noqa: E402
+from rpcbench.telemetry.recording import Player, load  # noqa: E402
 
 
 def test_each_diagram_has_its_picture():
@@ -33,6 +33,21 @@ def test_each_record_is_of_its_lesson_as_it_stands(name):
     assert [frame[2] for frame in record.frames if frame[2]] == ["begin", *scene.cells.values(), "end"]
     frames = played(record, PANELS[scene.panel])
     assert len(frames["frames"]) >= 8 and not frames["note"]
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_record_can_be_made_anew(tmp_path):
+    scene, stored = make_records.SCENES["rrefs"], load(make_records.FOLDER / "rrefs.json")
+    make_records.make(scene, tmp_path / "rrefs.json")
+    made = load(tmp_path / "rrefs.json")
+    assert made.about["made_from"] == stored.about["made_from"]
+    for record in (made, stored):
+        player = Player(record)
+        player.go(len(record.frames) - 1)
+        owned = PANELS["rrefs"].look(player.world())["rrefs"].values()
+        assert sorted((one["type"], one["owner"]) for one in owned) == [("Meter", 2), *[("Tensor", 1)] * 3]
 
 
 def test_there_is_a_scene_for_each_record():
@@ -58,6 +73,12 @@ def test_a_lesson_links_to_the_services_that_reach_its_repository(repository, se
     for address in services:
         assert f"]({address}" in told
     assert ("teachers.md" in told) == any("colab" in address for address in services)
+
+
+def test_the_page_of_the_course_lists_all_records():
+    listed = lesson_pages.list_of_records()
+    for name, scene in make_records.SCENES.items():
+        assert f"{scene.lesson}.ipynb" in listed and f"records/{name}.html" in listed and scene.shows in listed
 
 
 def test_a_record_stands_below_the_last_cell_that_made_it():
