@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# The package index has torch for Linux with gigabytes of CUDA alone; torch's own index has a build for CPUs.
+CPU_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
 DEMO := $(or $(wildcard $(READY)),.venv/demo)  # where the tests run, the demo does too
 
 # Tests run side by side, two for each core. Compiled modules are kept, which not every machine does by itself.
@@ -53,6 +55,7 @@ clean:
 define install
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12")'
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
+	$(if $(CPU_INDEX),$(BIN)/pip install --disable-pip-version-check --no-deps --retries 1 $(CPU_INDEX) -c constraints.txt torch)
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e $(1)
 	@touch $@
 endef

@@ -64,7 +64,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def own_wheel(folder: Path) -> Path:
     """A wheel with the requirements of this project and nothing else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name == "lab"}
+    extras = project["optional-dependencies"]
     return add_wheel(folder, project["name"], "0.0", project["dependencies"], extras)
 
 
@@ -98,6 +98,20 @@ def readme_lines() -> list[str]:
     block = re.search(r"^## Install$.*?^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block
     return [line for line in block[1].splitlines() if line.startswith("pip install ")]
+
+
+def make_lines(target: str) -> list[str]:
+    """The lines of pip with which make fills an environment, on a machine without a GPU."""
+    options = ["-n", "-B", f"CPU_INDEX=--extra-index-url {CPU_INDEX}", "READY=.venv/none", target]
+    shown = subprocess.run(["make", *options], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [line.partition("bin/")[2] for line in shown.splitlines() if "/pip install " in line]
+
+
+@pytest.mark.parametrize("target", [".venv/demo", ".venv/none"])
+def test_the_lines_of_make_bring_the_build_for_cpus(indexes: tuple[Path, Path], tmp_path: Path, target: str) -> None:
+    found = install(make_lines(target), indexes, tmp_path)
+    assert found["torch"].endswith("+cpu") and CUDA not in found
+    assert ("mypy" in found) == (target == ".venv/none")
 
 
 def test_the_lines_of_the_readme_bring_the_build_for_cpus(indexes: tuple[Path, Path], tmp_path: Path) -> None:
