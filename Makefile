@@ -20,10 +20,11 @@ test: $(READY)
 	$(PYTEST)
 
 test-all: $(READY)
-	$(PYTEST) -m "not ray" --hypothesis-profile=long tests notebooks
+	$(PYTEST) -m "not ray and not ssh and not slurm" --hypothesis-profile=long tests notebooks
 	.ci/spawn
 	.ci/oldest tests/notebook tests/cells/test_cells_from_scripts.py
 	.ci/ray
+	.ci/hosts
 
 flaky: $(READY)
 	$(BIN)/python tests/flaky.py

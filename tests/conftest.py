@@ -58,9 +58,10 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Count a skipped browser test as failed where RPCBENCH_REQUIRE_BROWSER is set; likewise RPCBENCH_REQUIRE_RAY."""
+    """Count a skipped browser test as failed where RPCBENCH_REQUIRE_BROWSER is set; likewise RPCBENCH_REQUIRE_RAY,
+    RPCBENCH_REQUIRE_SSH and RPCBENCH_REQUIRE_SLURM."""
     report = yield
-    for mark in ("browser", "ray"):
+    for mark in ("browser", "ray", "ssh", "slurm"):
         required = f"RPCBENCH_REQUIRE_{mark.upper()}"
         if report.skipped and item.get_closest_marker(mark) and os.environ.get(required):
             report.outcome = "failed"

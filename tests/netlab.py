@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,9 +30,24 @@ class Host:
         self.ip("addr", "add", f"{self.address}/24", "dev", "e0")
         self.ip("link", "set", "e0", "up")
 
+    @property
+    def entry(self) -> tuple[str, ...]:
+        """The beginning of a command that runs on this host."""
+        return ("ip", "netns", "exec", self.name)
+
+    def run(self, *command: str) -> str:
+        """Run a command on this host to its end, and return its output."""
+        return _run(*self.entry, *command)
+
     def processes(self) -> list[int]:
         """The ids of the processes on this host."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.name).split()]
+
+    def end(self) -> None:
+        """Kill the processes on this host."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
 
     def cut(self) -> None:
         """Disconnect the cable: packets are lost without an error."""
@@ -43,7 +59,7 @@ class Host:
 
     def start(self, script: Path, *arguments: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start a Python script on this host."""
-        command = ["ip", "netns", "exec", self.name, sys.executable, "-W", "ignore", str(script), *arguments]
+        command = [*self.entry, sys.executable, "-W", "ignore", str(script), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env={**os.environ, **env}, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
@@ -65,7 +81,14 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 @pytest.fixture
 def lab() -> Iterator[list[Host]]:
     """Four hosts, the notebook's and three others, each with a cable to a separate switch."""
-    with _made(5) as (switch, *hosts):
+    with connected(4) as hosts:
+        yield hosts
+
+
+@contextlib.contextmanager
+def connected(count: int) -> Iterator[list[Host]]:
+    """`count` hosts, each with a cable to a separate switch."""
+    with _made(count + 1) as (switch, *hosts):
         switch.ip("link", "add", "b0", "type", "bridge")
         switch.ip("link", "set", "b0", "up")
         for number, host in enumerate(hosts):

@@ -8,6 +8,7 @@ Guarantees
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rpcbench.base.errors import RpcError
@@ -15,6 +16,7 @@ from rpcbench.launch.base import Handle, ending
 
 _LINES = 6  # of each log, in the error of a timeout
 _LONGER = "To wait longer: Cluster(2, patience=300), in a notebook %cluster start 2 --patience 300."
+_OVERLAP = "In an allocation srun waits, and may say nothing, while another step uses the node; srun --overlap shares it."
 _NOT_INSTALLED = ("No module named rpcbench", "No module named 'rpcbench'")
 _INSTALL = "Install rpcbench there, or name an interpreter that has it: python=PATH."
 
@@ -36,7 +38,15 @@ def too_late(missing: Sequence[Handle], came: Sequence[str], seconds: float, add
     names = ", ".join(handle.name for handle in missing)
     others = f" ({', '.join(came)} joined)" if came else ""
     first = f"timed out after {seconds:g} s waiting for {names} to join{others}"
-    return RpcError("\n".join([first, *(_state(handle, address) for handle in missing), _LONGER]))
+    states = [_state(handle, address) for handle in missing]
+    advice = [_OVERLAP] if any(_is_exclusive_step(command_of(handle)) for handle in missing) else []
+    return RpcError("\n".join([first, *states, *advice, _LONGER]))
+
+
+def _is_exclusive_step(command: str) -> bool:
+    """Return whether a command is a step of this process's allocation that shares no node with others."""
+    words = command.split()
+    return words[:1] == ["srun"] and "--overlap" not in words and "SLURM_JOB_ID" in os.environ
 
 
 def _state(handle: Handle, address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -47,13 +48,20 @@ def test_blocks_start_workers(block: str) -> None:
         assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
 
 
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("line", LINES)
 def test_cluster_magic_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = Commands(Targets(), lambda cluster: None)
-    _, action, *words = shlex.split(line)
+    _, action, *words = shlex.split(line.replace("29500", free_port()))
+    hosts = next((word.partition("=")[2].split(",") for word in words if word.startswith("hosts=")), HOSTS[:1])
     try:
         assert "2 workers: worker1, worker2." in commands.by_name[action](words)
-        assert commands.started[0].run("worker2", "import os\nos.environ['RPCBENCH_HOST_ID']") == "node2"
+        found = commands.started[0].run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
+        assert found == {"worker1": hosts[0], "worker2": hosts[-1]}
     finally:
         commands.stop_started()

@@ -34,8 +34,8 @@ import rpcbench
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.cells.runner import Cell, CellRunner, run_cell
-from rpcbench.launch import environment, supervisor
-from rpcbench.launch.base import tail
+from rpcbench.launch import environment, start_errors, supervisor
+from rpcbench.launch.base import ProcessHandle, tail
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current
@@ -345,6 +345,27 @@ def test_a_start_that_is_too_late_quotes_its_command_and_withdraws_it(
     assert re.search(r": its command still runs, .*/queue wait .* worker1; its last output:$", state)
     assert quoted == "  srun: job 9 queued and waiting for resources" and "--patience 300" in advice
     assert queue.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "allocation", "is_told"),
+    [
+        ("srun -w h1 -N1 -n1 python", "7", True),
+        ("srun -w h1 -N1 -n1 --overlap python", "7", False),
+        ("srun -N1 -n1 python", None, False),
+        ("ssh h1 python", "7", False),
+    ],
+)
+def test_a_step_that_may_wait_for_another_one_is_told_of_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, allocation: str | None, is_told: bool
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if allocation is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", allocation)
+    handle = ProcessHandle("worker2", tmp_path / "log", lambda which: None, None)
+    handle.command = command
+    handle.begin(1)
+    assert ("srun --overlap shares it" in str(start_errors.too_late([handle], [], 60, ""))) is is_told
 
 
 @pytest.mark.long

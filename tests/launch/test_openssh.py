@@ -1,0 +1,223 @@
+"""Workers that the real ssh starts on two hosts with an sshd each; the hosts are network namespaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from launch_bench import until
+from netlab import Host, connected
+from openssh_here import PORTS, Node, nodes, skip_unless_installed
+from typed_notebook import Notebook, typed_notebook
+
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.ssh]
+
+START = '%cluster start {n} --launcher command {options} template="ssh {{host}} {{cmd}}" hosts={hosts}'
+ADD_UP = """%%remote all
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) + dist.get_rank()
+dist.all_reduce(x)
+print("sum", x.item(), flush=True)
+dist.destroy_process_group()"""
+NOTEBOOK_PORT = 29500
+
+
+class Lab(NamedTuple):
+    host: Host  # of the notebook
+    nodes: list[Node]
+    env: dict[str, str]
+    notebook: Notebook
+
+
+def start(n: int = 1, hosts: str = "node1", options: str = "--name other") -> str:
+    return START.format(n=n, hosts=hosts, options=options)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A notebook without workers."""
+    skip_unless_installed()
+    with (
+        connected(3) as (host, *hosts),
+        nodes(hosts, tmp_path_factory.mktemp("ssh")) as (made, env),
+        typed_notebook(host.entry, env) as notebook,
+    ):
+        yield Lab(host, made, env, notebook)
+
+
+@pytest.fixture(scope="module")
+def two(lab: Lab) -> Lab:
+    """A notebook with a worker on each node, for tests that leave them."""
+    assert "2 workers: worker1, worker2." in lab.notebook.run(start(2, "node1,node2", ""))
+    return lab
+
+
+def left(lab: Lab) -> set[int]:
+    """The processes on the nodes but for each sshd."""
+    return {pid for node in lab.nodes for pid in node.others()}
+
+
+def clients(lab: Lab, word: str) -> list[psutil.Process]:
+    """The ssh that run on the notebook's host with this word on their command line."""
+    found = [each for each in psutil.process_iter(["name", "cmdline"]) if each.pid in lab.host.processes()]
+    return [each for each in found if each.info["name"] == "ssh" and word in each.info["cmdline"]]
+
+
+# -- two workers
+def test_workers_run_on_their_hosts(two: Lab) -> None:
+    shown = two.notebook.run("%%remote all\nimport socket\nprint('on', socket.gethostname())")
+    assert re.findall(r"(worker\d).* on (\w+)", shown) == [("worker1", "node1"), ("worker2", "node2")]
+    status = two.notebook.run("%cluster status")
+    assert "node1" in status and "node2" in status
+
+
+def test_ranks_add_up_over_the_hosts(two: Lab) -> None:
+    assert two.notebook.run(ADD_UP).count("sum 3.0") == 2
+
+
+def test_a_worker_takes_ports_of_its_hosts_range(two: Lab) -> None:
+    two.notebook.run("members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))")
+    shown = two.notebook.run("[member.remote for member in members if member.id]")
+    taken = re.findall(r"tls://10\.231\.7\.\d:(\d+)", shown)
+    assert len(taken) == 2 and all(int(port) in PORTS for port in taken), shown
+
+
+def test_a_worker_starts_again_on_its_host(two: Lab) -> None:
+    before = two.notebook.run("print(cluster.pid('worker2'))")
+    two.notebook.run("%cluster restart worker2")
+    assert two.notebook.run("print(cluster.pid('worker2'))") != before
+    assert "node2" in two.notebook.run("%%remote worker2\nimport socket\nprint(socket.gethostname())")
+
+
+def test_the_end_of_ssh_during_a_cell_is_reported_and_ends_its_worker(two: Lab, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    pid = int(two.notebook.run("print(cluster.pid('worker1'))"))
+    two.notebook.begin(f"%%remote worker1\nopen({str(runs)!r}, 'x')\nimport time\ntime.sleep(600)")
+    until(runs.exists)
+    (ssh,) = clients(two, "worker1")
+    ssh.kill()
+    _, error = two.notebook.answer()
+    assert error.startswith("WorkerLostError: worker1 was lost"), error
+    assert "the command that ran it ended (killed by SIGKILL)" in error
+    until(lambda: not psutil.pid_exists(pid))
+    two.notebook.run("%cluster restart worker1")
+    assert two.notebook.run(ADD_UP).count("sum 3.0") == 2
+
+
+# -- a start that fails
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("nowhere", r"ssh: Could not resolve hostname nowhere: .+"),
+        ("keyless", r"\S+: Permission denied \(publickey\)\."),
+        ("forged", r"(?:.*\n)+Host key verification failed\."),
+    ],
+)
+def test_the_error_of_a_start_quotes_ssh(lab: Lab, host: str, words: str) -> None:
+    error = lab.notebook.error_of(start(hosts=host))
+    told = rf"RpcError: the command that starts worker1 on {host} ended \(exit code 255\) before worker1 could serve:\n"
+    assert re.fullmatch(rf"{told}{words}\nThe command: ssh {host} .* worker1", error), error
+    until(lambda: not clients(lab, host))
+
+
+# -- a login shell
+@pytest.mark.parametrize(
+    ("template", "is_login"), [("ssh {host} \\\"bash -lc '{cmd}'\\\"", True), ("ssh {host} {cmd}", False)]
+)
+def test_a_login_shell_reads_its_profile(lab: Lab, template: str, is_login: bool) -> None:
+    before = left(lab)
+    lab.notebook.run(f'%cluster start 1 --name login --launcher command template="{template}" hosts=node2')
+    try:
+        shown = lab.notebook.run("%%remote worker1\nimport os\nprint('LOGIN_SHELL' in os.environ)")
+        assert str(is_login) in shown
+    finally:
+        lab.notebook.run("%cluster stop")
+    until(lambda: left(lab) <= before)
+
+
+# -- a firewall
+@pytest.fixture
+def firewall(lab: Lab) -> Iterator[Lab]:
+    """A lab whose hosts have no rules of a firewall, before and after."""
+    yield lab
+    for host in (lab.host, *(node.host for node in lab.nodes)):
+        rule(host, "-F")
+        rule(host, "-t nat -F")
+
+
+def rule(host: Host, words: str) -> None:
+    host.run("iptables", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("how", "met"), [("REJECT --reject-with tcp-reset", "Connection refused"), ("DROP", "no answer in 10 s")]
+)
+def test_a_notebook_behind_a_firewall_is_reported_with_its_address(firewall: Lab, how: str, met: str) -> None:
+    lab = firewall
+    rule(lab.nodes[0].host, f"-A OUTPUT -p tcp --syn -d {lab.host.address} -j {how}")
+    error = lab.notebook.error_of(start(options=f"--name other --address :{NOTEBOOK_PORT}"))
+    place = rf"tls://{re.escape(lab.host.address)}:{NOTEBOOK_PORT}"
+    assert re.search(rf"worker1, on host node1, cannot reach the notebook at {place}: {met}\. Let", error), error
+
+
+def test_the_ports_that_the_page_names_are_enough(firewall: Lab) -> None:
+    """The notebook's is that of --address; a worker's are of the range of its host."""
+    lab = firewall
+    for host, ports in ((lab.host, f"{NOTEBOOK_PORT}"), *((n.host, f"{PORTS[0]}:{PORTS[-1]}") for n in lab.nodes)):
+        rule(host, f"-A INPUT -p tcp --syn --dport {ports} -j ACCEPT")
+        rule(host, "-A INPUT -p tcp --syn ! --dport 22 -i e0 -j DROP")
+    lab.notebook.run(start(2, "node1,node2", f"--name walled --address :{NOTEBOOK_PORT}"))
+    assert lab.notebook.run(ADD_UP).count("sum 3.0") == 2
+    lab.notebook.run("%cluster stop")
+
+
+def test_tunnels_lead_to_a_notebook_that_no_host_can_dial(firewall: Lab) -> None:
+    """As behind a router at home. The workers of the two hosts dial each other."""
+    lab = firewall
+    rule(lab.host, "-A INPUT -p tcp --syn -i e0 -j DROP")
+    tunnel = f"-R {NOTEBOOK_PORT}:127.0.0.1:{NOTEBOOK_PORT}"
+    hosts = ",".join(node.host.address for node in lab.nodes)
+    template = f"ssh {tunnel} {{host}} env RPCBENCH_BIND={{host}} {{cmd}}"
+    options = f'--name tunnelled --address 127.0.0.1:{NOTEBOOK_PORT} template="{template}" hosts={hosts}'
+    lab.notebook.run(f"%cluster start 2 --launcher command {options}")
+    assert lab.notebook.run(ADD_UP).count("sum 3.0") == 2
+    lab.notebook.run("%cluster stop")
+
+
+def test_a_port_that_a_router_forwards_leads_to_the_notebook(firewall: Lab) -> None:
+    lab, router = firewall, "10.99.0.1"
+    for node in lab.nodes:
+        node.host.ip("route", "replace", f"{router}/32", "via", lab.host.address)
+        to = f"{lab.host.address}:{NOTEBOOK_PORT}"
+        rule(node.host, f"-t nat -A OUTPUT -p tcp -d {router} --dport {NOTEBOOK_PORT} -j DNAT --to-destination {to}")
+    address = f"--name routed --address {router}:{NOTEBOOK_PORT}"
+    error = lab.notebook.error_of(start(options=address))
+    assert f"{router}:{NOTEBOOK_PORT} is not an address of this host: set RPCBENCH_BIND to one that is" in error
+    lab.notebook.run(f"import os\nos.environ['RPCBENCH_BIND'] = '{lab.host.address}'")
+    try:
+        lab.notebook.run(start(2, "node1,node2", address))
+    finally:
+        lab.notebook.run("del os.environ['RPCBENCH_BIND']")
+    assert lab.notebook.run(ADD_UP).count("sum 3.0") == 2
+    lab.notebook.run("%cluster stop")
+
+
+# -- ends
+def test_stop_leaves_no_process(two: Lab) -> None:
+    assert left(two) and clients(two, "worker1")
+    two.notebook.run("%cluster use main\n%cluster stop")
+    until(lambda: not left(two))
+    until(lambda: not clients(two, "worker1"))
+
+
+def test_a_killed_notebook_leaves_no_process(lab: Lab) -> None:
+    with typed_notebook(lab.host.entry, lab.env) as notebook:
+        notebook.run(start(2, "node1,node2", ""))
+        assert left(lab)
+        notebook.process.kill()
+        until(lambda: not left(lab))
