@@ -16,7 +16,7 @@ from rpcbench.launch.base import Handle, ending
 
 _LINES = 6  # of each log, in the error of a timeout
 _LONGER = "To wait longer: Cluster(2, patience=300), in a notebook %cluster start 2 --patience 300."
-_OVERLAP = "In an allocation srun waits, and may say nothing, while another step uses the node; srun --overlap shares it."
+_OVERLAP = "srun waits, and may write nothing, while another step of its job uses the node; srun --overlap shares it."
 _NOT_INSTALLED = ("No module named rpcbench", "No module named 'rpcbench'")
 _INSTALL = "Install rpcbench there, or name an interpreter that has it: python=PATH."
 

@@ -17,12 +17,10 @@ from rpcbench.transport import hosts
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "launch"))
-from far_commands import provide  # noqa: E402  (beside the tests of launchers)
+from far_commands import LINES, PAGE, provide  # noqa: E402  (beside the tests of launchers)
 
-PAGE = (ROOT / "docs" / "past-one-machine.md").read_text()
 ALL = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BLOCKS = [block for block in ALL if '"ray"' not in block]  # that one runs with the tests of Ray, tests/launch
-LINES = re.findall(r"^%cluster start .*$", PAGE, re.MULTILINE)
 HOSTS = ["node1", "node2", "node3", "pod-1", "pod-2", "box1"]
 
 pytestmark = pytest.mark.process
@@ -57,11 +55,11 @@ def free_port() -> str:
 @pytest.mark.parametrize("line", LINES)
 def test_cluster_magic_lines_start_workers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = Commands(Targets(), lambda cluster: None)
-    _, action, *words = shlex.split(line.replace("29500", free_port()))
+    _, action, *words = shlex.split(line.replace("\\\n", "").replace("29500", free_port()))
     hosts = next((word.partition("=")[2].split(",") for word in words if word.startswith("hosts=")), HOSTS[:1])
     try:
-        assert "2 workers: worker1, worker2." in commands.by_name[action](words)
+        assert f"{words[0]} worker" in commands.by_name[action](words)
         found = commands.started[0].run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
-        assert found == {"worker1": hosts[0], "worker2": hosts[-1]}
+        assert [*found.values()] == [hosts[0], hosts[-1]][: len(found)] and len(found) == int(words[0])
     finally:
         commands.stop_started()

@@ -1,4 +1,5 @@
-"""Commands that start workers on "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces.
+"""Commands that start workers on "hosts": fakes of srun, ssh, kubectl and docker, for this host or namespaces; and the
+page that describes the real ones.
 
 Like the real ones, they pass standard input, output and the exit status on, and start the given program in a session of
 its own: the end of the command alone does not end the program. ssh joins its words, and a shell splits them again.
@@ -7,9 +8,14 @@ its own: the end of the command alone does not end the program. ssh joins its wo
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "past-one-machine.md").read_text()
+LINES = re.findall(r"^%cluster start (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
+"""The lines that start workers there."""
 
 LOCAL = "env RPCBENCH_HOST_ID=$host"
 """Another host, as far as a worker can tell."""
@@ -30,6 +36,12 @@ case " {hosts} " in
 esac
 exec setsid --wait {way} "$@"
 """
+
+
+def line_with(*words: str) -> str:
+    """The only line of the page that has all of these words."""
+    (found,) = [line for line in LINES if all(word in line for word in words)]
+    return found
 
 
 def provide(folder: Path, setenv: Callable[[str, str], object], hosts: Iterable[str], way: str = LOCAL) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from far_commands import line_with
 from launch_bench import until
 from netlab import Host, connected
 from openssh_here import PORTS, Node, nodes, skip_unless_installed
@@ -16,6 +17,7 @@ from typed_notebook import Notebook, typed_notebook
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.ssh]
 
+PLAIN = line_with('"ssh {host} {cmd}"')
 START = '%cluster start {n} --launcher command {options} template="ssh {{host}} {{cmd}}" hosts={hosts}'
 ADD_UP = """%%remote all
 import torch, torch.distributed as dist
@@ -53,7 +55,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def two(lab: Lab) -> Lab:
     """A notebook with a worker on each node, for tests that leave them."""
-    assert "2 workers: worker1, worker2." in lab.notebook.run(start(2, "node1,node2", ""))
+    assert "2 workers: worker1, worker2." in lab.notebook.run(PLAIN)
     return lab
 
 
@@ -126,15 +128,13 @@ def test_the_error_of_a_start_quotes_ssh(lab: Lab, host: str, words: str) -> Non
 
 
 # -- a login shell
-@pytest.mark.parametrize(
-    ("template", "is_login"), [("ssh {host} \\\"bash -lc '{cmd}'\\\"", True), ("ssh {host} {cmd}", False)]
-)
-def test_a_login_shell_reads_its_profile(lab: Lab, template: str, is_login: bool) -> None:
+@pytest.mark.parametrize(("line", "is_login"), [(line_with("bash -lc", "ssh"), True), (PLAIN, False)])
+def test_a_login_shell_reads_its_profile(lab: Lab, line: str, is_login: bool) -> None:
     before = left(lab)
-    lab.notebook.run(f'%cluster start 1 --name login --launcher command template="{template}" hosts=node2')
+    lab.notebook.run(line.replace("start 2", "start 2 --name login"))
     try:
-        shown = lab.notebook.run("%%remote worker1\nimport os\nprint('LOGIN_SHELL' in os.environ)")
-        assert str(is_login) in shown
+        shown = lab.notebook.run("%%remote all\nimport os\nprint('LOGIN_SHELL' in os.environ)")
+        assert shown.count(str(is_login)) == 2
     finally:
         lab.notebook.run("%cluster stop")
     until(lambda: left(lab) <= before)
@@ -166,25 +166,30 @@ def test_a_notebook_behind_a_firewall_is_reported_with_its_address(firewall: Lab
 
 
 def test_the_ports_that_the_page_names_are_enough(firewall: Lab) -> None:
-    """The notebook's is that of --address; a worker's are of the range of its host."""
-    lab = firewall
-    for host, ports in ((lab.host, f"{NOTEBOOK_PORT}"), *((n.host, f"{PORTS[0]}:{PORTS[-1]}") for n in lab.nodes)):
-        rule(host, f"-A INPUT -p tcp --syn --dport {ports} -j ACCEPT")
+    """That of --address on the notebook's host; on a worker's those of its range, for the other worker's host alone."""
+    lab, (one, other) = firewall, firewall.nodes
+    ports = f"--dport {PORTS[0]}:{PORTS[-1]}"
+    for host, allowed in (
+        (lab.host, f"--dport {NOTEBOOK_PORT}"),
+        (one.host, f"-s {other.host.address} {ports}"),
+        (other.host, f"-s {one.host.address} {ports}"),
+    ):
+        rule(host, f"-A INPUT -p tcp --syn {allowed} -j ACCEPT")
         rule(host, "-A INPUT -p tcp --syn ! --dport 22 -i e0 -j DROP")
     lab.notebook.run(start(2, "node1,node2", f"--name walled --address :{NOTEBOOK_PORT}"))
     assert lab.notebook.run(ADD_UP).count("sum 3.0") == 2
     lab.notebook.run("%cluster stop")
 
 
-def test_tunnels_lead_to_a_notebook_that_no_host_can_dial(firewall: Lab) -> None:
-    """As behind a router at home. The workers of the two hosts dial each other."""
-    lab = firewall
+@pytest.mark.parametrize("is_of_one_host", [True, False])
+def test_tunnels_lead_to_a_notebook_that_no_host_can_dial(firewall: Lab, is_of_one_host: bool) -> None:
+    """As behind a router at home."""
+    lab, line = firewall, line_with(f"-R {NOTEBOOK_PORT}").replace("start 2", "start 2 --name tunnelled")
+    if not is_of_one_host:
+        line = line.replace("{host} {cmd}", "{host} env RPCBENCH_BIND={host} {cmd}")
+        line = line.replace("hosts=node1", "hosts=" + ",".join(node.host.address for node in lab.nodes))
     rule(lab.host, "-A INPUT -p tcp --syn -i e0 -j DROP")
-    tunnel = f"-R {NOTEBOOK_PORT}:127.0.0.1:{NOTEBOOK_PORT}"
-    hosts = ",".join(node.host.address for node in lab.nodes)
-    template = f"ssh {tunnel} {{host}} env RPCBENCH_BIND={{host}} {{cmd}}"
-    options = f'--name tunnelled --address 127.0.0.1:{NOTEBOOK_PORT} template="{template}" hosts={hosts}'
-    lab.notebook.run(f"%cluster start 2 --launcher command {options}")
+    lab.notebook.run(line)
     assert lab.notebook.run(ADD_UP).count("sum 3.0") == 2
     lab.notebook.run("%cluster stop")
 
@@ -217,7 +222,7 @@ def test_stop_leaves_no_process(two: Lab) -> None:
 
 def test_a_killed_notebook_leaves_no_process(lab: Lab) -> None:
     with typed_notebook(lab.host.entry, lab.env) as notebook:
-        notebook.run(start(2, "node1,node2", ""))
+        notebook.run(PLAIN)
         assert left(lab)
         notebook.process.kill()
         until(lambda: not left(lab))

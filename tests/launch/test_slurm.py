@@ -1,4 +1,4 @@
-"""Workers that the real srun starts: two steps on one node, in an allocation and without one."""
+"""Workers that the real srun starts: steps on one node in an allocation, and jobs without one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from far_commands import PAGE, line_with
 from launch_bench import until
 from netlab import connected
 from slurm_here import CPUS, Slurm, skip_unless_installed, slurm
@@ -15,7 +16,7 @@ from typed_notebook import Notebook, typed_notebook
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.slurm]
 
 START = '%cluster start {n} --launcher command {options} template="srun {srun} {{cmd}}"'
-OVERLAP = "-w {host} -N1 -n1 --overlap"
+BLOCK = re.search(r"^template = \"srun .*\n.*$", PAGE, re.MULTILINE)
 PATIENCE = 4  # seconds, for a start that is to be too late
 ADD_UP = """%%remote all
 import torch, torch.distributed as dist
@@ -47,9 +48,10 @@ def allocated(here: Slurm) -> Iterator[Notebook]:
 
 
 @pytest.fixture(scope="module")
-def two(allocated: Notebook) -> Notebook:
-    """Two workers on the node, for tests that leave them."""
-    assert "2 workers: worker1, worker2." in allocated.run(start(2, OVERLAP))
+def three(allocated: Notebook) -> Notebook:
+    """Three workers on the node, for tests that leave them."""
+    assert BLOCK is not None
+    allocated.run(f"import rpcbench\n{re.sub('node[23]', 'node1', BLOCK[0])}")
     return allocated
 
 
@@ -61,28 +63,28 @@ def outside(here: Slurm) -> Iterator[Notebook]:
 
 
 # -- in an allocation
-def test_two_workers_share_a_node_and_compute_together(here: Slurm, two: Notebook) -> None:
-    assert len(here.steps()) == 2
-    assert two.run(ADD_UP).count("sum 3.0") == 2
+def test_three_workers_share_a_node_and_compute_together(here: Slurm, three: Notebook) -> None:
+    assert len(here.steps()) == 3
+    assert three.run(ADD_UP).count("sum 6.0") == 3
 
 
-def test_a_step_that_slurm_cancels_during_a_cell_is_reported(here: Slurm, two: Notebook, tmp_path: Path) -> None:
+def test_a_step_that_slurm_cancels_during_a_cell_is_reported(here: Slurm, three: Notebook, tmp_path: Path) -> None:
     runs, steps = tmp_path / "runs", {*here.steps()}
-    two.run("%cluster restart worker2")
+    three.run("%cluster restart worker2")
     (step,) = {*here.steps()} - steps
-    two.begin(f"%%remote worker2\nopen({str(runs)!r}, 'x')\nimport time\ntime.sleep(600)")
+    three.begin(f"%%remote worker2\nopen({str(runs)!r}, 'x')\nimport time\ntime.sleep(600)")
     until(runs.exists)
     here.lines("scancel", step)
-    _, error = two.answer()
+    _, error = three.answer()
     assert error.startswith("WorkerLostError: worker2 was lost"), error
     assert re.search(rf"STEP {step} ON node1 CANCELLED", error), error
-    two.run("%cluster restart worker2")
-    assert two.run(ADD_UP).count("sum 3.0") == 2
+    three.run("%cluster restart worker2")
+    assert three.run(ADD_UP).count("sum 6.0") == 3
 
 
-def test_stop_leaves_no_step(here: Slurm, two: Notebook) -> None:
+def test_stop_leaves_no_step(here: Slurm, three: Notebook) -> None:
     assert here.steps() and here.others()
-    two.run("%cluster stop")
+    three.run("%cluster stop")
     until(lambda: not here.steps())
     until(lambda: not here.others())
 
@@ -95,8 +97,7 @@ def test_a_start_without_overlap_is_told_of_it(here: Slurm, allocated: Notebook)
 
 
 def test_a_login_shell_starts_a_worker(here: Slurm, allocated: Notebook) -> None:
-    shell = "bash -lc 'export LOGIN=$(shopt login_shell); {cmd}'"
-    allocated.run(f'%cluster start 1 --launcher command template="srun {OVERLAP} {shell}" hosts=node1')
+    allocated.run(line_with("srun", "bash -lc").replace("{cmd}", "export LOGIN=$(shopt login_shell); {cmd}"))
     assert re.search(r"login_shell\s+on", allocated.run("%%remote worker1\nimport os\nprint(os.environ['LOGIN'])"))
     allocated.run("%cluster stop")
     until(lambda: not here.steps())
@@ -105,7 +106,7 @@ def test_a_login_shell_starts_a_worker(here: Slurm, allocated: Notebook) -> None
 # -- without an allocation
 def test_each_worker_may_be_a_job_of_its_own(here: Slurm, outside: Notebook) -> None:
     before = here.jobs()
-    outside.run(start(2, "-N1 -n1"))
+    outside.run(line_with("srun", "--patience"))
     assert len(here.jobs() - before) == 2
     assert outside.run(ADD_UP).count("sum 3.0") == 2
     outside.run("%cluster stop")
