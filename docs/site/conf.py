@@ -46,7 +46,7 @@ suppress_warnings = [
 LONGEST = 200  # characters of a description
 OTHER_PAGES = "A Jupyter workbench for distributed PyTorch: documents, reference and a course of lessons."
 
-COLUMNS = re.compile(r"\S {2,}\S|[─-╿]")  # aligned by spaces, or drawn
+COLUMNS = re.compile(r"\S {2,}[^\s#]|[─-╿]")  # aligned by spaces, which stand before comments too, or drawn
 CODE = {"python", "ipython3", "sh", "bash", "toml"}
 
 
