@@ -217,19 +217,23 @@ def _connect(place: InitMethod, seconds: float, check: Callable[[], object]) -> 
     # Plain connects first: TCPStore itself would wait in C++, where Ctrl-C does not interrupt it. It may have to wait
     # even then, where the host ends between the two, so each of its tries is short.
     found: list[Store] = []
+    met = ""  # at the last try
 
     def connected() -> bool:
+        nonlocal met
         check()
         try:
             socket.create_connection((place.address, place.port), timeout=1.0).close()
             found.append(TCPStore(place.address, place.port, None, False, _CONNECT_TIMEOUT, wait_for_workers=False))
-        except (OSError, DistError):
+        except (OSError, DistError) as error:
+            met = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             return False
         return True
 
     if not wait_until(connected, seconds):
         raise RpcTimeoutError(
-            f"no store has answered at {place.address}:{place.port} for {seconds:g} s: rank 0 has not come"
+            f"no store has answered at {place.address}:{place.port} for {seconds:g} s ({met}): rank 0 has not come, or "
+            "a firewall keeps this process from that port"
         )
     found[0].set_timeout(_REQUEST_TIMEOUT)
     return found[0]

@@ -62,6 +62,7 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import creation_site
 from rpcbench.runtime.members import WorkerInfo
 from rpcbench.transport.hosts import host_id
+from rpcbench.transport.listeners import is_loopback
 
 
 class RankWatch:
@@ -189,7 +190,7 @@ def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str
     try:
         wait_until(lambda: store.check(["verdict"]) or _obstacle(place) is not None, seconds)
     finally:  # Ctrl-C too gives up for all ranks; a verdict that exists already stays
-        reason = _obstacle(place) or RpcTimeoutError(_late(store, rank, size, seconds))
+        reason = _obstacle(place) or RpcTimeoutError(_late(store, rank, place, seconds))
         verdict = store.compare_set("verdict", "", _as_json(reason))
     if verdict == _STALE:
         return None
@@ -209,12 +210,14 @@ def read_ranks(store: Store, size: int) -> tuple[RankProcess, ...]:
     return tuple(RankProcess(**json.loads(store.get(f"here/{each}"))) for each in range(size))
 
 
-def _late(store: Store, rank: int, size: int, seconds: float) -> str:
+def _late(store: Store, rank: int, place: InitMethod, seconds: float) -> str:
+    size = place.world_size
+    far = f", and reach the store at {place.address}:{place.port}" if not is_loopback(place.address) else ""
     missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     return (
         f"{_NOT_FOUNDED}: rank {rank} gave up after at most {seconds:g} s. Of "
         f"{counted(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
-        "Each rank must call init_process_group, with the same world_size and group_name"
+        f"Each rank must call init_process_group, with the same world_size and group_name{far}"
     )
 
 

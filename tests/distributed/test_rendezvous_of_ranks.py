@@ -17,7 +17,7 @@ from worlds import until
 
 import rpcbench
 import rpcbench.distributed as dist
-from rpcbench.base.errors import CollectiveError
+from rpcbench.base.errors import CollectiveError, RpcTimeoutError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import groups, stores
 
@@ -186,6 +186,13 @@ def test_a_port_in_use_is_refused_with_advice() -> None:
     with socket.socket() as taken, pytest.raises(CollectiveError, match=r"rank 0 cannot open .* choose another"):
         taken.bind(("127.0.0.1", 0))
         stores.store_at(stores.read(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
+
+
+def test_a_store_that_does_not_answer_is_reported_with_what_was_met_there(port: int) -> None:
+    place = stores.read(f"tcp://127.0.0.1:{port}", 1, 2)
+    words = rf"answered at 127\.0\.0\.1:{port} for 0\.1 s \(Connection refused\): rank 0 has not come, or a firewall"
+    with pytest.raises(RpcTimeoutError, match=words):
+        stores.store_at(place, 0.1)
 
 
 @pytest.mark.process

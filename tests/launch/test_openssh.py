@@ -181,6 +181,21 @@ def test_the_ports_that_the_page_names_are_enough(firewall: Lab) -> None:
     lab.notebook.run("%cluster stop")
 
 
+def test_ranks_whose_hosts_are_kept_apart_are_told_of_the_port(firewall: Lab) -> None:
+    lab, (one, other) = firewall, firewall.nodes
+    lab.notebook.run(start(2, "node1,node2", "--name apart"))
+    rule(one.host, f"-A INPUT -p tcp --syn -s {other.host.address} -j DROP")
+    lab.notebook.begin(
+        "%%remote all\nimport datetime\nimport rpcbench.distributed as dist\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=3))"
+    )
+    shown = " ".join("".join(lab.notebook.answer()).split())
+    port = rf"{re.escape(one.host.address)}:\d+"
+    assert re.search(rf"with the same world_size and group_name, and reach the store at {port}", shown), shown
+    assert re.search(rf"no store has answered at {port} for 3 s \(timed out\): .*, or a firewall", shown), shown
+    lab.notebook.run("%cluster stop")
+
+
 @pytest.mark.parametrize("is_of_one_host", [True, False])
 def test_tunnels_lead_to_a_notebook_that_no_host_can_dial(firewall: Lab, is_of_one_host: bool) -> None:
     """As behind a router at home."""
