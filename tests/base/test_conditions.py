@@ -97,6 +97,7 @@ def interrupted(at: int, job: Callable[[], object]) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 gives these events only where they were asked for earlier
     sys.settrace(trace)
     try:
         job()
