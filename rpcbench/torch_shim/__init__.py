@@ -60,8 +60,9 @@ _NOT_OFFERED = {  # torch's module -> functions and classes of its own runtime a
     "torch.distributed.rpc.rref_proxy": "_invoke_rpc _local_invoke _local_invoke_async_execution",
     "torch.distributed.rpc.server_process_global_profiler": _OF_PROFILERS,
     "torch.distributed.optim.optimizer": """_FunctionalLocalOptimizer _LocalOptimizer _ScriptLocalOptimizer
-        _ScriptLocalOptimizerInterface _local_optimizer_step _new_functional_local_optimizer _new_local_optimizer
-        _new_script_local_optimizer _wait_for_all""",  # `functional` from torch 2.14 on, `script` before
+        _ScriptLocalOptimizerInterface _functional_local_optimizer_step _local_optimizer_step
+        _new_functional_local_optimizer _new_local_optimizer _new_script_local_optimizer
+        _wait_for_all""",  # those with `functional` are in torch 2.14, those with `script` in 2.13
     "torch.distributed.nn.api.remote_module": """_SerializedRemoteModule _create_module _create_module_with_interface
         _instantiate_template _param_rrefs _raise_not_supported _recursive_script_module_receiver
         _recursive_script_module_reducer _remote_module_receiver _remote_module_reducer""",
