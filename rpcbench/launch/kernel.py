@@ -48,10 +48,6 @@ _ARGUMENTS = [
 _GUARDED = "--IPKernelApp.parent_handle=1"
 """For a kernel that a fork server guards: one that polls its parent itself ends by `os._exit`, without `atexit`."""
 _LOCAL = "local-provisioner"
-_DEBUGPY = {
-    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # it writes no warning to the log
-    "PYDEVD_USE_SYS_MONITORING": "0",  # with it, in Python 3.12 and later, no interrupt ends a stop at a breakpoint
-}
 # Run in the kernel, which might be another Python; any error ends it.
 _JOIN = """\
 import os, sys, traceback
@@ -81,8 +77,8 @@ class KernelProcess:
         named = manager.kernel_spec.metadata.get("kernel_provisioner", {}).get("provisioner_name", _LOCAL)
         self._more = [*_ARGUMENTS, _GUARDED] if named == _LOCAL and hasattr(os, "pidfd_open") else _ARGUMENTS
         self._unwanted = False  # killed before its process exists
-        # As of the call of `start`, as the loop runs later.
-        environ = default_environment({**_DEBUGPY, **config.pinned(os.environ)})
+        # As of the call of `start`, as the loop runs later. debugpy writes no warning to the log.
+        environ = default_environment({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **config.pinned(os.environ)})
         self._surroundings: dict[str, Any] = {"cwd": str(Path.cwd()), "env": environ}
         self._code = _JOIN.format(version=sys.version_info[:2], path=python.import_path(), config=config.to_json())
 

@@ -161,6 +161,7 @@ def test_workers_that_stop_at_once_are_shown_one_after_the_other(panel):
 
 @needs_debugger
 @pytest.mark.process
+@pytest.mark.xfail(sys.version_info >= (3, 12), reason="debugpy stops by sys.monitoring there, and hears no interrupt")
 def test_the_stop_button_ends_a_cell_that_stands_at_a_breakpoint(panel):
     panel.mark(CELL, 3)
     cell = panel.begin(CELL)
