@@ -15,14 +15,20 @@ import sys
 import tempfile
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "rpcbench"
 FREE_RELATIVE = re.compile(r"\b(who|whom|whose|what|whatever|whoever)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 TWICE_ALLOWED = {"__init__", "base", "events"}
+IRREGULAR = {
+    "begun", "bound", "broken", "built", "done", "drawn", "given", "gone", "heard", "held", "kept", "known", "lost",
+    "made", "meant", "met", "over", "said", "seen", "sent", "shown", "taken", "told",
+}  # fmt: skip
+NO_PARTICIPLES = {"need", "feed", "speed", "seed", "embed", "exceed"}
 
 
 def sources() -> dict[Path, str]:
@@ -64,6 +70,56 @@ def protocols(source: str) -> list[str]:
     return [node.name for node in classes(source) if "Protocol" in map(ast.unparse, node.bases)]
 
 
+class FunctionName(NamedTuple):
+    """A function of the package, and its class or ""."""
+
+    name: str
+    owner: str
+
+
+def function_names(files: Iterable[str]) -> list[FunctionName]:
+    """All functions and methods, also those in functions, without Python's own names such as `__init__`."""
+
+    def walk(node: ast.AST, owner: str) -> Iterator[FunctionName]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                if not (child.name.startswith("__") and child.name.endswith("__")):
+                    yield FunctionName(child.name, owner)
+                yield from walk(child, "")
+            else:
+                yield from walk(child, child.name if isinstance(child, ast.ClassDef) else owner)
+
+    return [name for source in files for name in walk(ast.parse(source), "")]
+
+
+class NameFigures(NamedTuple):
+    """Shares are of all functions, `shared` of all methods."""
+
+    one_word: float
+    participles: float
+    shared: float
+    length: float
+
+
+def is_participle(word: str) -> bool:
+    return word not in NO_PARTICIPLES and (word.endswith("ed") or word in IRREGULAR)
+
+
+def name_figures(files: Iterable[str]) -> NameFigures:
+    """One-word names, bare participles, methods whose name stands in four classes or more; a name's mean length."""
+    found = function_names(files)
+    names = [each.name.strip("_") for each in found] or ["no_functions"]
+    words = [name for name in names if "_" not in name]
+    methods = [each for each in found if each.owner]
+    owners = Counter(each.name for each in set(methods))
+    return NameFigures(
+        len(words) / len(names),
+        sum(map(is_participle, words)) / len(names),
+        sum(owners[each.name] >= 4 for each in methods) / max(len(methods), 1),
+        sum(map(len, names)) / len(names),
+    )
+
+
 def repeated(names: Counter[str]) -> list[str]:
     """Names that occur more than once."""
     return sorted(name for name, count in names.items() if count > 1)
@@ -78,6 +134,7 @@ def figures() -> dict[str, str]:
     named = Counter(node.name for source in files.values() for node in classes(source))
     structural = sorted(name for source in files.values() for name in protocols(source))
     relatives = free_relatives([prose(source) for source in files.values()])
+    names = name_figures(files.values())
     longest = max(files, key=lambda path: len(files[path].splitlines()))
     return {
         "files": str(len(files)),
@@ -88,6 +145,10 @@ def figures() -> dict[str, str]:
         "Protocols": f"{len(structural)}: {', '.join(structural)}",
         "comments": f"{100 * noted / lines:.1f} % of lines",
         "who, whom, whose, what(ever) in prose": f"{relatives:.1f} in 1,000 words",
+        "functions with a name of one word": f"{names.one_word:.1%}",
+        "functions with a bare participle for a name": f"{names.participles:.1%}",
+        "methods whose name stands in four classes or more": f"{names.shared:.1%}",
+        "mean length of a function's name": f"{names.length:.1f}",
         "words of README": str(len((ROOT / "README.md").read_text().split())),
         "words of ARCHITECTURE": str(len((ROOT / "ARCHITECTURE.md").read_text().split())),
     }

@@ -66,6 +66,7 @@ ALLOWED_TWICE = {"base", "events"}
 MIRRORS = {"panels", "rpc"}
 LONGEST_SCRIPT = 300
 MOST_PROTOCOLS = 16
+NAME_BOUNDS = house.NameFigures(one_word=0.45, participles=0.03, shared=0.32, length=10)  # of all functions
 MOST_FREE_RELATIVES = 3.0  # in 1,000 words of docstrings and comments
 LEAST_COMMENTS = 0.05  # of lines
 RETIRED = {  # private words of earlier versions -> the words of the field
@@ -245,6 +246,14 @@ def unclear(root: Path) -> list[str]:
     return [f"{rate:.1f} free relatives in 1,000 words, at most {MOST_FREE_RELATIVES}; most in {', '.join(worst)}"]
 
 
+def vague_names(root: Path) -> list[str]:
+    """Too many functions with a name of one word, a bare participle, or a name of many classes."""
+    found = house.name_figures(module.source for module in modules(root).values())
+    shares = zip(found, NAME_BOUNDS, strict=True)
+    wrong = [f"{found._fields[i]} {share:.3f}" for i, (share, bound) in enumerate(shares) if i < 3 and share > bound]
+    return wrong if found.length >= NAME_BOUNDS.length else [*wrong, f"length {found.length:.1f}"]
+
+
 def uncommented(root: Path) -> list[str]:
     """A package with too few comments."""
     sources = [module.source for module in modules(root).values()]
@@ -402,8 +411,8 @@ def _python(root: Path, script: str) -> str:
 Rule = Callable[[Path], list[str]]
 RULES: list[Rule] = [
     upward, circles, impure, impure_when_loaded, too_long, too_short, same_names, same_classes, too_many_protocols,
-    unclear, uncommented, retired_words, headless, unpickling, waiting_locked, scripts, namesakes, missing_exports,
-    hidden_errors, unlabelled,
+    unclear, vague_names, uncommented, retired_words, headless, unpickling, waiting_locked, scripts, namesakes,
+    missing_exports, hidden_errors, unlabelled,
 ]  # fmt: skip
 
 
@@ -443,6 +452,8 @@ CASES: list[tuple[Rule, dict[str, str], str]] = [
     (same_classes, {"rpc/a.py": "class A: ...", "wire/b.py": "class A: ..."}, "class A in rpcbench.rpc.a, rpcbench"),
     (too_many_protocols, {"rpc/a.py": "class A(Protocol): ...\n" * 17}, "17 Protocols, at most 16"),
     (unclear, {"rpc/a.py": '"""Who holds it reads what comes."""'}, "free relatives in 1,000 words"),
+    (vague_names, {"rpc/a.py": "def taken(): ..."}, "participles 1.000"),
+    (vague_names, {"rpc/a.py": "def receive_inputs(): ...\ndef a_b(): ..."}, "length 8.5"),
     (uncommented, {"rpc/a.py": "x = 1\n" * 40 + "y = 2  # why"}, "1 comments in 42 lines"),
     (retired_words, {"rpc/a.py": "x = 1\n_starters = {}"}, "rpc.a:2 says starter, not fork server"),
     (retired_words, {"rpc/a.py": "# The zygote forks."}, "rpc.a:1 says zygote"),
