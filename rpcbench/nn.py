@@ -79,11 +79,11 @@ class RemoteModule(nn.Module):
             )
         if current.find() is None:
             raise AssertionError(f"RemoteModule only works in RPC. {NOT_INITIALIZED}")
-        on, device = _parse(remote_device)
-        with _told(f"the arguments of the module on {on}"):
+        on, device = _parse_device(remote_device)
+        with _name_failed_call(f"the arguments of the module on {on}"):
             given = module_cls, *arguments_of(args, kwargs), device
-            made = current.current().create(on, _make, given, label="RemoteModule")
-            self._hold(on, device, cast("RRef[Any]", made))
+            made = current.current().create(on, _make_module, given, label="RemoteModule")
+            self._init_existing(on, device, cast("RRef[Any]", made))
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[Any]) -> RemoteModule:
@@ -93,13 +93,13 @@ class RemoteModule(nn.Module):
             remote_device: the worker and device of the module, as for the class.
             module_rref: an RRef of it.
         """
-        return _held(*_parse(remote_device), module_rref)
+        return _make_from_existing(*_parse_device(remote_device), module_rref)
 
-    def _hold(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
+    def _init_existing(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
         super().__init__()
-        self._place(on, device, module_rref)
+        self._set_location(on, device, module_rref)
 
-    def _place(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
+    def _set_location(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
         self.on, self.device, self.module_rref = on, device, module_rref
         targets = current.current().values.routes.to(module_rref.owner().id, False).targets
         # whether calls from here to the module's worker have a device map, by which results come back
@@ -113,7 +113,7 @@ class RemoteModule(nn.Module):
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the module on its worker and return a Future of its result."""
         how = (self.device, self.is_device_map_set)
-        return rpc_async(self.module_rref.owner(), _forward, (self.module_rref, *how, args, kwargs))
+        return rpc_async(self.module_rref.owner(), _run_forward, (self.module_rref, *how, args, kwargs))
 
     def get_module_rref(self) -> RRef[Any]:
         """Return the RRef of the module itself."""
@@ -121,13 +121,13 @@ class RemoteModule(nn.Module):
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Any]]:
         """Return an RRef of each parameter, for a DistributedOptimizer; `recurse` False: without submodules'."""
-        asked = self.module_rref.owner(), _parameters, (self.module_rref, recurse)
+        asked = self.module_rref.owner(), _wrap_parameters, (self.module_rref, recurse)
         rrefs: list[RRef[Any]] = current.current().ask(*asked, label="RemoteModule.remote_parameters")
         return rrefs
 
     def train(self, mode: bool = True) -> Self:
         """Switch the module on its worker to training mode or, with `mode` False, to evaluation mode."""
-        asked = self.module_rref.owner(), _train, (self.module_rref, mode)
+        asked = self.module_rref.owner(), _set_train_mode, (self.module_rref, mode)
         current.current().ask(*asked, label="RemoteModule.train")
         self.training = mode
         return self
@@ -141,18 +141,22 @@ class RemoteModule(nn.Module):
         parameters still refer to the old module: request new ones. ValueError for any other argument."""
         agent = current.current()
         try:
-            on, device = _parse(remote_device)
+            on, device = _parse_device(remote_device)
             agent.member(on)
         except (UnknownWorkerError, TypeError, AttributeError):  # a device or a dtype, as nn.Module.to takes them
-            _refuse("to")
+            _refuse_method("to")
         except RuntimeError as error:  # a device that torch does not know
             raise ValueError(str(error)) from error
         if args or kwargs:
-            _refuse("to")
-        moved = cast("RRef[Any]", agent.create(on, _adopt, (self.module_rref, device), label="RemoteModule.to"))
-        with _told(f"the module that should move to {on}"):
-            agent.ask(on, _exists, (moved,), label="RemoteModule.to")  # waits, so an error of the move is raised here
-        self._place(on, device, moved)
+            _refuse_method("to")
+        moved = cast(
+            "RRef[Any]", agent.create(on, _copy_to_device, (self.module_rref, device), label="RemoteModule.to")
+        )
+        with _name_failed_call(f"the module that should move to {on}"):
+            agent.ask(
+                on, _check_exists, (moved,), label="RemoteModule.to"
+            )  # waits, so an error of the move is raised here
+        self._set_location(on, device, moved)
         return self
 
     def parameters(self, recurse: bool = True) -> NoReturn:
@@ -171,7 +175,7 @@ class RemoteModule(nn.Module):
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _name_failed_call(what: str) -> Iterator[None]:
     """Add to a pickling error which call it belongs to."""
     # The path in the error starts at the arguments of an internal call, which the user's program does not contain.
     try:
@@ -183,15 +187,17 @@ def _told(what: str) -> Iterator[None]:
         ) from error
 
 
-def _refuse(name: str) -> NoReturn:
+def _refuse_method(name: str) -> NoReturn:
     raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
 
 
 for _name in _UNSUPPORTED.split():
-    setattr(RemoteModule, _name, functools.partialmethod(lambda self, name, *args, **kwargs: _refuse(name), _name))
+    setattr(
+        RemoteModule, _name, functools.partialmethod(lambda self, name, *args, **kwargs: _refuse_method(name), _name)
+    )
 
 
-def _parse(remote_device: str) -> tuple[str | int, str]:
+def _parse_device(remote_device: str) -> tuple[str | int, str]:
     """Return worker (a name, or the id of "rank:1") and device. ValueError, or RuntimeError for an unknown device."""
     if not isinstance(remote_device, str):
         raise TypeError(f"Invalid type for remote_device: {type(remote_device)}; it is a text such as 'worker1/cpu'")
@@ -205,23 +211,23 @@ def _parse(remote_device: str) -> tuple[str | int, str]:
     return (worker if rank == worker else int(rank)), str(torch.device(device if slash else "cpu"))
 
 
-def _reduced(module: RemoteModule) -> tuple[Callable[..., RemoteModule], tuple[Any, ...]]:
-    return _held, (module.on, module.device, module.module_rref, module.training)
+def _reduce_module(module: RemoteModule) -> tuple[Callable[..., RemoteModule], tuple[Any, ...]]:
+    return _make_from_existing, (module.on, module.device, module.module_rref, module.training)
 
 
-register_reducer(RemoteModule, _reduced)  # for RPC only; `__getstate__` refuses any other pickler
+register_reducer(RemoteModule, _reduce_module)  # for RPC only; `__getstate__` refuses any other pickler
 
 
-def _held(on: str | int, device: str, module_rref: RRef[Any], training: bool = True) -> RemoteModule:
+def _make_from_existing(on: str | int, device: str, module_rref: RRef[Any], training: bool = True) -> RemoteModule:
     """Return a RemoteModule for an existing module, with `__init__` bypassed; messages are unpickled by it."""
     module = RemoteModule.__new__(RemoteModule)
-    module._hold(on, device, module_rref)
+    module._init_existing(on, device, module_rref)
     module.training = training
     return module
 
 
 # -- on the worker
-def _make(
+def _make_module(
     module_cls: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], device: str
 ) -> nn.Module:
     module = module_cls(*args, **kwargs)
@@ -233,7 +239,9 @@ def _make(
     return module.to(device)
 
 
-def _forward(module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_forward(
+    module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     module = module_rref.local_value()
     if torch.device(device).type == "cpu":
         return module(*args, **kwargs)
@@ -243,20 +251,20 @@ def _forward(module_rref: RRef[Any], device: str, mapped: bool, args: tuple[Any,
     return result if mapped else tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
 
 
-def _parameters(module_rref: RRef[Any], recurse: bool) -> list[RRef[Any]]:
+def _wrap_parameters(module_rref: RRef[Any], recurse: bool) -> list[RRef[Any]]:
     return [RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
 
 
-def _train(module_rref: RRef[Any], mode: bool) -> None:
+def _set_train_mode(module_rref: RRef[Any], mode: bool) -> None:
     module_rref.local_value().train(mode)
 
 
-def _adopt(module_rref: RRef[Any], device: str) -> nn.Module:
+def _copy_to_device(module_rref: RRef[Any], device: str) -> nn.Module:
     module: nn.Module = module_rref.to_here()  # a copy; the old worker keeps its own
     return module.to(device)
 
 
-def _exists(module_rref: RRef[Any]) -> None:
+def _check_exists(module_rref: RRef[Any]) -> None:
     module_rref.local_value()
 
 

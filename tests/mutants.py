@@ -25,7 +25,7 @@ def users_go_before_they_are_confirmed(patch: pytest.MonkeyPatch) -> None:
         self._forget_user(fork)
         return [(user.owner, m.UserDelete(user.rref, fork))]
 
-    patch.setattr(RRefs, "_retire", retire)
+    patch.setattr(RRefs, "_retire_if_unused", retire)
 
 
 def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
         self._forget_user(fork)
         return [(user.owner, m.UserDelete(user.rref, fork))]
 
-    patch.setattr(RRefs, "_retire", retire)
+    patch.setattr(RRefs, "_retire_if_unused", retire)
 
 
 def numbers_are_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
         known, state = self._contexts[context], self._contexts[context].walks[walk]
         new = [recv for recv in recvs if recv not in state.asked]
         state.asked.update(dict.fromkeys(new, message))
-        effects, outbox = self._answer(context, walk, state, message)
+        effects, outbox = self._answer_if_explored(context, walk, state, message)
         return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
 
-    patch.setattr(BackwardPasses, "_ask", hasty)
+    patch.setattr(BackwardPasses, "_send_questions", hasty)
 
 
 def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BackwardPasses, "_neighbours", lambda self, known, state: set())
+    patch.setattr(BackwardPasses, "_neighbour_ids", lambda self, known, state: set())
 
 
 def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._C._functions.AccumulateGrad torch._C._are_functorch_transforms_active torch._C._current_graph_task_id
         torch._C._set_grad_enabled torch._C._get_obj_in_tls torch._C._is_key_in_tls torch._C._stash_obj_in_tls
         torch.Tensor._backward_hooks torch.Tensor._is_view torch.Tensor._make_subclass torch.UntypedStorage._cdata
+        torch.nn.Module._parameters
         torch.autograd.Function._backward_cls torch.autograd.graph._engine_run_backward""",
     "calls of operators by name": """
         torch._C._VariableFunctions torch._C._fft torch._C._linalg torch._C._nn torch._C._special
@@ -52,7 +53,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._library.custom_ops.CustomOpDef._init_fn torch._library.simple_registry.singleton.find torch._assert
         torch._ops.HigherOrderOperator torch._ops.OpOverload._schema
         torch.autograd.function.BackwardCFunction._forward_cls torch._C._functorch._vmap_increment_nesting
-        torch._C._functorch._vmap_decrement_nesting torch.nn.Module._backward_hooks
+        torch._C._functorch._vmap_decrement_nesting torch.nn.Module._backward_hooks torch.Tensor._version
         torch.nn.Module._backward_pre_hooks torch.nn.Module._forward_hooks torch.nn.Module._forward_pre_hooks
         torch.nn.modules.batchnorm._BatchNorm torch.utils._pytree.TreeSpec torch.utils._pytree._retrieve_constant
         torch.utils._pytree.tree_flatten torch.utils._pytree.tree_leaves torch.utils._pytree.tree_map_only
@@ -92,11 +93,13 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
     "workers that start at once": "torch._dynamo torch._inductor.config",
 }
 OTHERS = {  # private names that are not torch's → whose they are
-    "Python": "_abc_impl _asdict _current_frames _getframe _lru_cache_wrapper _run_exitfuncs _value2member_map_",
+    "Python": """
+        _abc_impl _asdict _current_frames _exit _fields _getframe _lru_cache_wrapper _replace _run_exitfuncs
+        _value2member_map_""",
     "IPython": "_filename_map _jupyter_types_experimental _render_traceback_ _sd _validate_data",
     "ipykernel and ipywidgets": "_control_lock _handle_event _main_asyncio_lock _msg_callback _reply_subshell_for",
     "Ray": "_group_",
-    "rpcbench, as texts": "_rpcbench_shards _spmd _wrapped_async_rpc_function",
+    "rpcbench, as texts": "_empty _rpcbench_shards _spmd _wrapped_async_rpc_function",
     "modules that rpcbench puts there": "torch._C._distributed_autograd torch._C._distributed_rpc",
 }
 

@@ -8,7 +8,7 @@ sent from the worker where it was raised to the one that began the pass.
 #     protocol.backward (under the node's lock)      engine (no lock)                     pass that began here?
 #     Explore     ──> explore     graph.ends ──────> `explored`                           pool thread, or at once
 #     Propagate   ──> propagate   ┐                                                       its thread, by `jobs`
-#     Accumulate  ──> accumulate  ┴ _arrive: LocalPass.arrive ──> encode ──> `propagated` its thread, else the pool
+#     Accumulate  ──> accumulate  ┴ _gradients_arrived: LocalPass ─> encode ─> `propagated` its thread, else the pool
 #     WalkEnded   ──> ended       wakes the thread in `backward`
 #     ForgetWalk  ──> forget      frees the local graph
 
@@ -54,12 +54,12 @@ def raised(failure: BackwardFailed, worker: str, codec: Codec) -> Exception:
             original = None
     if original is None and failure.type == WorkerLostError.__name__:
         return WorkerLostError(failure.text)
-    error = _both(failure.text.splitlines()[0] if failure.text else failure.type, original)
+    error = _make_error_of_both(failure.text.splitlines()[0] if failure.text else failure.type, original)
     set_field(error, "__cause__", RemoteError(worker, f"{failure.type} while gradients went back:\n{failure.text}"))
     return error
 
 
-def _both(text: str, original: Any) -> Exception:
+def _make_error_of_both(text: str, original: Any) -> Exception:
     """Return an exception of both types if the original's class allows it, else an RpcError."""
     if not isinstance(original, Exception) or isinstance(original, RpcError):
         return original if isinstance(original, RpcError) else RpcError(text)
@@ -94,10 +94,10 @@ class Engine:
         self._machine = agent.machine
         self._codec = agent.values.codec
         self._recorded = recorded
-        self._told = told
+        self._graph_events = told
         self._lock = threading.Lock()  # of the queues of passes; no torch code runs under it
         self._begun: dict[Id, _Begun] = {}
-        self._walks = Counter()
+        self._pass_numbers = Counter()
 
     # -- a pass that begins here
     def backward(self, context: int, roots: list[torch.Tensor], retain: bool, fast: bool) -> None:
@@ -109,13 +109,13 @@ class Engine:
         recvs = [*found.recvs]
         peers = {*map(worker_of, recvs)}
         peer = peers.pop() if len(peers) == 1 else None
-        walk = Id(self._agent.id, self._walks.next(), self._agent.incarnation)
+        walk = Id(self._agent.id, self._pass_numbers.next(), self._agent.incarnation)
         begun = self._begun[walk] = _Begun(SentTensors(edges, found), [torch.ones_like(root) for root in roots], peer)
         try:
             self._machine.feed(lambda node: node.outcome(node.contexts.walks.begin(context, walk, recvs, retain, fast)))
-            self._work(begun)
+            self._run_jobs(begun)
         except BaseException as error:
-            self._fail(context, walk, error)  # such as Ctrl-C: the other workers stop, too
+            self._fail_pass(context, walk, error)  # such as Ctrl-C: the other workers stop, too
             raise
         finally:
             del self._begun[walk]
@@ -123,7 +123,7 @@ class Engine:
             worker = self._machine.ask(lambda node: node.name(failure.worker))
             raise raised(failure, worker, self._codec)
 
-    def _work(self, begun: _Begun) -> None:
+    def _run_jobs(self, begun: _Begun) -> None:
         """Run the jobs of a pass until it is over."""
         while True:
             # With one peer the gradients come over one connection: receive on this thread, which saves a switch.
@@ -151,19 +151,19 @@ class Engine:
         try:
             sent = self._recorded(context).sends[message]
         except (KeyError, RuntimeError) as error:  # the context was released
-            self._fail(context, walk, error)
+            self._fail_pass(context, walk, error)
             return
         if sent.found is None:  # a large graph: walking it would hold up the thread that receives
-            self._agent.submit(lambda: self._explore(context, walk, message, sent))
+            self._agent.submit(lambda: self._explore_graph(context, walk, message, sent))
         else:
-            self._explored(context, walk, message, sent.found)
+            self._exploration_ended(context, walk, message, sent.found)
 
-    def _explore(self, context: int, walk: Id, message: int, sent: SentTensors) -> None:
+    def _explore_graph(self, context: int, walk: Id, message: int, sent: SentTensors) -> None:
         found = graph.ends(sent.edges)
         self._recorded(context).sends[message] = sent._replace(found=found)
-        self._explored(context, walk, message, found)
+        self._exploration_ended(context, walk, message, found)
 
-    def _explored(self, context: int, walk: Id, message: int, found: graph.Ends) -> None:
+    def _exploration_ended(self, context: int, walk: Id, message: int, found: graph.Ends) -> None:
         recvs = list(found.recvs)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.explored(context, walk, message, recvs)))
 
@@ -171,32 +171,32 @@ class Engine:
         """Run backward from the roots, on the thread that began the pass."""
         begun = self._begun.get(walk)
         if begun is not None:
-            begun.jobs.put(partial(self._arrive, context, walk, ROOT, begun.seeds))
+            begun.jobs.put(partial(self._gradients_arrived, context, walk, ROOT, begun.seeds))
 
     def accumulate(self, message: Gradients) -> None:
-        begun, job = self._begun.get(message.walk), partial(self._accumulate, message)
+        begun, job = self._begun.get(message.walk), partial(self._receive_gradients, message)
         if begun is not None:
             begun.jobs.put(job)
         else:
             self._agent.submit_here(job)
 
-    def _accumulate(self, message: Gradients) -> None:
+    def _receive_gradients(self, message: Gradients) -> None:
         try:
             grads = self._codec.decode(message.body)
         except Exception as error:  # noqa: BLE001  (such as a user's tensor class that cannot be made)
-            self._fail(message.context, message.walk, error)
+            self._fail_pass(message.context, message.walk, error)
         else:
-            self._arrive(message.context, message.walk, message.message, grads)
+            self._gradients_arrived(message.context, message.walk, message.message, grads)
 
     def forget(self, context: int, walk: Id) -> None:
         try:
             self._recorded(context).passes.pop(walk, None)
         except RuntimeError:
             pass  # the context was released before
-        self._told.changed("PassEnded", context)
+        self._graph_events.changed("PassEnded", context)
 
     # -- running
-    def _arrive(self, context: int, walk: Id, message: int, grads: Grads) -> None:
+    def _gradients_arrived(self, context: int, walk: Id, message: int, grads: Grads) -> None:
         """Run the gradients of one root of this worker's part, or queue them for the thread that runs the pass."""
         held = self._recorded(context)
         with self._lock:
@@ -209,34 +209,34 @@ class Engine:
             state.busy = True
         while True:
             try:
-                self._step(context, walk, held, state, message, grads)
+                self._run_root(context, walk, held, state, message, grads)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  (any error of a user's hook ends the pass on all workers)
-                self._fail(context, walk, error)
+                self._fail_pass(context, walk, error)
             with self._lock:
                 if not state.waiting:
                     state.busy = False
                     return
                 message, grads = state.waiting.popleft()
 
-    def _step(self, context: int, walk: Id, held: Recorded, state: Pass, message: int, grads: Grads) -> None:
+    def _run_root(self, context: int, walk: Id, held: Recorded, state: Pass, message: int, grads: Grads) -> None:
         local = state.local
         if local is None:
-            local = state.local = self._local(context, walk, held)
-            self._told.changed("PassPlanned", context)
-        self._told.arrived(context, message)
+            local = state.local = self._plan_local_pass(context, walk, held)
+            self._graph_events.changed("PassPlanned", context)
+        self._graph_events.arrived(context, message)
         fired = local.arrive(message, grads)
         if local.complete:
-            self._finish(context, held, local.leaves())
-        self._told.changed("RegionsRan", context)
+            self._keep_final(context, held, local.leaves())
+        self._graph_events.changed("RegionsRan", context)
         bodies = {}
         for key, gradients in fired:
             detached = [gradient if gradient is None else gradient.detach() for gradient in gradients]
             bodies[key] = self._codec.encode(detached, label="gradients", route=held.backs[key])[0]
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.propagated(context, walk, message, bodies)))
 
-    def _local(self, context: int, walk: Id, held: Recorded) -> LocalPass:
+    def _plan_local_pass(self, context: int, walk: Id, held: Recorded) -> LocalPass:
         """Plan this worker's part: all its sends that take part, and the roots if the pass began here."""
         needed, retain = self._machine.ask(lambda node: node.contexts.walks.part(context, walk))
         parts = {number: held.sends[number] for number in needed}
@@ -244,32 +244,34 @@ class Engine:
             parts[ROOT] = begun.roots
         edges, found = zip(*parts.values(), strict=True)
         local = LocalPass(dict(zip(parts, edges, strict=True)), retain, () if None in found else found)
-        local.spans = self._told.planned(context, parts)
+        local.spans = self._graph_events.planned(context, parts)
         return local
 
-    def _finish(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _keep_final(self, context: int, held: Recorded, leaves: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Keep the gradients of a pass that has run here; all-reduce those of leaves with replicas first."""
         own, common = split_replicas(leaves)
         if common:
             held.gradients.replace(reduce_replicas(common, held.gradients.copy()))
-        self._keep(context, held.gradients, own, held.gradients.add)
+        self._keep_gradients(context, held.gradients, own, held.gradients.add)
 
     def add(self, context: int, leaves: Leaves) -> None:
         gradients = self._recorded(context).gradients
-        self._keep(context, gradients, leaves, gradients.add)
+        self._keep_gradients(context, gradients, leaves, gradients.add)
 
     def replace(self, context: int, leaves: Leaves) -> None:
         gradients = self._recorded(context).gradients
-        self._keep(context, gradients, leaves, gradients.replace)
+        self._keep_gradients(context, gradients, leaves, gradients.replace)
 
-    def _keep(self, context: int, gradients: LeafGradients, leaves: Leaves, take: Callable[[Leaves], None]) -> None:
+    def _keep_gradients(
+        self, context: int, gradients: LeafGradients, leaves: Leaves, take: Callable[[Leaves], None]
+    ) -> None:
         before = len(gradients)
         take(leaves)
         if len(gradients) > before:
-            self._told.changed("LeavesReached", context)
+            self._graph_events.changed("LeavesReached", context)
         self._machine.ask(lambda node: node.contexts.gradients_held(context, len(gradients)))
 
-    def _fail(self, context: int, walk: Id, error: BaseException) -> None:
+    def _fail_pass(self, context: int, walk: Id, error: BaseException) -> None:
         failure = failure_of(error, context, walk, self._agent.id, self._codec)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.failed(failure)))
 

@@ -67,7 +67,7 @@ class LeafGradients:
 
     def add(self, leaves: Leaves) -> None:
         """Add gradients of leaves to the present ones."""
-        own, held = _own(leaves), self._held  # copies are made before the lock is taken
+        own, held = _unshare_gradients(leaves), self._held  # copies are made before the lock is taken
         with self._adding:
             for leaf, gradient in own:
                 if leaf in held:
@@ -77,7 +77,7 @@ class LeafGradients:
 
     def replace(self, leaves: Leaves) -> None:
         """Replace the gradients of these leaves."""
-        own = _own(leaves)
+        own = _unshare_gradients(leaves)
         with self._adding:
             self._held.update(own)
 
@@ -93,35 +93,36 @@ def total(first: Tensor, second: Tensor) -> Tensor:
     return first + second if first.layout is torch.strided else second + first
 
 
-def _own(leaves: Leaves) -> Leaves:
+def _unshare_gradients(leaves: Leaves) -> Leaves:
     """Return the gradients, each in memory of its own and without gaps; copied only if necessary."""
     memories = [g.untyped_storage()._cdata for _, g in leaves if g.layout is torch.strided and g.is_contiguous()]
     if len(set(memories)) == len(leaves):  # the usual case
         return leaves
-    uses = Counter([_memory(grad) for _, grad in leaves])
+    uses = Counter([_memory_id(grad) for _, grad in leaves])
     return [
-        (leaf, grad if uses[_memory(grad)] == 1 and _compact(grad, leaf) else _copied(grad)) for leaf, grad in leaves
+        (leaf, grad if uses[_memory_id(grad)] == 1 and _is_compact(grad, leaf) else _copy_gradient(grad))
+        for leaf, grad in leaves
     ]
 
 
-def _memory(grad: Tensor) -> int:
+def _memory_id(grad: Tensor) -> int:
     """Return an identifier of the memory of the elements."""
-    values = grad if grad.layout is torch.strided else _elements(grad)[0]
+    values = grad if grad.layout is torch.strided else _element_tensors(grad)[0]
     name: int = values.untyped_storage()._cdata
     return name
 
 
-def _compact(grad: Tensor, leaf: Tensor) -> bool:
+def _is_compact(grad: Tensor, leaf: Tensor) -> bool:
     if grad.layout is torch.strided:
         return grad.is_contiguous() or grad.stride() == leaf.stride()
-    return all(part.is_contiguous() for part in _elements(grad))
+    return all(part.is_contiguous() for part in _element_tensors(grad))
 
 
-def _copied(grad: Tensor) -> Tensor:
+def _copy_gradient(grad: Tensor) -> Tensor:
     return grad.clone(memory_format=torch.contiguous_format) if grad.layout is torch.strided else grad.clone()
 
 
-def _elements(grad: Tensor) -> tuple[Tensor, ...]:
+def _element_tensors(grad: Tensor) -> tuple[Tensor, ...]:
     if grad.layout is torch.sparse_coo:
         return grad._values(), grad._indices()
     return (grad.values(),)
@@ -130,12 +131,12 @@ def _elements(grad: Tensor) -> tuple[Tensor, ...]:
 _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # of the process, as torch's process groups are
 
 
-def _note(module: nn.Module, _name: str, _part: nn.Module | None) -> None:
+def _module_registered(module: nn.Module, _name: str, _part: nn.Module | None) -> None:
     if isinstance(module, DistributedDataParallel):
         _modules.add(module)
 
 
-register_module_module_registration_hook(_note)
+register_module_module_registration_hook(_module_registered)
 
 
 def split_replicas(leaves: Leaves) -> tuple[Leaves, Leaves]:
@@ -145,11 +146,11 @@ def split_replicas(leaves: Leaves) -> tuple[Leaves, Leaves]:
     common: dict[Tensor, Any] = {param: module for module in list(_modules) for param in module.parameters()}
     for leaf, _ in leaves:
         if leaf in common:
-            _check(common[leaf])
+            _check_module(common[leaf])
     return [pair for pair in leaves if pair[0] not in common], [pair for pair in leaves if pair[0] in common]
 
 
-def _check(module: Any) -> None:
+def _check_module(module: Any) -> None:
     # With these options, torch reduces gradients elsewhere than at their AccumulateGrad nodes.
     if module.static_graph or module.mixed_precision is not None:
         raise NotImplementedError(
@@ -163,7 +164,7 @@ def reduce_replicas(leaves: Leaves, held: Mapping[Tensor, Tensor]) -> Leaves:
     tensors = [leaf for leaf, _ in leaves]
     with contextlib.ExitStack() as as_before:
         for leaf in tensors:
-            as_before.enter_context(_borrowed(leaf))
+            as_before.enter_context(_restore_leaf_after(leaf))
             leaf.grad = _clone_of(held.get(leaf))  # torch adds in place, and the old one may have been returned
         with blocked():  # the all-reduce waits for the other processes
             torch.autograd.backward(tensors, [gradient for _, gradient in leaves])
@@ -171,7 +172,7 @@ def reduce_replicas(leaves: Leaves, held: Mapping[Tensor, Tensor]) -> Leaves:
 
 
 @contextlib.contextmanager
-def _borrowed(leaf: Any) -> Iterator[None]:
+def _restore_leaf_after(leaf: Any) -> Iterator[None]:
     """Restore a leaf's `.grad` and tensor hooks after the block."""
     grad, hooks = _clone_of(leaf.grad), leaf._backward_hooks  # a clone: the memory may be a bucket of torch's reducer
     leaf._backward_hooks = None  # they have run in this pass already

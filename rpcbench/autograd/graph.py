@@ -61,7 +61,7 @@ for _kind in (RecvRpc, SendRpc):  # the names of torch's own nodes: its graphs s
     _kind._backward_cls.__name__ = f"torch::distributed::autograd::{_kind.__name__}Backward"
 
 
-def _recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
+def _apply_recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Apply a function with grad mode enabled: torch, too, records messages in every mode."""
     if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         plain: Any = super(torch.autograd.Function, function)
@@ -81,7 +81,7 @@ def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
             received[place] = _no_view(tensor).requires_grad_(False)
             outputs.append(received[place])
     if outputs:
-        _recorded(RecvRpc, torch.empty(0, requires_grad=True), key, wanted, *outputs)
+        _apply_recorded(RecvRpc, torch.empty(0, requires_grad=True), key, wanted, *outputs)
     return received
 
 
@@ -104,7 +104,7 @@ def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
     recorded = [tensor for tensor in tensors if tensor.requires_grad]
     if not recorded:
         return [None] * len(tensors)
-    message = _recorded(SendRpc, *recorded)  # every edge refers to this stand-in, and so keeps the graph alive
+    message = _apply_recorded(SendRpc, *recorded)  # every edge refers to this stand-in, and so keeps the graph alive
     below = iter(message.grad_fn.next_functions)
     return [edge_of((*next(below), message)) if tensor.requires_grad else None for tensor in tensors]
 
@@ -158,9 +158,9 @@ class Reach(Ends):
         self.below: dict[Node, Below] = {}
         for edge in edges:
             if edge is not None:
-                self._walk(edge.node)
+                self._visit_below(edge.node)
 
-    def _walk(self, start: Any) -> None:
+    def _visit_below(self, start: Any) -> None:
         # A depth-first search with a stack of its own. A node is seen twice: it is `entered` before its children, and
         # put into `below` after them.
         below = self.below

@@ -83,36 +83,38 @@ def leaf_names(variables: Mapping[str, Any], shared: Iterable[Any]) -> dict[int,
     found: dict[int, str] = {}
     # A copy made in one step: other threads may define variables meanwhile. IPython's own names begin with "_".
     public = {name: value for name, value in dict(variables).items() if not name.startswith("_")}
-    for namespace in [public, *map(_namespace, shared)]:
-        for name, tensor in _inside(namespace):
+    for namespace in [public, *map(_namespace_of, shared)]:
+        for name, tensor in _tensors_inside(namespace):
             found.setdefault(id(tensor), name)
     return found
 
 
-def _inside(namespace: Mapping[str, Any]) -> Named:
+def _tensors_inside(namespace: Mapping[str, Any]) -> Named:
     """Yield the tensors of a namespace, and those of its modules."""
     for name, value in namespace.items():  # `type(value)`, not isinstance, which would read a user's `__class__`
         if Tensor in type(value).__mro__:
             yield name, value
         elif nn.Module in type(value).__mro__:
-            yield from _parameters(value, f"{name}.")
+            yield from _iterate_parameters(value, f"{name}.")
 
 
-def _parameters(module: Any, prefix: str) -> Named:
-    own = _attributes(module)
+def _iterate_parameters(module: Any, prefix: str) -> Named:
+    own = _attributes_of(module)
     yield from ((prefix + name, tensor) for name, tensor in own.get("_parameters", {}).items() if tensor is not None)
     for name, inner in own.get("_modules", {}).items():
         if inner is not None:
-            yield from _parameters(inner, f"{prefix}{name}.")
+            yield from _iterate_parameters(inner, f"{prefix}{name}.")
 
 
-def _namespace(value: Any) -> dict[str, Any]:
+def _namespace_of(value: Any) -> dict[str, Any]:
     """Return the namespace of a shared object; a tensor by itself has none."""
     kinds = type(value).__mro__
-    return dict(_parameters(value, "")) if nn.Module in kinds else {} if Tensor in kinds else _attributes(value)
+    return (
+        dict(_iterate_parameters(value, "")) if nn.Module in kinds else {} if Tensor in kinds else _attributes_of(value)
+    )
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
     """Return a copy of the object's own dictionary, without running a property or `__getattr__` of its class."""
     with contextlib.suppress(AttributeError):
         return dict(object.__getattribute__(value, "__dict__"))
@@ -184,7 +186,11 @@ class SeenGraph:
         leaves = {node: leaf_of(node) for node in below if is_leaf(node)}
         called = dict(zip(leaves, names.of(leaves.values()), strict=True))
         for node in below:
-            roots, name, recv = self._nodes.get(node) or (frozenset(), _op(node, called), _recv(node))
+            roots, name, recv = self._nodes.get(node) or (
+                frozenset(),
+                _name_operation(node, called),
+                _message_of_recv(node),
+            )
             self._nodes[node] = roots | {root}, name, recv
 
     def parts(self) -> list[Row]:
@@ -198,9 +204,9 @@ class SeenGraph:
         shown = [roots for roots, nodes in found.items() if any(map(_is_told, nodes)) or roots & self._large]
         # Weights that several operations share are no part of their own; a leaf that is sent as it is, is one.
         shown += [roots for roots in found if not all(any(root in other for other in shown) for root in roots)]
-        return [self._part(roots, nodes) for roots, nodes in found.items() if roots in shown]
+        return [self._row_of_part(roots, nodes) for roots, nodes in found.items() if roots in shown]
 
-    def _part(self, roots: frozenset[int], nodes: list[tuple[str, int | None]]) -> Row:
+    def _row_of_part(self, roots: frozenset[int], nodes: list[tuple[str, int | None]]) -> Row:
         names = [name for name, _ in nodes if name]
         # Leaves and changes of layout are shown only where nothing else is.
         ops = [name for name in names if name.partition(" ")[0] not in _QUIET] or names
@@ -220,7 +226,7 @@ class SeenGraph:
         return {**times, "sends": sends, "recvs": recvs, "parts": self.parts(), **self.stages}
 
 
-def _op(node: Any, leaves: Mapping[Any, str]) -> str:
+def _name_operation(node: Any, leaves: Mapping[Any, str]) -> str:
     """Return the name of an operation: "Linear net.0" with the place of its module if that is known."""
     if is_recv(node):
         return ""
@@ -242,7 +248,7 @@ def _is_told(node: tuple[str, int | None]) -> bool:
     return recv is not None or (bool(name) and name.partition(" ")[0] not in _QUIET)
 
 
-def _recv(node: Any) -> int | None:
+def _message_of_recv(node: Any) -> int | None:
     return int(node.key) if is_recv(node) else None
 
 
@@ -274,20 +280,20 @@ class GraphEvents:
         self._contexts = contexts
         self._past: Table = {}  # the last rows of released contexts, oldest first
         self._names = LeafNames(agent.values.present)
-        agent.bus.register("graphs", self._table)
+        agent.bus.register("graphs", self._context_table)
 
     @_while_watched
     def changed(self, kind: str, context: int) -> None:
         """Report a change of the leaves, the messages or the regions of a context, or its end."""
-        self._bus.note(kind, "graphs", str(context), partial(self._present, context))
+        self._bus.note(kind, "graphs", str(context), partial(self._current_row, context))
 
     @_while_watched
     def sent(
         self, context: int, message: int, sent: Sent, tensors: Sequence[Tensor] = (), kept: SentTensors | None = None
     ) -> None:
         """Note a message that was sent, with its tensors, and their graph where that is known."""
-        if (seen := self._graph(context)) is not None:
-            seen.sends[message] = {"to": sent.to, "label": sent.label, **_size(tensors), "back": None}
+        if (seen := self._graph_of_context(context)) is not None:
+            seen.sends[message] = {"to": sent.to, "label": sent.label, **_size_fields(tensors), "back": None}
             if kept is not None:
                 seen.walk(message, kept, self._names)
             self.changed("MessageSent", context)
@@ -295,27 +301,27 @@ class GraphEvents:
     @_while_watched
     def unsent(self, context: int, message: int) -> None:
         """Take a message back that was not sent after all."""
-        if (seen := self._graph(context)) is not None:
+        if (seen := self._graph_of_context(context)) is not None:
             seen.sends.pop(message, None)
 
     @_while_watched
     def received(self, context: int, message: int, source: int) -> None:
         """Note a message that has arrived."""
-        if (seen := self._graph(context)) is not None:
+        if (seen := self._graph_of_context(context)) is not None:
             seen.recvs[message] = source
             self.changed("MessageReceived", context)
 
     @_while_watched
     def in_step(self, context: int | None, step: int, modules: Mapping[int, nn.Module]) -> None:
         """Note that a context is that of a pipeline's step, with the stages of this worker."""
-        if (seen := self._graph(context)) is not None:
+        if (seen := self._graph_of_context(context)) is not None:
             stages = {str(stage): _module_names(module) for stage, module in modules.items()}
             seen.stages = {"step": step, "stages": stages}
 
     @_while_watched
     def planned(self, context: int, roots: Mapping[int, SentTensors]) -> Spans | None:
         """Note that a pass begins here with these roots; return where to note the regions that run."""
-        if (seen := self._graph(context)) is None:
+        if (seen := self._graph_of_context(context)) is None:
             return None
         spans = Spans()
         for root, one in roots.items():
@@ -326,7 +332,7 @@ class GraphEvents:
     @_while_watched
     def arrived(self, context: int, message: int) -> None:
         """Note that the gradients of a message, or of the roots, have come and will run."""
-        if (seen := self._graph(context)) is not None:
+        if (seen := self._graph_of_context(context)) is not None:
             if message in seen.sends:
                 seen.sends[message] = {**seen.sends[message], "back": time.monotonic()}
             self.changed("GradientsCame", context)
@@ -335,20 +341,24 @@ class GraphEvents:
         """Report the end of a context here; its last row stays until some more have ended."""
         if not self._bus.listening:
             self._past.clear()
-        self._keep(context, kept)
+        self._keep_last_row(context, kept)
 
     @_while_watched
-    def _keep(self, context: int, kept: Recorded | None) -> None:
+    def _keep_last_row(self, context: int, kept: Recorded | None) -> None:
         """Keep the last row of a context that has ended, in place of an older one."""
         if kept is not None and kept.seen is not None:
-            self._past[str(context)] = {**self._row(context, kept), "passes": [], **kept.seen.row(time.monotonic())}
+            self._past[str(context)] = {
+                **self._make_row(context, kept),
+                "passes": [],
+                **kept.seen.row(time.monotonic()),
+            }
         old = [*self._past][:-KEPT]
         for key in old:
             self._past.pop(key, None)
         for key in {str(context), *old}:
             self.changed("GraphDropped", int(key))
 
-    def _graph(self, context: int | None) -> SeenGraph | None:
+    def _graph_of_context(self, context: int | None) -> SeenGraph | None:
         """Return the picture of an open context, made if it is new; None if there is none."""
         if (kept := self._contexts.get(context)) is None:  # type: ignore[arg-type]
             return None
@@ -356,26 +366,26 @@ class GraphEvents:
             kept.seen = SeenGraph()
         return kept.seen
 
-    def _table(self) -> Table:
-        rows = {str(context): self._present(context) for context in [*self._contexts]}
+    def _context_table(self) -> Table:
+        rows = {str(context): self._current_row(context) for context in [*self._contexts]}
         return {**self._past, **{key: row for key, row in rows.items() if row is not None}}
 
-    def _present(self, context: int) -> Row | None:
+    def _current_row(self, context: int) -> Row | None:
         """Return the row in its present state; None for a context without anything to tell."""
         kept = self._contexts.get(context)
         if kept is None:
             return self._past.get(str(context))
-        row = self._row(context, kept)
+        row = self._make_row(context, kept)
         if kept.seen is not None:
             return {**row, **kept.seen.row(None)}
         return row if row["leaves"] or row["passes"] else None
 
-    def _row(self, context: int, kept: Recorded) -> Row:
+    def _make_row(self, context: int, kept: Recorded) -> Row:
         leaves = kept.gradients.leaves()
         shown = leaves[:MOST_LEAVES]
         # A subclass of Tensor may override `shape` and the like, which would run user code.
         with torch._C.DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            described = [_leaf(name, leaf) for name, leaf in zip(self._names.of(shown), shown, strict=True)]
+            described = [_leaf_fields(name, leaf) for name, leaf in zip(self._names.of(shown), shown, strict=True)]
         passes = [
             {"pass": str(walk), "regions": one.local.regions, "ran": one.local.ran}
             for walk, one in list(kept.passes.items())
@@ -390,15 +400,15 @@ def _module_names(module: nn.Module) -> list[str]:
     return [type(inner).__name__ for inner in module.children()][:MOST_OPS] or [type(module).__name__]
 
 
-def _size(tensors: Sequence[Tensor]) -> Row:
+def _size_fields(tensors: Sequence[Tensor]) -> Row:
     """Return shapes, as "[4, 2] and 3 more", and bytes of the tensors that require grad."""
     with torch._C.DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        found = [_leaf("", tensor) for tensor in tensors if tensor.requires_grad]
+        found = [_leaf_fields("", tensor) for tensor in tensors if tensor.requires_grad]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return {"shape": found[0]["shape"] + more if found else "", "bytes": sum(one["bytes"] for one in found)}
 
 
-def _leaf(name: str, leaf: Tensor) -> dict[str, Any]:
+def _leaf_fields(name: str, leaf: Tensor) -> dict[str, Any]:
     plain = leaf.layout is torch.strided and not leaf.is_nested
     shape = "nested" if leaf.is_nested else shape_of(leaf)
     return {"name": name, "shape": shape, "bytes": leaf.nbytes if plain else 0}

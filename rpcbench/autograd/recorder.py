@@ -177,10 +177,10 @@ class AutogradRecorder:
     def new_context(self) -> int:
         """Make a context that begins on this worker, and return its id."""
         context = global_id(self.agent.id, self._ids.next())
-        self._machine.ask(self._begin, context)
+        self._machine.ask(self._open_context, context)
         return context
 
-    def _begin(self, node: Node, context: int) -> None:
+    def _open_context(self, node: Node, context: int) -> None:
         node.contexts.open(context)
         self._contexts[context] = Recorded()
 
@@ -263,7 +263,7 @@ class AutogradRecorder:
         message = self._next_message()
         scope = node.contexts.record_send(context, message, sent, recvs, tensors)
         if scope is not None:
-            recorded = self._kept(context)
+            recorded = self._find_or_make_record(context)
             if kept is not None:
                 recorded.sends[message] = kept
         return scope
@@ -271,7 +271,7 @@ class AutogradRecorder:
     def _next_message(self) -> int:
         return global_id(self.agent.id, self._messages.next())
 
-    def _kept(self, context: int) -> Recorded:
+    def _find_or_make_record(self, context: int) -> Recorded:
         """Return the record of an open context, made if it is new here."""
         found = self._contexts.get(context)
         if found is None:
@@ -291,7 +291,7 @@ class AutogradRecorder:
 
     def _record_recv(self, node: Node, scope: Scope, source: int, tensors: bool) -> Recorded | None:
         """Record a received message, under the node's lock; None if the context is over."""
-        return self._kept(scope.context) if node.contexts.record_recv(scope, source, tensors) else None
+        return self._find_or_make_record(scope.context) if node.contexts.record_recv(scope, source, tensors) else None
 
     def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         context = self._current.get()

@@ -66,14 +66,14 @@ def run_tapped(
 ) -> tuple[Grads, Portions]:
     """Run backward from `starts`; return the gradients at `ends`, after tensor hooks, and on the tapped edges."""
     if not taps:
-        return _grad(starts, ends, retain_graph), []
+        return _compute_gradients(starts, ends, retain_graph), []
     taken: dict[int, Portions] = {}
-    handles = [node.register_hook(partial(_tap, node, edges, taken)) for node, edges in taps.items()]
+    handles = [node.register_hook(partial(_note_tapped, node, edges, taken)) for node, edges in taps.items()]
     try:
-        with _stashed(taken):
+        with _identify_backwards(taken):
             grads: Grads = ()
             if ends:
-                grads = _grad(starts, ends, retain_graph)
+                grads = _compute_gradients(starts, ends, retain_graph)
             else:
                 # The engine needs a goal: let it run to the tapped nodes themselves.
                 inputs = [GradientEdge(node, 0) for node in taps]
@@ -85,7 +85,7 @@ def run_tapped(
 
 
 @contextlib.contextmanager
-def _stashed(taken: object) -> Iterator[None]:
+def _identify_backwards(taken: object) -> Iterator[None]:
     """Identify the backwards that begin in this block: torch copies `taken` to the threads of its engine."""
     # A node may have the hooks of several passes at once; each tap must ignore the runs of the others.
     outer = torch._C._get_obj_in_tls(_RUN) if torch._C._is_key_in_tls(_RUN) else None
@@ -96,7 +96,9 @@ def _stashed(taken: object) -> Iterator[None]:
         torch._C._stash_obj_in_tls(_RUN, outer)
 
 
-def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool) -> Grads:
+def _compute_gradients(
+    starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], retain_graph: bool
+) -> Grads:
     """Do as `torch.autograd.grad` without its argument checks, which take a third of the time of a small backward."""
     return _engine_run_backward(
         tuple(starts),
@@ -109,7 +111,7 @@ def _grad(starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], r
     )
 
 
-def _tap(
+def _note_tapped(
     node: Any, edges: Sequence[tuple[int, GradientEdge]], taken: dict[int, Portions], down: Grads, up: Grads
 ) -> None:
     """Note the gradients on the tapped edges of `node`, after it has run in a backward of this pass."""
@@ -188,31 +190,31 @@ class RegionOrder:
         # `found` has the ends of all roots, or is empty. It takes far less time than `Reach`, which maps every node.
         if len(roots) == 1 and not found:
             found = [ends(roots[0])]
-        if found and _apart(found):
-            self.parts = [self._whole(*one) for one in zip(range(len(roots)), roots, found, strict=True)]
+        if found and _is_disjoint(found):
+            self.parts = [self._make_whole_region(*one) for one in zip(range(len(roots)), roots, found, strict=True)]
             return
         self._parts: dict[tuple[int, bool], Region] = {}
         together = Reach(chain.from_iterable(roots))
-        self._divide(_bits(roots, together), together)
+        self._divide_nodes(_roots_by_node(roots, together), together)
         # Each step down the graph can only add roots, so fewer roots come first; then a front before its rest.
         order = sorted(self._parts, key=lambda key: (key[0].bit_count(), *key))
         self.parts = [self._parts[key] for key in order]
 
-    def _part(self, roots: int, rest: bool) -> Region:
+    def _region_of_roots(self, roots: int, rest: bool) -> Region:
         """Return the front region of a set of roots, or its rest: nodes that lead only to other regions."""
         part = self._parts.get((roots, rest))
         if part is None:
             part = self._parts[roots, rest] = Region(roots, [], [])
         return part
 
-    def _whole(self, number: int, root: RootEdges, found: Ends) -> Region:
+    def _make_whole_region(self, number: int, root: RootEdges, found: Ends) -> Region:
         part = Region(1 << number, found.leaves, [*found.recvs.values()])
         for edge in root:
             if edge is not None:
                 self.part_of[edge.node] = part
         return part
 
-    def _divide(self, bits: dict[Any, int], found: Reach) -> None:
+    def _divide_nodes(self, bits: dict[Any, int], found: Reach) -> None:
         # Sets of roots with an inner edge to another set: their regions may not share leaves (see "Ends" above).
         leading_on = {
             bits[node]
@@ -223,14 +225,14 @@ class RegionOrder:
         for node, below in found.below.items():
             roots = bits[node]
             if _is_terminal(node):
-                part = self.part_of[node] = self._part(roots, False)
+                part = self.part_of[node] = self._region_of_roots(roots, False)
                 (part.leaves if is_leaf(node) else part.recvs).append(node)
             else:
-                self._place(node, below, roots, share=roots not in leading_on)
+                self._place_node(node, below, roots, share=roots not in leading_on)
 
-    def _place(self, node: Any, below: Below, roots: int, share: bool) -> None:
+    def _place_node(self, node: Any, below: Below, roots: int, share: bool) -> None:
         """Put an inner node into its region; its children are in place already."""
-        front = self._part(roots, False)
+        front = self._region_of_roots(roots, False)
         homes = []
         for child, number in below:
             home = self.part_of.get(child)
@@ -241,7 +243,7 @@ class RegionOrder:
         if front in homes:
             mine = front
         elif any(homes):
-            mine = self._part(roots, True)
+            mine = self._region_of_roots(roots, True)
         else:
             return  # it leads to no end, so no gradient that passes it is needed
         self.part_of[node] = mine
@@ -254,7 +256,7 @@ class RegionOrder:
             mine.taps[node] = away
 
 
-def _apart(found: Sequence[Ends]) -> bool:
+def _is_disjoint(found: Sequence[Ends]) -> bool:
     """Return whether no two roots lead to the same leaf or received message."""
     seen: set[Any] = set()
     for one in found:
@@ -264,7 +266,7 @@ def _apart(found: Sequence[Ends]) -> bool:
     return True
 
 
-def _bits(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:
+def _roots_by_node(roots: Sequence[RootEdges], found: Reach) -> dict[Any, int]:
     """Return for each node the bit set of the roots that lead to it."""
     bits: dict[Any, int] = dict.fromkeys(found.below, 0)
     for number, root in enumerate(roots):
@@ -342,24 +344,24 @@ class LocalPass:
         try:
             for edge, grad in zip(edges, grads, strict=True):
                 if edge is not None and grad is not None:
-                    self._bring(edge_of((edge.node, edge.output_nr, None)), grad)
-            fired = [one for part in self._ready() for one in self._run(part)]
+                    self._deliver_gradient(edge_of((edge.node, edge.output_nr, None)), grad)
+            fired = [one for part in self._take_ready_regions() for one in self._run_region(part)]
             self.ran = self.regions - len(self._waiting)
             return fired
         finally:
             torch._C._set_grad_enabled(before)
 
-    def _bring(self, edge: GradientEdge, grad: Tensor) -> None:
+    def _deliver_gradient(self, edge: GradientEdge, grad: Tensor) -> None:
         part = self._part_of.get(edge.node)
         if part is not None:
             part.add(edge, grad)
 
-    def _ready(self) -> list[Region]:
+    def _take_ready_regions(self) -> list[Region]:
         ready = [part for part in self._waiting if not part.roots & self._missing]
         self._waiting = [part for part in self._waiting if part.roots & self._missing]
         return ready
 
-    def _run(self, part: Region) -> list[Fired]:
+    def _run_region(self, part: Region) -> list[Fired]:
         if self.spans is not None:  # a front and its rest have the same roots
             self.spans[part.roots] = self.spans.get(part.roots, [monotonic()])[:1]
         ends = part.ends()
@@ -372,7 +374,7 @@ class LocalPass:
         fired = [Fired(recv.key, [next(left) if wanted else None for wanted in recv.wanted]) for recv in part.recvs]
         for edge, grad in chain(zip(part.shared, left, strict=True), tapped):
             if grad is not None:
-                self._bring(edge, grad)
+                self._deliver_gradient(edge, grad)
         if self.spans is not None:
             self.spans[part.roots] = [self.spans[part.roots][0], monotonic()]
         return fired

@@ -36,7 +36,7 @@ _COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "indigo", "oli
 _XMLNS = "http://www.w3.org/2000/svg"
 
 
-def _style() -> str:
+def _style_sheet() -> str:
     light, dark = (";".join(f"--{name}:{value}" for name, value in of.items()) for of in (LIGHT, DARK))
     rules = [  # CSS variables, so that one rule switches the scheme and nothing outside of this element changes
         f"svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}",
@@ -59,22 +59,23 @@ class Picture:
         self._parts: list[str] = []
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
-        self._add("line", kind, max(y1, y2), x1=x1, y1=y1, x2=x2, y2=y2)
+        self._add_element("line", kind, max(y1, y2), x1=x1, y1=y1, x2=x2, y2=y2)
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
-        self._add("rect", kind, y + height, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
+        self._add_element("rect", kind, y + height, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
 
     def circle(self, x: float, y: float, r: float, kind: str) -> None:
-        self._add("circle", kind, y + r, cx=x, cy=y, r=r)
+        self._add_element("circle", kind, y + r, cx=x, cy=y, r=r)
 
     def path(self, d: str, kind: str, transform: str = "") -> None:
         at = f' transform="{transform}"' if transform else ""
         self._parts.append(f'<path class="{kind}" d="{d}"{at}/>')
 
     def text(self, x: float, y: float, words: object, kind: str = "", turn: float = 0) -> None:
-        at = f' transform="rotate({turn} {_number(x)} {_number(y)})"' if turn else ""
+        at = f' transform="rotate({turn} {_format_number(x)} {_format_number(y)})"' if turn else ""
         self._parts.append(
-            f'<text x="{_number(x)}" y="{_number(y)}" class="{kind}"{at}>{escape(clean(str(words)))}</text>'
+            f'<text x="{_format_number(x)}" y="{_format_number(y)}" '
+            f'class="{kind}"{at}>{escape(clean(str(words)))}</text>'
         )
         self.height = max(self.height, y + 4)
 
@@ -85,20 +86,20 @@ class Picture:
 
     def tip(self, x: float, y: float, dx: float, dy: float, colour: str) -> None:
         length = (dx * dx + dy * dy) ** 0.5 or 1.0
-        matrix = " ".join(_number(part) for part in (dx / length, dy / length, -dy / length, dx / length, x, y))
+        matrix = " ".join(_format_number(part) for part in (dx / length, dy / length, -dy / length, dx / length, x, y))
         self.path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
 
     def svg(self) -> str:
         """Return the picture as one SVG element, which is valid as a file of its own."""
-        width, height = _number(self.width), _number(self.height + 8)
+        width, height = _format_number(self.width), _format_number(self.height + 8)
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         words = f"<title>{escape(clean(self._title))}</title><desc>{escape(clean(self._words))}</desc>"
         paper = f'<rect class="paper" width="{width}" height="{height}"/>'
-        head = f'<svg xmlns="{_XMLNS}" role="img" {size}>{words}<style>{_style()}</style>'
+        head = f'<svg xmlns="{_XMLNS}" role="img" {size}>{words}<style>{_style_sheet()}</style>'
         return f"{head}{paper}{''.join(self._parts)}</svg>"
 
-    def _add(self, name: str, kind: str, bottom: float, **numbers: float) -> None:
-        attributes = " ".join(f'{key}="{_number(value)}"' for key, value in numbers.items())
+    def _add_element(self, name: str, kind: str, bottom: float, **numbers: float) -> None:
+        attributes = " ".join(f'{key}="{_format_number(value)}"' for key, value in numbers.items())
         self._parts.append(f'<{name} class="{kind}" {attributes}/>')
         self.height = max(self.height, bottom)
 
@@ -146,7 +147,7 @@ def clean(words: str) -> str:
     return "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff" else " " for c in words)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -227,10 +228,10 @@ class Chart:
         margin = max(map(len, self.names.values()), default=0)
         columns = max(NARROWEST, width - margin - len(" │" + self.unit))
         scale = _Scale(self.begin, max(self.length, SHORTEST), columns, self.per)
-        lanes = [f"{self.names[lane].rjust(margin)} │{self._lane(lane, scale)}" for lane in self.lanes]
+        lanes = [f"{self.names[lane].rjust(margin)} │{self._row_text(lane, scale)}" for lane in self.lanes]
         return "\n".join([self.title, *lanes, " " * (margin + 2) + scale.axis() + self.unit, self.legend])
 
-    def _lane(self, lane: int, scale: _Scale) -> str:
+    def _row_text(self, lane: int, scale: _Scale) -> str:
         cells = [" "] * scale.columns
         for bar in self.bars:
             if bar.lane == lane:
@@ -262,15 +263,15 @@ class Chart:
             picture.text(12, y + 21, short(self.names[lane], 14), "strong")
             picture.rect(_LEFT, y, wide, _TALL, "plate")
         for bar in self.bars:
-            _rect(picture, bar, _LEFT + (bar.begin - self.begin) * per_time, per_time, places[bar.lane])
+            _draw_bar(picture, bar, _LEFT + (bar.begin - self.begin) * per_time, per_time, places[bar.lane])
         below = _TOP + len(places) * (_TALL + _GAP) + 12
         for line in self.title.splitlines():
             picture.text(_LEFT, below, line, "note")
             below += 16
-        _legend(picture, self.marks, below + 2)
+        _draw_legend(picture, self.marks, below + 2)
 
 
-def _rect(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> None:
+def _draw_bar(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> None:
     width = max(1.5, per_time * (bar.end - bar.begin) - 0.8)  # visible, and with a gap to the next bar
     picture.rect(x, y + 2, width, _TALL - 4, f"f-{bar.mark.colour}")
     for words in bar.labels:
@@ -279,7 +280,7 @@ def _rect(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> No
             return
 
 
-def _legend(picture: Picture, marks: tuple[Mark, ...], y: float) -> None:
+def _draw_legend(picture: Picture, marks: tuple[Mark, ...], y: float) -> None:
     x = float(_LEFT)
     for mark in marks:
         picture.circle(x + 5, y - 4, 5, f"f-{mark.colour}")

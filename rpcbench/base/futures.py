@@ -8,7 +8,7 @@ Guarantees
 """
 
 # States of a future. An answer is a function that makes the value: it may have to unpickle it, which is user code.
-#     pending ── deliver ──> answered ── _open, on exactly one thread ──> resolved ── _complete ──> callbacks run
+#     pending ── deliver ──> answered ─ _open_answer, on one thread ─> resolved ─ _complete_torch ─> callbacks run
 #        └────────────────── set_result, set_exception ─────────────────────┘
 # A waiting thread opens the answer; if none waits, a pool thread does (`later`). A lazy answer without callbacks stays
 # unopened until the first reader, and torch's side of the future incomplete: most calls never need it.
@@ -63,7 +63,7 @@ Later = Callable[[Callable[[], None]], object]
 """Runs a function soon, on another thread."""
 
 
-def _fresh(error: BaseException) -> BaseException:
+def _copy_for_raise(error: BaseException) -> BaseException:
     """Return a copy of an error without the frames of its traceback."""
     # The frames may refer to the future. torch stores values out of the garbage collector's sight, so such a reference
     # cycle would never be freed.
@@ -78,12 +78,13 @@ def _fresh(error: BaseException) -> BaseException:
     return fresh
 
 
-def _raise(error: Exception) -> None:
-    raise _fresh(error)
+def _raise_copy(error: Exception) -> None:
+    raise _copy_for_raise(error)
 
 
 def _failure_of_callback(error: Exception) -> Exception:
-    """Return the error with which a future fails whose callback has raised `error`, without frames (see `_fresh`)."""
+    """Return the error with which a future fails whose callback has raised `error`, without frames (see
+    `_copy_for_raise`)."""
     _, *frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]  # of the callback
     waited = bool(frames) and frames[-1].f_globals is globals()  # the error is that of a future
     frames.clear()
@@ -115,7 +116,7 @@ class Future(_Base[T]):
     keeps: Sequence[Any] = ()  # handles that a call needs until it is answered, see `runtime.requests`
     site: Any = None  # the place in the user's program that made the call, or the id of the thread that waits for it
     _answer: Answer | None = None
-    _taken = False  # a thread opens the answer
+    _is_claimed = False  # a thread opens the answer
     _helping = False  # a waiting thread may receive the answer, and opens it then
     _followed = False  # there are callbacks, so torch's side must be completed at once
     _left = False  # the answer stays unopened until the first reader
@@ -143,20 +144,20 @@ class Future(_Base[T]):
                 return False
             self._answer = answer
             self._lazy = lazy
-            awaited = (bool(self._waiters) and self._ring()) or self._helping
+            awaited = (bool(self._waiters) and self._wake_waiters()) or self._helping
             self._left = lazy and not awaited and not self._followed
         if not awaited and not self._left:
-            later(self._open)
+            later(self._open_answer)
         return True
 
-    def _ring(self) -> bool:
+    def _wake_waiters(self) -> bool:
         """Wake all waiting threads, under the lock; return whether there were any."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.wakeup.release()
         return bool(waiters)
 
-    def _open(self) -> None:
+    def _open_answer(self) -> None:
         """Open an answer that has arrived, unless another thread does."""
         if self._answer is None:
             return
@@ -164,74 +165,76 @@ class Future(_Base[T]):
         try:
             with self._lock:
                 answer = self._answer
-                if answer is None or self._taken:
+                if answer is None or self._is_claimed:
                     return
-                self._taken = taken = True
+                self._is_claimed = taken = True
             outcome: tuple[Any, BaseException | None] = (answer(), None)
         except BaseException as error:  # any error of a call is its result
             if not taken:
                 raise
             error.__context__ = None  # the opening thread may be handling another error, which is no part of this one
             outcome = (None, error.with_traceback(None))
-        self._finish(outcome)
+        self._set_outcome(outcome)
 
-    def _finish(self, outcome: tuple[Any, BaseException | None]) -> None:
+    def _set_outcome(self, outcome: tuple[Any, BaseException | None]) -> None:
         """Wake all waiting threads, then complete torch's side, which runs the callbacks on this thread."""
         with self._lock:
             self._outcome = outcome
             self._answer = None
             if self._waiters:
-                self._ring()
+                self._wake_waiters()
             complete = self._whole = self._followed or not self._lazy
         if complete:
-            self._complete(*outcome)
+            self._complete_torch(*outcome)
 
-    def _complete(self, value: Any, error: BaseException | None) -> None:
+    def _complete_torch(self, value: Any, error: BaseException | None) -> None:
         """Complete torch's side."""
         if error is None:
             super().set_result(value)
             return
-        self._set_unwrap_func(_raise)  # as torch's set_exception, which would call our set_result
-        super().set_result(cast(Any, _fresh(error) if isinstance(error, Exception) else RuntimeError(repr(error))))
+        self._set_unwrap_func(_raise_copy)  # as torch's set_exception, which would call our set_result
+        super().set_result(
+            cast(Any, _copy_for_raise(error) if isinstance(error, Exception) else RuntimeError(repr(error)))
+        )
 
     def set_result(self, result: T) -> None:
-        self._resolve((result, None))
+        self._resolve_with((result, None))
 
     def set_exception(self, result: Any) -> None:
         if not isinstance(result, Exception):
             raise AssertionError(f"{result} is of type {type(result)}, not an Exception.")
-        self._resolve((None, result))
+        self._resolve_with((None, result))
 
-    def _resolve(self, outcome: tuple[Any, BaseException | None]) -> None:
+    def _resolve_with(self, outcome: tuple[Any, BaseException | None]) -> None:
         with self._lock:
             if self._answer is not None or self._outcome is not None:
                 raise RuntimeError(
                     "Attempting to mark a completed Future as complete again. Note that a Future can only be marked "
                     "completed once."
                 )
-            self._taken = True
+            self._is_claimed = True
             self._answer = lambda: None
-        self._finish(outcome)
+        self._set_outcome(outcome)
 
     # -- using
     def wait(self) -> T:
         """Block until resolved; return the value, or raise the error. Ctrl-C ends the wait, not the call."""
         try:
-            if self._help_along is not None and self._unanswered():
+            if self._help_along is not None and self._is_unanswered():
                 self._helping = True
-                self._help_along(self._unanswered)
+                self._help_along(self._is_unanswered)
             while self._outcome is None:
                 if self._answer is not None:
-                    self._open()
+                    self._open_answer()
                 if self._outcome is None:
-                    self._sleep()
+                    self._sleep_until_answer()
         except BaseException:
             self._helping = False
-            self._open()  # `deliver` may have left the answer to this thread
+            self._open_answer()  # `deliver` may have left the answer to this thread
             raise
-        return self._value()
+        return self._value_or_raise()
 
-    def _unanswered(self) -> bool:
+    def _is_unanswered(self) -> bool:
         return self._answer is None and self._outcome is None
 
     def wait_or_cancel(self) -> T:
@@ -242,24 +245,24 @@ class Future(_Base[T]):
             self.cancel()
             raise
 
-    def _sleep(self) -> None:
+    def _sleep_until_answer(self) -> None:
         """Sleep until there is an answer to open, or an outcome."""
         waiter = _Waiter()
         with self._lock:
             # Tested under the lock, so that no answer arrives between the test and the registration.
-            if self._outcome is not None or (self._answer is not None and not self._taken):
+            if self._outcome is not None or (self._answer is not None and not self._is_claimed):
                 return
             self._waiters.append(waiter)
             self._helping = False
         waiting = getattr(threading.current_thread(), "waiting", None)
         try:
             if waiting is None:
-                self._listen(waiter)
+                self._wait_for_wakeup(waiter)
             else:
                 with waiting():
                     if self._help_along is not None:
                         self._help_along(waiter.wakeup.locked)
-                    self._listen(waiter)
+                    self._wait_for_wakeup(waiter)
         except BaseException:
             with self._lock:
                 self._waiters = [other for other in self._waiters if other is not waiter]
@@ -267,7 +270,7 @@ class Future(_Base[T]):
         if waiter.error is not None:
             raise waiter.error
 
-    def _listen(self, waiter: _Waiter) -> None:
+    def _wait_for_wakeup(self, waiter: _Waiter) -> None:
         """Wait for the wake-up, and report a long wait at growing intervals."""
         waited, patience = 0.0, _LONG
         while not acquired(waiter.wakeup, patience):
@@ -292,24 +295,24 @@ class Future(_Base[T]):
         sources = [source for ref in self._sources if (source := ref()) is not None and not source.done()]
         return [origin for source in sources for origin in source.origins()]
 
-    def _value(self) -> T:
+    def _value_or_raise(self) -> T:
         assert self._outcome is not None
         value, error = self._outcome
         if error is not None:
-            raise _fresh(error)
+            raise _copy_for_raise(error)
         found: T = value
         return found
 
     def done(self) -> bool:
-        self._take()
+        self._open_if_deferred()
         return self._outcome is not None
 
     def value(self) -> T:
         """Return the value of a completed future; RuntimeError before."""
-        self._take()
+        self._open_if_deferred()
         if self._outcome is None:
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
-        return self._value()
+        return self._value_or_raise()
 
     def outcome(self) -> tuple[Any, BaseException | None] | None:
         """Runtime only: return value and error if they are known here, without running or waiting for anything."""
@@ -322,12 +325,12 @@ class Future(_Base[T]):
             outcome = None if self._whole else self._outcome
             self._whole |= outcome is not None
         if outcome is not None:
-            self._complete(*outcome)
-        self._take()
+            self._complete_torch(*outcome)
+        self._open_if_deferred()
 
-    def _take(self) -> None:
+    def _open_if_deferred(self) -> None:
         if self._left and self._outcome is None:
-            self._open()
+            self._open_answer()
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         super().add_done_callback(callback)
@@ -388,7 +391,7 @@ class Future(_Base[T]):
         except asyncio.CancelledError:
             self.cancel()
             raise
-        return self._value()
+        return self._value_or_raise()
 
 
 def make_future(
@@ -434,7 +437,7 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
             future.value()
         except Exception as error:  # noqa: BLE001  (any error of a call becomes the result)
             failure = error
-            gathered.deliver(lambda: _raise(failure), operator.call)
+            gathered.deliver(lambda: _raise_copy(failure), operator.call)
         else:
             if last:
                 gathered.deliver(lambda: futures, operator.call)
@@ -481,7 +484,7 @@ def settle_all(futures: Iterable[torch.futures.Future[T]]) -> list[T]:
 _collect_in_torch = torch._C._collect_all
 
 
-def _collect(futures: Any) -> Any:
+def _collect_futures(futures: Any) -> Any:
     if isinstance(futures, Iterable) and any(isinstance(future, Future) for future in futures):
         return collect_all(futures)
     return _collect_in_torch(futures)
@@ -489,14 +492,14 @@ def _collect(futures: Any) -> Any:
 
 # torch.futures.collect_all and wait_all call this function. torch's own sees only the C++ side of a future, where an
 # error that was set from Python is a value like any other: it would not end the wait before all others are done.
-torch._C._collect_all = _collect
+torch._C._collect_all = _collect_futures
 
 _wait_in_torch = torch._C.wait
 
 
-def _wait(future: Any) -> Any:
+def _wait_for_future(future: Any) -> Any:
     return future.wait() if isinstance(future, Future) else _wait_in_torch(future)
 
 
 # For torch.jit.wait: torch's side of a lazy future is completed only on request.
-torch._C.wait = cast(Any, _wait)
+torch._C.wait = cast(Any, _wait_for_future)

@@ -34,7 +34,7 @@ def reduced(error: BaseException) -> tuple[Any, ...] | None:
     if own or kind in copyreg.dispatch_table:
         return None
     args = (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else error.args
-    return remade, (kind, *args), (error.args, vars(error), _fields(error)), None, None, fill
+    return remade, (kind, *args), (error.args, vars(error), _fields_of_error(error)), None, None, fill
 
 
 def remade(kind: type[E], *args: Any) -> E:
@@ -90,7 +90,7 @@ def shortened(error: BaseException, short: Callable[[Any], Any]) -> BaseExceptio
     if isinstance(notes := getattr(error, "__notes__", None), list):
         attributes["__notes__"] = [short(note) for note in notes]
     made = remade(type(error), *args)
-    fill(made, (args, attributes, {name: short(value) for name, value in _fields(error).items()}))
+    fill(made, (args, attributes, {name: short(value) for name, value in _fields_of_error(error).items()}))
     return made
 
 
@@ -114,7 +114,7 @@ def story(error: BaseException) -> str:
     return with_cell_names(cut("".join(traceback.format_exception(error))))
 
 
-def _fields(error: BaseException) -> dict[str, Any]:
+def _fields_of_error(error: BaseException) -> dict[str, Any]:
     kind = type(error)
     members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
     return {

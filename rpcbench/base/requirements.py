@@ -36,8 +36,8 @@ def check_requirements() -> None:
     """Raise ImportError where rpcbench cannot work; warn of a torch for which its tests have not run."""
     if sys.platform == "win32":
         raise ImportError("rpcbench does not run on Windows: use it in WSL 2, the Windows Subsystem for Linux")
-    needed = f"rpcbench needs torch {_series(LOWEST_TORCH)} or later, and"
-    remedy = f"pip install 'torch>={_series(LOWEST_TORCH)},<{_series(FIRST_UNTRIED_TORCH)}'"
+    needed = f"rpcbench needs torch {_format_version(LOWEST_TORCH)} or later, and"
+    remedy = f"pip install 'torch>={_format_version(LOWEST_TORCH)},<{_format_version(FIRST_UNTRIED_TORCH)}'"
     torch = _find_torch()
     if torch is None:
         raise ImportError(f"{needed} {sys.executable} has none: install it with {remedy}", name="torch")
@@ -49,7 +49,8 @@ def check_requirements() -> None:
         )
     if torch.series >= FIRST_UNTRIED_TORCH:
         warnings.warn(
-            f"rpcbench was tested with torch before {_series(FIRST_UNTRIED_TORCH)}, and {torch.folder} is torch "
+            f"rpcbench was tested with torch before {_format_version(FIRST_UNTRIED_TORCH)}, and {torch.folder} "
+            "is torch "
             f"{torch.version}: parts of rpcbench may fail with it",
             RuntimeWarning,
             stacklevel=3,  # the line that imports rpcbench
@@ -68,5 +69,5 @@ def _find_torch() -> _Torch | None:
     return _Torch((int(found[1]), int(found[2])), f"{found[1]}.{found[2]}{found[3]}", folder)
 
 
-def _series(numbers: tuple[int, int]) -> str:
+def _format_version(numbers: tuple[int, int]) -> str:
     return ".".join(map(str, numbers))

@@ -61,9 +61,9 @@ def cell_name(file: str) -> str | None:
 
 def with_cell_names(text: str) -> str:
     """Return a traceback with the names of cells in place of their file names."""
-    return _FRAME.sub(_renamed, text)
+    return _FRAME.sub(_rename_cell, text)
 
 
-def _renamed(found: re.Match[str]) -> str:
+def _rename_cell(found: re.Match[str]) -> str:
     name = cell_name(found[2])
     return found[0] if name is None else f"{found[1]}{name}, line "

@@ -161,18 +161,18 @@ class _WorkerRun:
 
     def wait(self, deadline: float = math.inf) -> bool:
         """Wait for the reply and all output; return False if `deadline` (monotonic seconds) passes first."""
-        if not _wait(self.replied, deadline):
+        if not _wait_until(self.replied, deadline):
             return False
         if self.error is None:
-            return _wait(self.output_buffer.over, deadline)
+            return _wait_until(self.output_buffer.over, deadline)
         # The output of a failed cell may arrive a little after its reply; a cell that never began there sends none.
         if isinstance(self.error.__cause__, RemoteError) and self.output_buffer.begun.wait(_STRAGGLER_SECONDS):
-            return _wait(self.output_buffer.over, deadline)
+            return _wait_until(self.output_buffer.over, deadline)
         return True
 
     def stops(self, hearing: float, deadline: float) -> bool:
         """Like `wait`, after an interrupt; return False at once if it is not acknowledged by `hearing` (monotonic)."""
-        if not _wait(self.output_buffer.heard, hearing):
+        if not _wait_until(self.output_buffer.heard, hearing):
             return False
         # A cell that does not run there, as it has ended or was dropped, needs no more than its late output.
         return self.wait(deadline if self.output_buffer.runs else hearing) or not self.output_buffer.runs
@@ -192,7 +192,7 @@ class _WorkerRun:
         return Failed(self.member.name, self.error, end.traceback if end else [], stopped)
 
 
-def _wait(event: Event, deadline: float) -> bool:
+def _wait_until(event: Event, deadline: float) -> bool:
     return event.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
 
 
@@ -210,7 +210,7 @@ class _FailureReporter:
         if self._ended or all(other.settled for other in self.parts):
             return
         # Delayed: the cell itself raises errors of all workers at about the same time, and reports them together.
-        timer = threading.Timer(_REPORT_DELAY_SECONDS, self._tell, (part,))
+        timer = threading.Timer(_REPORT_DELAY_SECONDS, self._report_failure, (part,))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
@@ -222,7 +222,7 @@ class _FailureReporter:
         for timer in timers:
             timer.cancel()
 
-    def _tell(self, part: _WorkerRun) -> None:
+    def _report_failure(self, part: _WorkerRun) -> None:
         running = [other.member.name for other in self.parts if not other.settled]
         if running and not self._ended:
             told = f"[{part.member.name}] {message(part.error)}\nThe cell still runs on {', '.join(running)}.\n"
@@ -295,7 +295,7 @@ class RunningCell:
             part.asked = True  # before the cell can run: Ctrl-C waits for all workers that may run it
             with uninterrupted:
                 relay.open(part.member.id, self._cell.number, part.output_buffer)
-                order.enter(part.member.id, self._cell.number, functools.partial(self._send, part, relay))
+                order.enter(part.member.id, self._cell.number, functools.partial(self._send_to_worker, part, relay))
 
     def answer(self) -> CellResult:
         """Wait for all workers until the deadline; then interrupt those that are late."""
@@ -303,7 +303,7 @@ class RunningCell:
         self._news.end()
         error = timed_out(self._seconds, *self.stop()) if late else None
         done = [part for part in self._parts if part.replied.is_set() and part.error is None]
-        return CellResult({part.member.name: part.values for part in done}, self._failures(), error)
+        return CellResult({part.member.name: part.values for part in done}, self._collect_failures(), error)
 
     def interrupt(self) -> None:
         """Send an interrupt to all workers that have not replied."""
@@ -332,7 +332,7 @@ class RunningCell:
             busy = [part for part in asked if not part.wait(time.monotonic())]
         for part in self._parts:
             part.output_buffer.output_area.finish()
-        return self._failures(), [part.member.name for part in busy]
+        return self._collect_failures(), [part.member.name for part in busy]
 
     @property
     def code(self) -> str:
@@ -346,7 +346,7 @@ class RunningCell:
         """Return the state by worker: "runs", "done", or the name of the error's class."""
         return {part.member.name: part.state for part in self._parts}
 
-    def _send(self, part: _WorkerRun, relay: OutputRouter) -> None:
+    def _send_to_worker(self, part: _WorkerRun, relay: OutputRouter) -> None:
         worker = part.member.id
         try:
             if part.stopped:
@@ -358,11 +358,11 @@ class RunningCell:
             future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
             relay.close(worker, self._cell.number)
-            part.settle(functools.partial(_raise, _named(error)))
+            part.settle(functools.partial(_raise_error, _reword_error(error)))
         else:
             future.add_done_callback(lambda done: part.settle(done.value))
 
-    def _failures(self) -> list[Failed]:
+    def _collect_failures(self) -> list[Failed]:
         return [failed for part in self._parts if (failed := part.failed()) is not None]
 
 
@@ -388,7 +388,9 @@ class CellClient:
         The result has the errors of workers and of the deadline. Raises UnknownWorkerError or WorkerLostError before
         the cell runs anywhere, and KeyboardInterrupt after Ctrl-C.
         """
-        sent = self._sent(screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None)
+        sent = self._prepare_cell(
+            screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None
+        )
         self._answering.append(sent)
         try:
             sent.begin(self._relay, self._order)
@@ -408,11 +410,11 @@ class CellClient:
         changed: Callable[[], object],
     ) -> RunningCell:
         """Like `run`, without waiting. `changed` is called whenever a worker is through, on a pool thread."""
-        sent = self._sent(screen, workers, code, ask, way, InputRequests(self.agent, IN_BACKGROUND), changed)
+        sent = self._prepare_cell(screen, workers, code, ask, way, InputRequests(self.agent, IN_BACKGROUND), changed)
         sent.begin(self._relay, self._order)
         return sent
 
-    def _sent(
+    def _prepare_cell(
         self,
         screen: OutputDisplay,
         workers: Sequence[str],
@@ -467,11 +469,11 @@ def _handling_seconds() -> float:
     return _HANDLING_SECONDS * max(1.0, load / (os.cpu_count() or 1))
 
 
-def _raise(error: Exception) -> Values:
+def _raise_error(error: Exception) -> Values:
     raise error
 
 
-def _named(error: Exception) -> Exception:
+def _reword_error(error: Exception) -> Exception:
     """Reword an error about the values sent with a cell: a user calls these variables."""
     if isinstance(error, SerializationError):
         return SerializationError(re.sub(r"^\S*\.push\b", "variables", str(error)))

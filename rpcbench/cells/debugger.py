@@ -33,19 +33,19 @@ def post_mortem() -> None:
         sys.stdout.write("No cell has failed here yet, or the last failed cell never began to run.\n")
         return
     with _last_kept(), contextlib.suppress(KeyboardInterrupt):
-        debugger = _debugger()
+        debugger = _make_debugger()
         debugger.reset()
         debugger.interaction(None, frames)
 
 
 def _stop_here(*_: Any, header: str | None = None, **__: Any) -> None:
-    debugger = _debugger()
+    debugger = _make_debugger()
     if header is not None:
         debugger.message(header)
     debugger.set_trace(sys._getframe(1))
 
 
-def _debugger() -> Any:
+def _make_debugger() -> Any:
     """Make the debugger, which is imported late: few cells need it, and it loads slowly."""
     from IPython.core.debugger import InterruptiblePdb
 

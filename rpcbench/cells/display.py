@@ -119,21 +119,21 @@ class OutputArea:
     def show(self, kind: str, content: str) -> None:
         """Show an item of a worker's output stream. Its content is text for streams, JSON for other kinds."""
         if kind in self._open:
-            self._text(kind, content)
+            self._show_text(kind, content)
         elif kind != "clear":
-            self._display(kind, json.loads(content))
+            self._show_bundle(kind, json.loads(content))
         elif not self._prefix:  # among several workers it would remove the output of the others
             self._screen.clear(json.loads(content))
 
     def finish(self) -> None:
         """Show the output that was held back, and hold back no more."""
-        self._flush()
+        self._flush_lines()
         self._holding = False
         results, self._results = self._results, []
         for bundle in results:
-            self._labelled(bundle)
+            self._show_labelled(bundle)
 
-    def _text(self, stream: str, text: str) -> None:
+    def _show_text(self, stream: str, text: str) -> None:
         if not self._prefix:
             self._screen.text(stream, text)
             return
@@ -142,19 +142,19 @@ class OutputArea:
         if lines:
             self._screen.text(stream, "".join(self._prefix + line for line in lines))
 
-    def _flush(self) -> None:
+    def _flush_lines(self) -> None:
         for stream in self._open:
             rest, self._open[stream] = self._open[stream], ""
             if rest:
                 self._screen.text(stream, f"{self._prefix}{rest}\n")
 
-    def _display(self, kind: str, bundle: dict[str, Any]) -> None:
+    def _show_bundle(self, kind: str, bundle: dict[str, Any]) -> None:
         transient = bundle.setdefault("transient", {})
         if "display_id" in transient:  # made unique: the same one on two workers belongs to two displays
             transient["display_id"] = f"{self._worker}/{transient['display_id']}"
         if kind == "update" and transient.get("display_id") in self._as_text:
-            self._flush()
-            self._labelled(bundle)
+            self._flush_lines()
+            self._show_labelled(bundle)
         elif kind == "update":
             self._screen.display(bundle, update=True)
         elif not self._prefix:
@@ -162,10 +162,10 @@ class OutputArea:
         elif kind == "result" and self._holding:
             self._results.append(bundle)
         else:
-            self._flush()  # an incomplete line was written before the display
-            self._labelled(bundle)
+            self._flush_lines()  # an incomplete line was written before the display
+            self._show_labelled(bundle)
 
-    def _labelled(self, bundle: dict[str, Any]) -> None:
+    def _show_labelled(self, bundle: dict[str, Any]) -> None:
         text, display_id = bundle["data"].get("text/plain", ""), bundle["transient"].get("display_id")
         self._as_text.discard(display_id)
         if set(bundle["data"]) == {"text/plain"}:
@@ -227,7 +227,7 @@ class _CollapsedAreas:
             return
         groups: dict[str, list[_HeldOutput]] = {}
         for area in held:
-            groups.setdefault(json.dumps(_comparable(area.items or [])), []).append(area)
+            groups.setdefault(json.dumps(_make_comparable(area.items or [])), []).append(area)
         for group in groups.values():
             if len(group) == 1:
                 group[0].release()
@@ -282,7 +282,7 @@ class _HeldOutput(OutputArea):
             super().finish()
 
 
-def _comparable(items: list[_Item]) -> list[Any]:
+def _make_comparable(items: list[_Item]) -> list[Any]:
     """Return the items in comparable form: adjacent texts joined, without display ids, which differ per worker."""
     seen: list[list[Any]] = []
     for kind, content in items:
@@ -443,9 +443,9 @@ class OutputRouter:
         self._open_call = open_call
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, int], OutputBuffer] = {}  # by member id of the worker and number of the cell
-        agent.on_notice(OUTPUT, self._arrived)
-        agent.on_notice(INTERRUPT_HANDLED, self._heard)
-        agent.on_member(self._changed)
+        agent.on_notice(OUTPUT, self._output_received)
+        agent.on_notice(INTERRUPT_HANDLED, self._interrupt_handled)
+        agent.on_member(self._member_changed)
 
     def open(self, worker: int, cell: int, output_buffer: OutputBuffer) -> None:
         with self._lock:
@@ -458,15 +458,15 @@ class OutputRouter:
         if output_buffer is None:
             return
         if is_of_call(cell):
-            _finish(output_buffer.output_area)
+            _finish_area(output_buffer.output_area)
         output_buffer.lose()
 
-    def _arrived(self, worker: int, notice: Notice) -> None:
+    def _output_received(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
         if cell == NO_CELL:
             self._agent.part(CommProxies).take(worker, notice["content"])
             return
-        output_buffer = self._find(worker, cell)
+        output_buffer = self._find_buffer(worker, cell)
         if output_buffer is None:
             return
         output_buffer.take(notice)  # without the lock: an agent delivers its notices one at a time
@@ -475,21 +475,21 @@ class OutputRouter:
         if is_of_call(cell) or not over:  # the worker of a call waits until its end is shown
             self._agent.notify(worker, SHOWN, {"cell": cell, "shown": output_buffer.shown})
 
-    def _find(self, worker: int, cell: int) -> OutputBuffer | None:
+    def _find_buffer(self, worker: int, cell: int) -> OutputBuffer | None:
         with self._lock:
             output_buffer = self._buffers.get((worker, cell))
             if output_buffer is None and is_of_call(cell):  # the first item that arrives
                 output_buffer = self._buffers[worker, cell] = self._open_call(worker)
             return output_buffer
 
-    def _heard(self, worker: int, notice: Notice) -> None:
+    def _interrupt_handled(self, worker: int, notice: Notice) -> None:
         with self._lock:
             output_buffer = self._buffers.get((worker, notice["cell"]))
         if output_buffer is not None:
             output_buffer.runs = notice["runs"]
             output_buffer.heard.set()
 
-    def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
+    def _member_changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
         if kind not in GONE:
             return
         with self._lock:
@@ -498,7 +498,7 @@ class OutputRouter:
             self.close(member.id, cell)
 
 
-def _finish(area: OutputArea) -> None:
+def _finish_area(area: OutputArea) -> None:
     try:
         area.finish()
     except Exception:  # for example a closed stream: the call shall end all the same

@@ -51,7 +51,7 @@ class WorkerHistory:
     def note(self, cell: Cell) -> None:
         kept, total = {}, 0.0
         for name, value in cell.push.items():
-            size = _size(value)
+            size = _size_of_value(value)
             if size + total + self._bytes <= BYTES:
                 kept[name] = value
                 total += size
@@ -99,7 +99,7 @@ def replay(past: WorkerHistory, run: Callable[[str, dict[str, Any]], BaseExcepti
     return done
 
 
-def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
+def _size_of_value(value: Any, inside: tuple[int, ...] = ()) -> float:
     """Return about how many bytes a value keeps alive; infinity for an RRef, or a container that holds one."""
     if isinstance(value, RRef):
         return math.inf
@@ -108,9 +108,9 @@ def _size(value: Any, inside: tuple[int, ...] = ()) -> float:
     if isinstance(value, torch.Tensor | numpy.ndarray):
         return value.nbytes
     if isinstance(value, torch.nn.Module):
-        return sum(_size(parameter) for parameter in value.parameters())
+        return sum(_size_of_value(parameter) for parameter in value.parameters())
     # `inside` are the ids of the containers around it: a container may hold itself.
     if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in inside:
         held = value.values() if isinstance(value, dict) else value
-        return sys.getsizeof(value) + sum(_size(each, (*inside, id(value))) for each in held)
+        return sys.getsizeof(value) + sum(_size_of_value(each, (*inside, id(value))) for each in held)
     return sys.getsizeof(value)

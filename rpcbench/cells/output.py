@@ -103,12 +103,14 @@ class LogTail:
 def log_tail(worker: str, incarnation: int) -> LogTail | None:
     """Return this worker's log; None if its output goes elsewhere: to torchrun, Ray, or through a connection."""
     # The file must have the name of this worker's log: other processes may write to any other file.
-    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path(_OUT)) != log_of(path.parent, worker, incarnation):
+    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path_of_descriptor(_OUT)) != log_of(
+        path.parent, worker, incarnation
+    ):
         return None
     return LogTail(path)
 
 
-def _path(descriptor: int) -> Path:
+def _path_of_descriptor(descriptor: int) -> Path:
     import fcntl
 
     if hasattr(fcntl, "F_GETPATH"):  # macOS
@@ -199,14 +201,14 @@ class OutputStream:
     def begin(self, key: CellKey) -> None:
         """Assign all output of this process to this cell from now on."""
         self._logged = self._tail.size() if self._tail else 0
-        self._put((key, "begin", str(self._logged)))
+        self._enqueue_item((key, "begin", str(self._logged)))
         self._key, self._client_id = key, key.client_id
 
     def end(self, key: CellKey, content: str) -> None:
         """End the cell's output with `content` as its last item."""
-        self._look(key)
+        self._queue_log_growth(key)
         self._key = None
-        self._put((key, "end", content))
+        self._enqueue_item((key, "end", content))
 
     @property
     def runs(self) -> bool:
@@ -216,19 +218,19 @@ class OutputStream:
     def write(self, stream: str, text: str) -> None:
         """Write text to "stdout" or "stderr" of the running cell; to the log if none runs, or in a forked child."""
         if os.getpid() != self._pid:
-            self._log(stream, text)
+            self._write_to_log(stream, text)
             return
         call = self._call_here() if isinstance(threading.current_thread(), PoolThread) else None
         if (key := self._key) is None:
-            self._log(stream, text)
+            self._write_to_log(stream, text)
             if call is not None:
-                self._put((call, stream, text))
+                self._enqueue_item((call, stream, text))
             return
-        self._look(key)
+        self._queue_log_growth(key)
         if call is not None:
             key = _DuringCell(*key)
             key.call = call
-        self._put((key, stream, text))
+        self._enqueue_item((key, stream, text))
 
     def _call_here(self) -> CellKey:
         """Return the key of the call that writes on this thread of the pool."""
@@ -245,7 +247,7 @@ class OutputStream:
         if series is None or os.getpid() != self._pid:
             return
         self._this_thread.series = None
-        self._put((series.key, "end", _CALL_ENDS))
+        self._enqueue_item((series.key, "end", _CALL_ENDS))
         with blocked():
             self._shown.wait_for(series.is_shown, _ACK_SECONDS)
         series.given_up = True
@@ -257,14 +259,14 @@ class OutputStream:
         key = self._key
         if key is None or os.getpid() != self._pid:
             return False
-        self._put((key, kind, content))
+        self._enqueue_item((key, kind, content))
         return True
 
     def tell(self, kind: str, content: str) -> None:
         """Like `show`; if no cell runs, send it to the last cell's client, outside all cells."""
         client_id = self._client_id
         if client_id is not None and os.getpid() == self._pid:
-            self._put((self._key or CellKey(client_id, NO_CELL), kind, content))
+            self._enqueue_item((self._key or CellKey(client_id, NO_CELL), kind, content))
 
     def shown(self, client_id: int, notice: Notice) -> None:
         """Take the client's acknowledgement of the items that it has shown. On a pool thread."""
@@ -272,13 +274,13 @@ class OutputStream:
             series.shown = max(series.shown, notice["shown"])
             self._shown.notify_all()
 
-    def _look(self, key: CellKey) -> None:
+    def _queue_log_growth(self, key: CellKey) -> None:
         """Queue the growth of the log, so that it precedes the next item."""
         if self._tail is not None and (size := self._tail.size()) != self._logged:
             self._logged = size
-            self._put((key, _LOGGED, str(size)))
+            self._enqueue_item((key, _LOGGED, str(size)))
 
-    def _put(self, item: _Item) -> None:
+    def _enqueue_item(self, item: _Item) -> None:
         self._queue.put(item)
         # Not an exact bound: the first acquire succeeds at once, later ones wait for the output thread to release.
         if self._queue.qsize() > _FULL and threading.current_thread().name != "rpcbench-output":
@@ -286,14 +288,14 @@ class OutputStream:
 
     def _send_for_ever(self) -> None:
         while True:
-            for item in _joined(self._read_back(self._gather())):
-                self._send(*item)
+            for item in _join_texts(self._read_back(self._gather_items())):
+                self._route_item(*item)
             if self._room.locked():
                 self._room.release()
 
-    def _gather(self) -> Iterator[_Item]:
+    def _gather_items(self) -> Iterator[_Item]:
         """Yield the next item and those within `GATHER_SECONDS` of it, up to the first that is not text."""
-        item = self._next()
+        item = self._next_item()
         deadline = time.monotonic() + GATHER_SECONDS
         yield item
         while item[1] in (*_TEXT, _LOGGED) and (left := deadline - time.monotonic()) > 0:
@@ -303,7 +305,7 @@ class OutputStream:
                 return
             yield item
 
-    def _next(self) -> _Item:
+    def _next_item(self) -> _Item:
         """Return the next item. While a cell runs without one, look at the log."""
         while (live := self._live) is not None and (tail := self._tail) is not None:
             with contextlib.suppress(queue.Empty):
@@ -324,26 +326,26 @@ class OutputStream:
                 with contextlib.suppress(OSError):  # removed, or no descriptor to spare now: read later, or lost
                     yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
 
-    def _send(self, key: CellKey, kind: str, content: str) -> None:
+    def _route_item(self, key: CellKey, kind: str, content: str) -> None:
         if kind == "begin":
             if self._tail is not None:
                 self._tail.begin(int(content))
-            self._begin(key)
+            self._begin_series(key)
         elif key == self._live or is_of_call(key.number):
-            self._deliver(key, kind, content)
+            self._deliver_item(key, kind, content)
         elif isinstance(key, _DuringCell):
-            self._log(kind, content)
-            self._deliver(key.call, kind, content)
+            self._write_to_log(kind, content)
+            self._deliver_item(key.call, kind, content)
         elif kind in _LASTING:
             with contextlib.suppress(RpcError):  # the client has left
-                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": _sendable(content)})
+                self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": _make_sendable(content)})
         else:  # written by a thread of a cell that has ended
-            self._log(kind, content)
+            self._write_to_log(kind, content)
 
-    def _begin(self, key: CellKey) -> None:
+    def _begin_series(self, key: CellKey) -> None:
         self._live, self._series[key] = key, _Series(key)
 
-    def _close(self, series: _Series) -> None:
+    def _end_series(self, series: _Series) -> None:
         """Forget a series of which no more items will be sent."""
         series.ended = True
         self._series.pop(series.key, None)
@@ -351,25 +353,25 @@ class OutputStream:
             self._live = None
         self._shown.notify_all()
 
-    def _deliver(self, key: CellKey, kind: str, content: str) -> None:
+    def _deliver_item(self, key: CellKey, kind: str, content: str) -> None:
         """Send an item, a long one in pieces."""
         if (series := self._series.get(key)) is None:
             return  # of a call whose client has left; the log has the text
-        text = _sendable(content)
+        text = _make_sendable(content)
         last = max(0, len(text) - 1) // _LONGEST * _LONGEST
         try:
             for start in range(0, last, _LONGEST):
-                self._number(series, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
-            self._number(series, kind, text[last:])
+                self._send_numbered(series, kind if kind in _TEXT else "part", text[start : start + _LONGEST])
+            self._send_numbered(series, kind, text[last:])
         except RpcError as error:
             if key == self._live:
-                self._log("stderr", f"rpcbench: the client of cell {key.number} has left: {error}\n")
+                self._write_to_log("stderr", f"rpcbench: the client of cell {key.number} has left: {error}\n")
             series.shown = series.count
-            self._close(series)
+            self._end_series(series)
         if kind == "end" and (series.given_up or key == self._live):
-            self._close(series)
+            self._end_series(series)
 
-    def _number(self, series: _Series, kind: str, content: str) -> None:
+    def _send_numbered(self, series: _Series, kind: str, content: str) -> None:
         (client_id, cell), number = series.key, series.count
         series.count += 1
         # Bounded, so that a client which has stopped acknowledging does not stop the cell.
@@ -377,13 +379,13 @@ class OutputStream:
         series.ended = kind == "end"
         self._notify(client_id, {"cell": cell, "n": number, "kind": kind, "content": content})
 
-    def _log(self, kind: str, text: str) -> None:
+    def _write_to_log(self, kind: str, text: str) -> None:
         if kind in _TEXT:
             self._logs[kind].write(text)
             self._logs[kind].flush()
 
 
-def _sendable(text: str) -> str:
+def _make_sendable(text: str) -> str:
     """Return text without lone surrogates, which cannot be sent."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -399,7 +401,7 @@ def json_with_bytes(content: dict[str, Any], complaint: str) -> str:
     return json.dumps(content, default=encoded)
 
 
-def _joined(items: Iterator[_Item]) -> Iterator[_Item]:
+def _join_texts(items: Iterator[_Item]) -> Iterator[_Item]:
     """Merge adjacent texts of one stream of one cell, and of one call, into one item."""
     for (key, kind, _), group in itertools.groupby(items, key=lambda item: (*item[:2], getattr(item[0], "call", None))):
         if kind in _TEXT:

@@ -57,20 +57,20 @@ def split(name: str, value: Any, count: int, dim: Dimension = 0) -> Parts:
         TypeError: The value is no sequence.
         ValueError: It has no such dimension, or is shorter than `count` along it.
     """
-    total = _size(name, value, dim)
+    total = _size_along(name, value, dim)
     if total < count:
         rows = counted(total, "row") if dim == 0 else f"size {total} along dimension {dim}"
         raise ValueError(f"{name} has {rows}, and there are {counted(count, 'worker')}: name fewer workers")
     least, larger = divmod(total, count)
     sizes = [least + (index < larger) for index in range(count)]
     starts = [sum(sizes[:index]) for index in range(count)]
-    parts = [_part(value, start, size, dim) for start, size in zip(starts, sizes, strict=True)]
-    if not isinstance(value, torch.Tensor | numpy.ndarray) and [_length(part) for part in parts] != sizes:
+    parts = [_slice_part(value, start, size, dim) for start, size in zip(starts, sizes, strict=True)]
+    if not isinstance(value, torch.Tensor | numpy.ndarray) and [_length_of_value(part) for part in parts] != sizes:
         raise TypeError(f"{name} has type {type_of(value)}, whose slices are no sequences of the items: pass a list")
     return Parts(parts, sizes, dim)
 
 
-def _size(name: str, value: Any, dim: Dimension) -> int:
+def _size_along(name: str, value: Any, dim: Dimension) -> int:
     """Return the size along a dimension."""
     if isinstance(value, torch.Tensor | numpy.ndarray):
         try:
@@ -78,23 +78,23 @@ def _size(name: str, value: Any, dim: Dimension) -> int:
         except (IndexError, TypeError, RuntimeError):  # a NamesError is a RuntimeError
             raise ValueError(f"{name} is {layout(value)}, which has no dimension {dim!r} to split along") from None
         return int(size)
-    if isinstance(value, Mapping) or not hasattr(value, "__getitem__") or (size := _length(value)) < 0:
+    if isinstance(value, Mapping) or not hasattr(value, "__getitem__") or (size := _length_of_value(value)) < 0:
         raise TypeError(f"{name} has type {type_of(value)}: only a tensor, an array or a sequence can be split")
     if dim != 0:
         raise ValueError(f"{name} has type {type_of(value)}, without a dimension {dim!r}: leave the dimension out")
     return size
 
 
-def _length(value: Any) -> int:
+def _length_of_value(value: Any) -> int:
     """Return the number of items; -1 for a value that has none."""
     return len(value) if hasattr(value, "__len__") else -1
 
 
-def _part(value: Any, start: int, size: int, dim: Dimension) -> Any:
+def _slice_part(value: Any, start: int, size: int, dim: Dimension) -> Any:
     if isinstance(value, torch.Tensor):
         return value.narrow(dim, start, size)  # type: ignore[arg-type]
     if isinstance(value, numpy.ndarray):
-        assert isinstance(dim, int), "`_size` refuses names of an array's dimensions"
+        assert isinstance(dim, int), "`_size_along` refuses names of an array's dimensions"
         return value[(slice(None),) * (dim % value.ndim) + (slice(start, start + size),)]
     return getattr(value, "iloc", value)[start : start + size]  # pandas: rows by position, not by label
 
@@ -143,7 +143,7 @@ def _cat_tensors(parts: Sequence[Any], dim: Dimension) -> Any:
 
 
 def _cat_arrays(parts: Sequence[Any], dim: Dimension) -> Any:
-    return numpy.concatenate(parts, axis=_number(dim))
+    return numpy.concatenate(parts, axis=_dimension_number(dim))
 
 
 def _cat_sequences(parts: Sequence[Any], _dim: Dimension) -> Any:
@@ -151,11 +151,11 @@ def _cat_sequences(parts: Sequence[Any], _dim: Dimension) -> Any:
 
 
 def _stack_tensors(parts: Sequence[Any], dim: Dimension) -> Any:
-    return torch.stack([*parts], _number(dim))
+    return torch.stack([*parts], _dimension_number(dim))
 
 
 def _stack_arrays(parts: Sequence[Any], dim: Dimension) -> Any:
-    return numpy.stack(parts, axis=_number(dim))
+    return numpy.stack(parts, axis=_dimension_number(dim))
 
 
 def _stack_numbers(parts: Sequence[Any], _dim: Dimension) -> Any:
@@ -172,7 +172,7 @@ def _sum_numbers(parts: Sequence[Any], _dim: Dimension) -> Any:
     return sum(parts)
 
 
-def _number(dim: Dimension) -> int:
+def _dimension_number(dim: Dimension) -> int:
     if isinstance(dim, str):
         raise ValueError(f"{dim!r} is no number of a dimension")
     return dim

@@ -29,7 +29,7 @@ class ModuleSource(NamedTuple):
 def source_of(module: str | ModuleType) -> ModuleSource:
     """Read the source of a module from its file. Raises ModuleNotFoundError, or ImportError if it has no source."""
     name = module if isinstance(module, str) else module.__name__
-    spec = None if name in ("", "__main__") else _found(name)
+    spec = None if name in ("", "__main__") else _find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {name!r} here", name=name)
     text = spec.loader.get_source(name) if isinstance(spec.loader, importlib.abc.InspectLoader) else None
@@ -38,7 +38,7 @@ def source_of(module: str | ModuleType) -> ModuleSource:
     return ModuleSource(name, text, spec.origin, spec.submodule_search_locations is not None)
 
 
-def _found(name: str) -> importlib.machinery.ModuleSpec | None:
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Find the module's file now; the spec of a loaded module has only the file that it was loaded from."""
     importlib.invalidate_caches()  # the file may have been written just now
     package = name.rpartition(".")[0]
@@ -57,7 +57,7 @@ def execute_source(sources: Sequence[ModuleSource]) -> None:
             spec.submodule_search_locations = [str(Path(source.file).parent)]
         module = sys.modules.get(source.name)
         if module is None:
-            _load(spec)
+            _load_module(spec)
         else:
             spec.loader.exec_module(module)
             module.__spec__, module.__loader__ = spec, spec.loader  # tracebacks find its text through these
@@ -65,7 +65,7 @@ def execute_source(sources: Sequence[ModuleSource]) -> None:
             setattr(parent, source.name.rpartition(".")[2], sys.modules[source.name])
 
 
-def _load(spec: importlib.machinery.ModuleSpec) -> None:
+def _load_module(spec: importlib.machinery.ModuleSpec) -> None:
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:

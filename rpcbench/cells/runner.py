@@ -18,26 +18,26 @@ Rules
 #
 #     pool thread (run_cell)           main thread                              output thread
 #     ──────────────────────           ───────────                              ─────────────
-#     run: queue a Job ──────────────► jobs → perform → _attempt
-#     notify the client: QUEUED          _admit    sets _running
-#     wait for job.reply                 _run      shell.run(code) ───────────► OutputStream ─► client
-#                                        _dismiss  clears _running
-#     return values, or raise ◄───────── _reply    queues "end", then resolves the reply
+#     run: queue a Job ──────────────► jobs → perform → _attempt_job
+#     notify the client: QUEUED          _mark_running
+#     wait for job.reply                 _run_in_shell: shell.run(code) ──────► OutputStream ─► client
+#                                        _clear_running
+#     return values, or raise ◄───────── _send_reply queues "end", then resolves the reply
 #
 #     INTERRUPT from the client        signal handler, on the main thread       _interrupt_until_handled
 #     ─────────────────────────        ──────────────────────────────────       ────────────────────────
 #     _signal: the cell runs ────────► no cell runs ── heard: True ───────────► stop
 #       (else add it to _given_up,     raised one < 0.2 s ago, or
-#        for _admit to refuse)           inside the runtime ── heard: False ──► send again after a backoff
+#        for _mark_running)              inside the runtime ── heard: False ──► send again after a backoff
 #                                      inside an import ── heard: False ─────► send again until it has ended
 #                                      in the cell's code ── heard: True, KeyboardInterrupt
 #                                      outside it ── heard: True, `elsewhere` (a kernel cancels the task)
 #
-# `_signal` compares the cell with `_running` and sends the signal under one lock, which `_dismiss` needs to clear
+# `_signal` compares the cell with `_running` and sends the signal under one lock, which `_clear_running` needs to clear
 # `_running`. So the signal for a cell is pending before that cell can end, and is handled before the next one begins.
-# An interrupt that arrives just before or after the cell's own code is caught in `_attempt` and ends that cell only.
-# The last attempt of `_interrupt_until_handled` interrupts runtime code as well: a cell may be blocked there, in a call
-# that never ends. A signal that this process has not sent is handled as the first one of such attempts.
+# An interrupt that arrives just before or after the cell's own code is caught in `_attempt_job` and ends that cell
+# only. The last attempt of `_interrupt_until_handled` interrupts runtime code as well: a cell may be blocked there, in
+# a call that never ends. A signal that this process has not sent is handled as the first one of such attempts.
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class CellRunner:
         self._interrupts: list[_Interrupt] = []  # on their way; a report of the handler goes to all of them
         self._signalled = False  # by this process, since the handler ran last
         agent.part(Health).cells = lambda: self._open
-        agent.on_notice(INTERRUPT, self._interrupt)
+        agent.on_notice(INTERRUPT, self._interrupt_received)
         agent.on_notice(SHOWN, self.output_stream.shown)
         agent.on_called = self.output_stream.await_shown
 
@@ -195,7 +195,7 @@ class CellRunner:
         """Run cells on this thread until `stop`."""
         with self.cell_messages.stdin.installed(), self.handling_signals():
             for job in self.jobs():
-                _finish(self.perform(job))
+                _run_coroutine(self.perform(job))
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -215,9 +215,9 @@ class CellRunner:
 
     async def perform(self, job: Job) -> None:
         """Run a cell, while `handling_signals`. Suspends only where the cell awaits on a loop that is not its own."""
-        outcome = await self._attempt(job)
+        outcome = await self._attempt_job(job)
         end_fork(self._agent, outcome.error)
-        self._reply(job, outcome)
+        self._send_reply(job, outcome)
 
     def stop(self) -> None:
         """End `serve`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""
@@ -241,23 +241,23 @@ class CellRunner:
             with self._gate:
                 self._open -= 1
 
-    async def _attempt(self, job: Job) -> Outcome:
+    async def _attempt_job(self, job: Job) -> Outcome:
         """Return the outcome of the cell; never raises."""
         from rpcbench.cells.shell import Outcome
 
         self.output_stream.begin(job.key)
         try:
             try:
-                self._admit(job.key)
+                self._mark_running(job.key)
                 self._agent.values.remote_cell = job.cell.origin
-                return await self._run(job.cell)
+                return await self._run_in_shell(job.cell)
             finally:
-                self._dismiss()
+                self._clear_running()
         except BaseException as error:  # noqa: BLE001  (an interrupt just before or after the cell's own code)
-            self._dismiss()
+            self._clear_running()
             return Outcome(error=error, traceback=(f"{type(error).__name__}: {error}",))
 
-    async def _run(self, cell: Cell) -> Outcome:
+    async def _run_in_shell(self, cell: Cell) -> Outcome:
         from rpcbench.cells.shell import WorkerShell
         from rpcbench.rpc import RRef
 
@@ -269,7 +269,7 @@ class CellRunner:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
         return outcome
 
-    def _admit(self, key: CellKey) -> None:
+    def _mark_running(self, key: CellKey) -> None:
         signal.signal(self.interrupted_by, self._on_signal)  # a debugger in the previous cell may have replaced it
         with self._gate:
             given_up = self._stopping or key in self._given_up
@@ -278,12 +278,12 @@ class CellRunner:
         if given_up:
             raise KeyboardInterrupt("the cell was interrupted before it began")
 
-    def _dismiss(self) -> None:
+    def _clear_running(self) -> None:
         self._agent.values.remote_cell = None
         with self._gate:
             self._running = None
 
-    def _reply(self, job: Job, outcome: Outcome) -> None:
+    def _send_reply(self, job: Job, outcome: Outcome) -> None:
         error = outcome.error
         kind = None if error is None else type(error).__name__
         lines = [cut(line) for line in outcome.traceback]
@@ -297,7 +297,7 @@ class CellRunner:
         else:  # KeyboardInterrupt, SystemExit: no call carries these as themselves
             job.reply.set_exception(CallCancelled(f"the cell on {self._agent.name} ended by {kind}"))
 
-    def _interrupt(self, client_id: int, notice: Notice) -> None:
+    def _interrupt_received(self, client_id: int, notice: Notice) -> None:
         number = notice["cell"]
 
         def interrupt() -> None:
@@ -314,7 +314,7 @@ class CellRunner:
         self._interrupts.append(mine)
         try:
             for patience in mine.backoffs():
-                if not self._signal(key):
+                if not self._signal_cell(key):
                     yield not mine.heard.empty()  # handled in the moment in which the wait for it ended
                     return
                 # A signal that arrives just before the main thread begins to block does not end that wait: repeat it.
@@ -330,7 +330,7 @@ class CellRunner:
         finally:
             self._interrupts.remove(mine)
 
-    def _signal(self, key: CellKey) -> bool:
+    def _signal_cell(self, key: CellKey) -> bool:
         """Signal the main thread if that cell or block runs there; otherwise keep the cell from beginning."""
         with self._gate:
             if key in (self._running, self._block):
@@ -361,7 +361,7 @@ class CellRunner:
         now, running = time.monotonic(), self._running
         ours, self._signalled = self._signalled, False
         interrupts = self._interrupts.copy()  # other threads change it
-        files = [code.co_filename for code in _codes(frame)]
+        files = [code.co_filename for code in _codes_of_stack(frame)]
         in_import = _IMPORT in files and not any(each.cuts_import for each in interrupts)
         in_runtime = any(map(_is_of_runtime, files)) and not any(each.cuts_runtime for each in interrupts)
         late = in_import or in_runtime  # the interrupt
@@ -379,7 +379,7 @@ class CellRunner:
 
     def _raise_in_cell(self, now: float, frame: FrameType | None) -> None:
         self._raised = now
-        if self.elsewhere is None or any(code is CellRunner._attempt.__code__ for code in _codes(frame)):
+        if self.elsewhere is None or any(code is CellRunner._attempt_job.__code__ for code in _codes_of_stack(frame)):
             raise KeyboardInterrupt
         self.elsewhere()
 
@@ -388,14 +388,14 @@ def _is_of_runtime(file: str) -> bool:
     return file.startswith(_RUNTIME)
 
 
-def _codes(frame: FrameType | None) -> Iterator[CodeType]:
+def _codes_of_stack(frame: FrameType | None) -> Iterator[CodeType]:
     """Yield the code of the frame and of all that called it."""
     while frame is not None:
         yield frame.f_code
         frame = frame.f_back
 
 
-def _finish(work: Coroutine[Any, Any, None]) -> None:
+def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine that never suspends to its end."""
     try:
         work.send(None)

@@ -64,7 +64,7 @@ class Names:
 
     def __init__(self, _agent: Agent) -> None:
         self._lock = threading.Lock()  # one request at a time: the completer keeps state
-        self._made: tuple[InteractiveShell, IPCompleter] | None = None
+        self._shell_and_completer: tuple[InteractiveShell, IPCompleter] | None = None
 
     @contextlib.contextmanager
     def free(self) -> Iterator[Names | None]:
@@ -72,29 +72,29 @@ class Names:
         if not self._lock.acquire(timeout=_PATIENCE):
             raise TimeoutError("this worker still works on another completion request")
         try:
-            yield self if self._ready() else None
+            yield self if self._prepare_completer() else None
         finally:
             self._lock.release()
 
-    def _ready(self) -> bool:
+    def _prepare_completer(self) -> bool:
         from IPython.core.completer import IPCompleter
 
-        if self._made is None and InteractiveShell.initialized():
+        if self._shell_and_completer is None and InteractiveShell.initialized():
             shell = InteractiveShell.instance()
             # Never left: two threads that leave it at once could remove `get_ipython` from one that still runs.
             shell.builtin_trap.__enter__()
             spaces: dict[str, Any] = {"namespace": shell.user_ns, "global_namespace": shell.user_global_ns}
             completer = cast(Any, IPCompleter)(shell=shell, **spaces, parent=shell, use_jedi=False)
             completer.custom_completers = shell.Completer.custom_completers
-            self._made = shell, completer
-        return self._made is not None
+            self._shell_and_completer = shell, completer
+        return self._shell_and_completer is not None
 
     def complete(self, code: str, cursor: int) -> Reply:
         from IPython.core.completer import provisionalcompleter, rectify_completions
 
-        assert self._made is not None
+        assert self._shell_and_completer is not None
         with provisionalcompleter():
-            found = list(rectify_completions(code, self._made[1].completions(code, cursor)))
+            found = list(rectify_completions(code, self._shell_and_completer[1].completions(code, cursor)))
         types = _without_dots([{part: getattr(completion, part) for part in _PARTS} for completion in found])
         return {
             "status": "ok",
@@ -107,10 +107,10 @@ class Names:
     def inspect(self, code: str, cursor: int, detail: int) -> Reply:
         from IPython.utils.tokenutil import token_at_cursor
 
-        assert self._made is not None
+        assert self._shell_and_completer is not None
         try:
             name = token_at_cursor(code, cursor)
-            data = cast(Any, self._made[0]).object_inspect_mime(name, detail_level=detail)
+            data = cast(Any, self._shell_and_completer[0]).object_inspect_mime(name, detail_level=detail)
         except KeyError:
             return {"status": "ok", "found": False, "data": {}, "metadata": {}}
         return {"status": "ok", "found": True, "data": {"text/plain": data["text/plain"]}, "metadata": {}}
@@ -161,7 +161,7 @@ class WorkerDisplay(DisplayPublisher):
     ) -> None:
         self._validate_data(data, metadata)  # type: ignore[no-untyped-call]
         bundle = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
-        self.output_stream.show("update" if update else "display", _encoded(bundle))
+        self.output_stream.show("update" if update else "display", _encode_bundle(bundle))
 
     def clear_output(self, wait: bool = False) -> None:
         self.output_stream.show("clear", json.dumps(bool(wait)))
@@ -181,7 +181,7 @@ class ResultHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         if not self.held_back:
-            self.output_stream.show("result", _encoded({"data": format_dict, "metadata": md_dict or {}}))
+            self.output_stream.show("result", _encode_bundle({"data": format_dict, "metadata": md_dict or {}}))
 
 
 class CellShell(InteractiveShell):
@@ -197,22 +197,22 @@ class CellShell(InteractiveShell):
         self._shown = None
         self.user_ns.update(push)
         self.displayhook.held_back = value
-        result = await self._execute(code)
+        result = await self._execute_cell(code)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
-            return Outcome(error=error, traceback=self._rendered(error))
+            return Outcome(error=error, traceback=self._traceback_lines(error))
         missing = [name for name in want if name not in self.user_ns]
         if missing:
             error = NameError(f"{self.compile.worker} has no variable {missing[0]!r} to bring back")
-            return Outcome(error=error, traceback=self._rendered(error))
+            return Outcome(error=error, traceback=self._traceback_lines(error))
         values = {name: self.user_ns[name] for name in want}
         return Outcome({**values, "": result.result} if value else values)
 
-    async def _execute(self, code: str) -> Any:
+    async def _execute_cell(self, code: str) -> Any:
         """Run a cell and return IPython's result. An `await` in it runs on a loop of its own."""
         return self.run_cell(code, store_history=True)  # type: ignore[no-untyped-call]
 
-    def _rendered(self, error: BaseException) -> tuple[str, ...]:
+    def _traceback_lines(self, error: BaseException) -> tuple[str, ...]:
         if isinstance(error, UsageError):
             return ()  # the client's IPython shows these in its own way
         if self._shown is not None and self._shown[0] is error:
@@ -292,6 +292,6 @@ class WorkerShell(CellShell):
         super().showtraceback(exc_tuple, *args, **kwargs)
 
 
-def _encoded(bundle: dict[str, Any]) -> str:
+def _encode_bundle(bundle: dict[str, Any]) -> str:
     """Return a mime bundle as JSON, as in a notebook file."""
     return json_with_bytes(bundle, "a display holds a {}, which cannot be shown in a notebook")

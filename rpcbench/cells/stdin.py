@@ -91,11 +91,11 @@ class Stdin:
 
     def input(self, prompt: object = "", /) -> str:
         """Like Python's; raises EOFError if the user ends the input."""
-        return self._ask("input()", str(prompt), False)
+        return self._request_input("input()", str(prompt), False)
 
     def getpass(self, prompt: str = "Password: ", stream: object = None, **_: Any) -> str:
         """Like Python's; ignores `stream`, which is for terminals."""
-        return self._ask("getpass()", prompt, True)
+        return self._request_input("getpass()", prompt, True)
 
     def answered(self, _asker: int, notice: Notice) -> None:
         """Pass an answer to the thread that waits for it. On a pool thread."""
@@ -108,7 +108,7 @@ class Stdin:
         for answers in list(self._open.values()):
             answers.put((END, ""))
 
-    def _ask(self, name: str, prompt: str, password: bool) -> str:
+    def _request_input(self, name: str, prompt: str, password: bool) -> str:
         number = next(self._numbers)
         answers = self._open[number] = queue.SimpleQueue()
         try:
@@ -163,7 +163,7 @@ class InputRequests:
         if kind == "input":
             asked = json.loads(content)
             self._waiting.append(InputRequest(worker, asked["question"], asked["prompt"], asked["password"], over))
-            self._sweep()
+            self._answer_queued()
             self._changes.notify_all()
             return True
         if kind == COMM:
@@ -180,7 +180,7 @@ class InputRequests:
     def close(self) -> None:
         """Answer all questions from now on with the end of the input."""
         self._answer_all = (END, "")
-        self._sweep()
+        self._answer_queued()
 
     def ask_until(self, flag: Event, deadline: float) -> bool:
         """Ask questions as they arrive until the flag is set; return False if `deadline` (monotonic) passes first."""
@@ -190,12 +190,12 @@ class InputRequests:
             self._changes.wait_for(lambda: flag.is_set() or bool(self._waiting), timeout)
             if flag.is_set() or deadline <= time.monotonic():
                 return flag.is_set()
-            with contextlib.suppress(IndexError):  # `_sweep` has taken it meanwhile
-                self._ask(self._waiting.popleft(), deadline)
+            with contextlib.suppress(IndexError):  # `_answer_queued` has taken it meanwhile
+                self._prompt_and_reply(self._waiting.popleft(), deadline)
 
-    def _ask(self, question: InputRequest, deadline: float) -> None:
+    def _prompt_and_reply(self, question: InputRequest, deadline: float) -> None:
         if threading.current_thread() is not threading.main_thread():
-            self._reply(question, REFUSED, _ELSEWHERE)
+            self._send_answer(question, REFUSED, _ELSEWHERE)
             return
         waits = _EndableWait()
         timer = threading.Timer(deadline - time.monotonic(), waits.end)
@@ -205,34 +205,34 @@ class InputRequests:
                 timer.start()
             if question.over():  # checked after `_open` is set: `look` may have missed it before
                 waits.end()
-            text = waits.run(functools.partial(_asked, question))
+            text = waits.run(functools.partial(_prompt_user, question))
         except EOFError:
-            self._reply(question, END)
+            self._send_answer(question, END)
         except NotImplementedError as error:  # the front end has no stdin
-            self._reply(question, REFUSED, f"{error} Send the value along with -i.")
+            self._send_answer(question, REFUSED, f"{error} Send the value along with -i.")
         else:
             if text is not None:
-                self._reply(question, TEXT, text)
+                self._send_answer(question, TEXT, text)
         finally:
             self._open = None
             timer.cancel()
 
-    def _sweep(self) -> None:
+    def _answer_queued(self) -> None:
         """Answer all queued questions if there is one answer for all."""
         while self._answer_all is not None:
             try:
                 question = self._waiting.popleft()
             except IndexError:  # empty; not tested first, as another thread may sweep, too
                 return
-            self._reply(question, *self._answer_all)
+            self._send_answer(question, *self._answer_all)
 
-    def _reply(self, question: InputRequest, kind: str, text: str = "") -> None:
+    def _send_answer(self, question: InputRequest, kind: str, text: str = "") -> None:
         notice = {"question": question.number, "kind": kind, "text": text}
         # On a pool thread: Ctrl-C must not cut a send in half.
         self._agent.submit(functools.partial(self._agent.notify, question.asker.id, ANSWER, notice))
 
 
-def _asked(question: InputRequest) -> str:
+def _prompt_user(question: InputRequest) -> str:
     """Ask the user and return the answer."""
     # Looked up now: a kernel replaces these functions by its own; in a terminal they are Python's.
     ask = getpass.getpass if question.password else builtins.input

@@ -27,38 +27,38 @@ class Targets:
         """Save a group and return its present workers. Raises TargetError for a name that is taken."""
         if not name.isidentifier() or name == ALL or name in workers:
             raise TargetError(f"{name!r} cannot name a group: take another word, such as trainers")
-        if self._mention(_split(words), name):  # `find` would not end
+        if self._is_mentioned(_split_words(words), name):  # `find` would not end
             raise TargetError(f"{name} cannot be a part of itself")
         found = self.find(words, workers)
-        self.groups[name] = tuple(_split(words))
+        self.groups[name] = tuple(_split_words(words))
         return found
 
-    def _mention(self, words: Sequence[str], name: str) -> bool:
-        return name in words or any(self._mention(self.groups.get(word, ()), name) for word in words)
+    def _is_mentioned(self, words: Sequence[str], name: str) -> bool:
+        return name in words or any(self._is_mentioned(self.groups.get(word, ()), name) for word in words)
 
     def find(self, words: Sequence[str], workers: Sequence[str]) -> list[str]:
         """Return the selected workers, each once. Raises RuntimeError if there are none."""
-        names = list(dict.fromkeys(name for word in _split(words) for name in self._meant(word, workers)))
+        names = list(dict.fromkeys(name for word in _split_words(words) for name in self._resolve_word(word, workers)))
         if not names:
             there = f"there are {', '.join(workers)}" if workers else "no worker is left; cluster.scale(2) starts two"
             raise RuntimeError(f"{' '.join(words)} means no worker: {there}")
         return names
 
-    def _meant(self, word: str, workers: Sequence[str]) -> Sequence[str]:
+    def _resolve_word(self, word: str, workers: Sequence[str]) -> Sequence[str]:
         if word == ALL:
             return workers
         if word.startswith("["):
-            return _sliced(word, workers)
+            return _apply_slice(word, workers)
         if word in self.groups and word not in workers:  # a worker that joined later may have the group's name
-            return [name for part in self.groups[word] for name in self._meant(part, workers) if name in workers]
+            return [name for part in self.groups[word] for name in self._resolve_word(part, workers) if name in workers]
         return [word]
 
 
-def _split(words: Sequence[str]) -> list[str]:
+def _split_words(words: Sequence[str]) -> list[str]:
     return [part for word in words for part in word.split(",") if part]
 
 
-def _sliced(word: str, workers: Sequence[str]) -> Sequence[str]:
+def _apply_slice(word: str, workers: Sequence[str]) -> Sequence[str]:
     found = _SLICE.fullmatch(word)
     if found is None or word == "[]":
         raise TargetError(f"{word} is no slice of the workers; write [0], [1:], [:2] or [::2]")

@@ -60,7 +60,7 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
 def limited_colours(formatter: Any) -> Iterator[None]:
     """Have a traceback formatter of IPython colour at most `_MOST_COLOURED` lines meanwhile; other code stays plain."""
     whole = formatter.__class__
-    formatter.__class__ = _limited(whole)
+    formatter.__class__ = _make_limited_class(whole)
     formatter.colours_left = _MOST_COLOURED
     try:
         yield
@@ -69,7 +69,7 @@ def limited_colours(formatter: Any) -> Iterator[None]:
 
 
 @functools.cache
-def _limited(kind: type[Any]) -> type[Any]:
+def _make_limited_class(kind: type[Any]) -> type[Any]:
     class Limited(kind):  # type: ignore[misc]  # only known at run time: a kernel has its own
         plain = False  # the frame that is formatted now
 

@@ -62,9 +62,9 @@ class WorkerComms:
         """Make `comm.create_comm`, which widgets use, return a WorkerComm from now on."""
         # In a kernel only while a cell of the notebook runs: its other clients keep their own comms.
         others = comm.create_comm if hasattr(shell, "kernel") else None
-        comm.create_comm = functools.partial(self._create, others)
+        comm.create_comm = functools.partial(self._create_comm, others)
 
-    def _create(self, others: Callable[..., BaseComm] | None, *args: Any, **kwargs: Any) -> BaseComm:
+    def _create_comm(self, others: Callable[..., BaseComm] | None, *args: Any, **kwargs: Any) -> BaseComm:
         if others is not None and not self._output_stream.runs:
             return others(*args, **kwargs)
         return WorkerComm(functools.partial(self._output_stream.tell, COMM), *args, **kwargs)
@@ -121,8 +121,8 @@ class CommProxies:
         self._agent = agent
         self._lock = threading.Lock()
         self._proxies: dict[tuple[int, str], _CommProxy] = {}  # by member id of the worker and comm id
-        agent.on_member(self._changed)
-        agent.on_end.append(lambda: self._close(list(self._proxies)))
+        agent.on_member(self._member_changed)
+        agent.on_end.append(lambda: self._close_proxies(list(self._proxies)))
 
     def take(self, worker: int, content: str) -> None:
         """Show the message of a worker's comm. On a pool thread, one at a time."""
@@ -138,11 +138,11 @@ class CommProxies:
                 with self._lock:
                     self._proxies.pop(key, None)
 
-    def _changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
+    def _member_changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
         if kind in GONE:
-            self._close([key for key in list(self._proxies) if key[0] == member.id])
+            self._close_proxies([key for key in list(self._proxies) if key[0] == member.id])
 
-    def _close(self, keys: list[tuple[int, str]]) -> None:
+    def _close_proxies(self, keys: list[tuple[int, str]]) -> None:
         with self._lock:
             mirrors = [self._proxies.pop(key) for key in keys if key in self._proxies]
         for mirror in mirrors:
@@ -165,22 +165,22 @@ class _CommProxy:
         kind, rest = message["kind"], {part: message[part] for part in ("data", "metadata", "buffers")}
         try:
             if kind == "comm_open":
-                self._open(message["target_name"], message["target_module"], rest)
+                self._open_comm(message["target_name"], message["target_module"], rest)
             elif self._comm is not None and not self._comm._closed:
                 (self._comm.close if kind == "comm_close" else self._comm.send)(**rest)
         except Exception:  # a front end's error is no error of the cell
             logger.exception("a widget of a worker could not be shown")
 
-    def _open(self, target: str, module: str | None, rest: dict[str, Any]) -> None:
+    def _open_comm(self, target: str, module: str | None, rest: dict[str, Any]) -> None:
         made = comm.create_comm(comm_id=self._id, target_name=target, target_module=module, primary=False)
         # The callbacks before `open`: a front end may answer at once.
-        made.on_msg(functools.partial(self._heard, "comm_msg"))
-        made.on_close(functools.partial(self._heard, "comm_close"))
+        made.on_msg(functools.partial(self._message_received, "comm_msg"))
+        made.on_close(functools.partial(self._message_received, "comm_close"))
         receive_on_named_subshell(made)
         self._comm = made
         made.open(**rest)
 
-    def _heard(self, kind: str, message: Message) -> None:
+    def _message_received(self, kind: str, message: Message) -> None:
         """Forward a front end's message to the worker."""
         data = message["content"].get("data", {})
         said = {"kind": kind, "data": data, "metadata": message["metadata"], "buffers": message["buffers"]}

@@ -61,7 +61,7 @@ def main(config: WorldConfig, alone: bool = False) -> None:
     agent = start_agent(config, parts=[CellRunner, handle_requests])
     runner = agent.part(CellRunner)
     seconds = config.stop_seconds if alone else None
-    threading.Thread(target=_end, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
+    threading.Thread(target=_end_with_world, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
     runner.serve()
     agent.shutdown(graceful=False)
 
@@ -72,7 +72,7 @@ def meet(count: int) -> WorkerLocation:
     return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own(), versions())
 
 
-def _end(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
+def _end_with_world(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
     """Free the main thread once the world has ended; end the process after `seconds` if a cell still runs."""
     agent.closing.wait()
     runner.stop()
@@ -99,9 +99,9 @@ class StackDump:
         self._file = self._path.open("wb")  # the directory is private to this user
         chain = callable(signal.getsignal(STACKS_SIGNAL))  # a handler of the user's runs as well
         faulthandler.register(STACKS_SIGNAL, self._file, all_threads=True, chain=chain)
-        agent.on_end.append(self._end)
+        agent.on_end.append(self._remove_handler)
 
-    def _end(self) -> None:
+    def _remove_handler(self) -> None:
         faulthandler.unregister(STACKS_SIGNAL)
         self._file.close()
         self._path.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
     return float((pipe.predict(x).argmax(1) == y).double().mean())
 
 
-def _batches(samples: int, order: torch.Generator) -> tuple[torch.Tensor, ...]:
+def _batch_indices(samples: int, order: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return the indices of one epoch in batches of BATCH, without the rest that does not fill one."""
     return torch.randperm(samples, generator=order)[: samples - samples % BATCH].chunk(samples // BATCH)
 
@@ -99,7 +99,7 @@ def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
     begin, idle, score = time.perf_counter(), 0.0, 0.0
     with tqdm(total=steps, unit="step") as bar:
         for _ in range(epochs):
-            for batch in _batches(len(x), order):
+            for batch in _batch_indices(len(x), order):
                 result = pipe.step(x[batch], y[batch])
                 idle += result.idle
                 bar.update()

@@ -31,7 +31,7 @@ def source() -> Path:
 def copy(target: Path) -> None:
     """Copy the course. RpcError if the folder exists, or cannot be made."""
     if target.exists():
-        raise _refusal(target)
+        raise _refusal_error(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".rpcbench-lessons-") as place:
@@ -41,10 +41,10 @@ def copy(target: Path) -> None:
             made.rename(target)  # fails where a folder with content is now
     except OSError as error:
         failed = RpcError(f"cannot copy the lessons to {target}: {error}")
-        raise _refusal(target) if target.exists() else failed from error
+        raise _refusal_error(target) if target.exists() else failed from error
 
 
-def _refusal(target: Path) -> RpcError:
+def _refusal_error(target: Path) -> RpcError:
     return RpcError(f"{target} exists, and your answers may be in it; name another folder, or remove it first")
 
 

@@ -26,11 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status."""
     if warning := find_conflict():
         print(f"rpcbench: {warning}", file=sys.stderr)
-    own, passed_on = _split(list(sys.argv[1:] if arguments is None else arguments))
+    own, passed_on = _split_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if not own:
-        _parser().print_help()
+        _make_parser().print_help()
         return 0
-    options = _parser().parse_args(own)
+    options = _make_parser().parse_args(own)
     options.rest = passed_on
     try:
         options.run(options)
@@ -42,21 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split off the arguments for the program behind a subcommand."""
     # Before argparse, which would take options of that program for its own.
     passes_on = arguments[:1] in (["run"], ["launch"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
     return (arguments[:1], arguments[1:]) if passes_on else (arguments, [])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rpcbench", description="A Jupyter workbench for distributed PyTorch.")
     parser.add_argument("--version", action="version", version=f"rpcbench {rpcbench.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train a two-stage pipeline on two workers, and show where the time went")
     demo.add_argument("--json", type=Path, metavar="FILE", help="also write accuracy, seconds and idle share here")
-    demo.add_argument("--epochs", type=_positive, metavar="N", help="passes over the training data")
+    demo.add_argument("--epochs", type=_parse_positive, metavar="N", help="passes over the training data")
     demo.set_defaults(run=_demo)
 
     run = commands.add_parser(
@@ -90,26 +90,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a number from 1 up")
     return number
 
 
-def _absent(**packages: str) -> list[str]:
+def _missing_packages(**packages: str) -> list[str]:
     """Return the packages, by pip's name, that are not installed here; the keywords are the names of their modules."""
     return [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
 
 
 def _note_absent_data() -> None:
     """Say on stderr which package some lessons need, unless it is installed."""
-    if _absent(sklearn="scikit-learn"):
+    if _missing_packages(sklearn="scikit-learn"):
         print("Lessons that train on digits need scikit-learn: pip install scikit-learn", file=sys.stderr)
 
 
 def _demo(options: argparse.Namespace) -> None:
-    if _absent(sklearn="scikit-learn"):
+    if _missing_packages(sklearn="scikit-learn"):
         raise RpcError("scikit-learn, which has the data, is not installed here: pip install scikit-learn")
     from rpcbench.cli import demo
 
@@ -139,7 +139,7 @@ def _lab(options: argparse.Namespace) -> None:
     """Open JupyterLab on the extension's start page, in the folder of the lessons, unless the arguments name a path."""
     from rpcbench.cli import lessons
 
-    absent = _absent(jupyterlab="jupyterlab", sklearn="scikit-learn")
+    absent = _missing_packages(jupyterlab="jupyterlab", sklearn="scikit-learn")
     if "jupyterlab" in absent:
         raise RpcError(f"JupyterLab is not installed here: pip install {' '.join(absent)}")
     _note_absent_data()

@@ -74,16 +74,16 @@ class ModulePaths:
 
     def path(self, root: Any, module: Any) -> str:
         """Return the path, as `layers.0.up`; "" for the root itself and for a module that is not within it."""
-        if (known := self._find(root, module)) is None:
-            self._walk(root)
-            known = self._find(root, module)
+        if (known := self._known_path(root, module)) is None:
+            self._collect_paths(root)
+            known = self._known_path(root, module)
         return known or ""
 
-    def _find(self, root: Any, module: Any) -> str | None:
+    def _known_path(self, root: Any, module: Any) -> str | None:
         there, of, path = self._known.get(id(module), (lambda: None, lambda: None, ""))
         return path if there() is module and of() is root else None
 
-    def _walk(self, root: Any) -> None:
+    def _collect_paths(self, root: Any) -> None:
         known = {number: each for number, each in self._known.items() if each[0]() is not None}  # others were freed
         ahead, seen = [("", root)], set[int]()
         while ahead:

@@ -209,7 +209,7 @@ def all_to_all(
             into.copy_(part.view_as(into))
 
     size = 0 if fault else sum(each.nbytes for each in inputs)
-    what = "all_to_all" if fault else f"all_to_all of {_dtype(outputs[0])} lists"
+    what = "all_to_all" if fault else f"all_to_all of {_dtype_name(outputs[0])} lists"
     return run_collective(end, what, [], act, fault, async_op, results=() if fault else outputs, size=size)
 
 
@@ -225,17 +225,17 @@ def all_to_all_single(
     equal. If a rank sends another number of rows than the receiver takes, all ranks raise CollectiveError.
     """
     end, size = groups.member(group), len(groups.member(group).ranks)
-    takes, output_fault = _splits(output, output_split_sizes, size, "output")
-    gives, input_fault = _splits(input, input_split_sizes, size, "input")
+    takes, output_fault = _check_splits(output, output_split_sizes, size, "output")
+    gives, input_fault = _check_splits(input, input_split_sizes, size, "input")
     fault = output_fault or input_fault or _dtypes_fault([output, input], end) or order_fault(output, input)
-    if not fault and _rows(output) != _rows(input):
-        fault = f"output is {_rows(output)}, and input {_rows(input)}"
+    if not fault and _layout_of_rows(output) != _layout_of_rows(input):
+        fault = f"output is {_layout_of_rows(output)}, and input {_layout_of_rows(input)}"
 
     def act() -> None:
         compare_exchange(end, gives, takes, "row")
         c10d.all_to_all_single(output, input, takes, gives, end.group)
 
-    what, sent = ("all_to_all_single", 0) if fault else (f"all_to_all_single of {_rows(input)}", input.nbytes)
+    what, sent = ("all_to_all_single", 0) if fault else (f"all_to_all_single of {_layout_of_rows(input)}", input.nbytes)
     return run_collective(end, what, [], act, fault, async_op, results=() if fault else [output], size=sent)
 
 
@@ -265,11 +265,11 @@ def _do_nothing() -> None:
     """Do nothing: the comparison of the calls is the barrier."""
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _rows(tensor: torch.Tensor) -> str:
+def _layout_of_rows(tensor: torch.Tensor) -> str:
     """Return the layout for any number of rows: `float32[*, 2]`."""
     return re.sub(r"\d+(?=[,\]])", "*", layout_name(tensor), count=1)
 
@@ -309,18 +309,18 @@ def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
     joined = torch.Size([size * part.shape[0], *part.shape[1:]]) if part.dim() else torch.Size([size])
     if whole.dtype == part.dtype and whole.shape in (joined, torch.Size([size, *part.shape])):
         return ""
-    return f"{name} is {layout_name(whole)}; for {size} ranks it must be {_dtype(part)}{list(joined)}"
+    return f"{name} is {layout_name(whole)}; for {size} ranks it must be {_dtype_name(part)}{list(joined)}"
 
 
 def _dtypes_fault(tensors: Sequence[torch.Tensor], end: GroupMember) -> str:
     faults = [fault for each in tensors if (fault := backend_fault(end.backend, each))]
     if faults:
         return faults[0]
-    found = sorted({_dtype(each) for each in tensors})
+    found = sorted({_dtype_name(each) for each in tensors})
     return f"its tensors are of several dtypes: {', '.join(found)}" if len(found) > 1 else ""
 
 
-def _splits(tensor: torch.Tensor, sizes: Sequence[int] | None, size: int, name: str) -> tuple[list[int], str]:
+def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, size: int, name: str) -> tuple[list[int], str]:
     """Return the rows of each part, and the fault of a tensor that shall be split into them."""
     if not isinstance(tensor, torch.Tensor) or not tensor.dim():
         return [], f"{name} is not a tensor of rows" if isinstance(tensor, torch.Tensor) else ""

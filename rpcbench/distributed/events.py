@@ -110,7 +110,7 @@ class CollectiveEvents:
         if self._bus.listening:
             self._bus.note("CollectiveLeft", "collectives", part.key, part.row)
             if oldest is not None:
-                self._bus.note("CollectiveForgotten", "collectives", oldest.key, _nothing)
+                self._bus.note("CollectiveForgotten", "collectives", oldest.key, _no_row)
 
     def rename(self, part: CollectivePart, known: CollectivePart) -> None:
         with self._lock:
@@ -118,7 +118,7 @@ class CollectiveEvents:
                 return
             before = part.key
             part.scope, part.number, part.op, part.members = known.scope, known.number, known.op, known.members
-        self._bus.note("CollectiveForgotten", "collectives", before, _nothing)
+        self._bus.note("CollectiveForgotten", "collectives", before, _no_row)
         self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
 
     def abandon(self, world: str) -> None:
@@ -134,7 +134,7 @@ class CollectiveEvents:
             for part in dropped:
                 self._ended.remove(part)
         for part in dropped:
-            self._bus.note("CollectiveForgotten", "collectives", part.key, _nothing)
+            self._bus.note("CollectiveForgotten", "collectives", part.key, _no_row)
 
     def table(self) -> Table:
         with self._lock:
@@ -190,7 +190,7 @@ class OwnCalls:
 OWN_CALLS = OwnCalls()
 
 
-def _nothing() -> None:
+def _no_row() -> None:
     """Return no row: the event removes it."""
 
 

@@ -28,7 +28,7 @@ class Pending(Generic[T]):
     """A submitted job. `tell` is called when it has run."""
 
     def __init__(self, job: Callable[[], T], tell: Callable[[], None]) -> None:
-        self._job, self._tell = job, tell
+        self._job, self._notify_done = job, tell
         # Those of the calling thread, in which the job runs, too.
         self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         with_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -51,16 +51,16 @@ class Pending(Generic[T]):
                 self._values.append(self._job())
         except BaseException as error:  # noqa: BLE001  (raised in the thread that waits for the job)
             self.error = error
-        self._tell()
-        self._follow()
+        self._notify_done()
+        self._run_followers()
 
     def then(self, follower: Callable[[], None]) -> None:
         """Call a function once, after the job: on its thread, or at once if the job has run."""
         self._followers.append(follower)
         if self.done:
-            self._follow()
+            self._run_followers()
 
-    def _follow(self) -> None:
+    def _run_followers(self) -> None:
         while True:  # two threads may be here, and each follower is taken by one of them
             try:
                 follower = self._followers.popleft()
@@ -79,7 +79,7 @@ class BlockingExecutor:
     """One thread, which exists while there are jobs, until `close`. `tell` is called after each job."""
 
     def __init__(self, name: str, tell: Callable[[], None]) -> None:
-        self._name, self._tell = name, tell
+        self._name, self._notify_done = name, tell
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Pending[object] | None] = queue.SimpleQueue()  # None: end
         self._thread: threading.Thread | None = None
@@ -93,13 +93,13 @@ class BlockingExecutor:
 
     def put(self, job: Callable[[], T]) -> Pending[T]:
         """Submit a job."""
-        pending = Pending(job, self._tell)
+        pending = Pending(job, self._notify_done)
         with self._lock:  # so that `_last` is the last in the queue, and only one thread is started
             self._last = pending  # type: ignore[assignment]
             self._jobs.put(pending)  # type: ignore[arg-type]
             if self._thread is None:
                 # daemon: a job that hangs in torch must not keep Python alive; see `groups._join_threads_at_exit`.
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run_jobs, name=self._name, daemon=True)
                 self._thread.start()
         return pending
 
@@ -111,15 +111,15 @@ class BlockingExecutor:
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
-    def _serve(self) -> None:
-        while (pending := self._next()) is not None:
+    def _run_jobs(self) -> None:
+        while (pending := self._take_next_job()) is not None:
             pending.run()
             with self._lock:
                 if self._last is pending:
                     self._last = None
             del pending  # a job keeps its tensors alive, and the next one may come much later, or never
 
-    def _next(self) -> Pending[object] | None:
+    def _take_next_job(self) -> Pending[object] | None:
         """Return the next job; None if the thread must end."""
         try:
             return self._jobs.get(timeout=IDLE_SECONDS)

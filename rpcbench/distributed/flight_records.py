@@ -38,7 +38,7 @@ def flight_record() -> list[FlightEntry]:
 
 def _flight_entry(entry: dict[str, Any], offset: float) -> FlightEntry:
     sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
-    parts = [_layout(*each) for each in zip(sizes, dtypes, strict=False)]
+    parts = [_layout_and_bytes(*each) for each in zip(sizes, dtypes, strict=False)]
     op = entry["profiling_name"].rpartition(":")[2]  # gloo makes a reduce_scatter of an all_reduce, recorded as such
     return FlightEntry(
         entry["process_group"][0], entry["collective_seq_id"], entry["op_id"], op,
@@ -47,7 +47,7 @@ def _flight_entry(entry: dict[str, Any], offset: float) -> FlightEntry:
     )  # fmt: skip
 
 
-def _layout(size: list[int], dtype: str) -> tuple[str, int]:
+def _layout_and_bytes(size: list[int], dtype: str) -> tuple[str, int]:
     """Return text and bytes of a tensor of the flight recorder, which has C++'s names of dtypes."""
     kind = _CPP_DTYPES.get(dtype)
     if kind is None:

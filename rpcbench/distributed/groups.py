@@ -119,7 +119,7 @@ def default_group(world: World, behind: str, **for_torch: Any) -> c10d.ProcessGr
 
 def new_group(world: World, ranks: tuple[int, ...], how: GroupOptions) -> tuple[str, c10d.ProcessGroup]:
     """Return key and torch's group of these ranks, or torch's marker on a rank that is not in it."""
-    key = _agree(world, ranks, how)
+    key = _agree_on_group(world, ranks, how)
     watched, everyone = world.kept, range(len(world.ranks))
     if isinstance(watched, WatchedStore):
         watched.ranks = ranks
@@ -155,7 +155,7 @@ def _torch_timeout(seconds: float) -> timedelta:
     return timedelta(seconds=2 * seconds + 10)
 
 
-def _agree(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str:
+def _agree_on_group(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str:
     """Return the group's key. Raises on all ranks that call unless all of them request the same valid group."""
     if how.local:
         world.made_locally[ranks] += 1
@@ -217,14 +217,14 @@ def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
     except BaseException:
         entered.leave(failed=True)
         raise
-    return future.then(lambda done: _left(done, entered))
+    return future.then(lambda done: _end_part(done, entered))
 
 
 # torch compares the annotations of a hook with types, but `from __future__ import annotations` makes them strings.
 ddp_all_reduce.__annotations__.update({"bucket": GradBucket, "return": Future[torch.Tensor]})
 
 
-def _left(done: Future[torch.Tensor], entered: CollectivePart) -> torch.Tensor:
+def _end_part(done: Future[torch.Tensor], entered: CollectivePart) -> torch.Tensor:
     with entered:
         return done.value()
 
@@ -254,7 +254,7 @@ class GroupMember:
         self.name = "world" if key == "0" else f"group {key}"  # as panels show it
         self.names = tuple(world.ranks[rank].name for rank in ranks)
         self._scope = f"{world.token}.{key}"  # unique among all groups of all worlds
-        self._ways = Counter[str]()  # transfers per direction "1>2", and ">2" from any rank
+        self._transfer_counts = Counter[str]()  # transfers per direction "1>2", and ">2" from any rank
 
     @property
     def group(self) -> Any:
@@ -313,17 +313,19 @@ class GroupMember:
 
     def between(self, source: int, to: int, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of the next transfer from one rank to another."""
-        return self._sent(f"{source}>{to}", "send", [source, to], tensor, tag)
+        return self._next_transfer(f"{source}>{to}", "send", [source, to], tensor, tag)
 
     def from_any(self, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of a receive from any rank, until the sender is known."""
-        return self._sent(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor, tag)
+        return self._next_transfer(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor, tag)
 
-    def _sent(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int) -> CollectivePart:
+    def _next_transfer(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int) -> CollectivePart:
         way = f"{way} tag {tag}" if tag else way  # numbered apart: transfers keep their order only within a tag
-        self._ways[way] += 1
+        self._transfer_counts[way] += 1
         scope, ends = f"{self._scope}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
-        return CollectivePart(scope, self._ways[way], self.name, op, ends, layout_name(tensor), tensor.nbytes)
+        return CollectivePart(
+            scope, self._transfer_counts[way], self.name, op, ends, layout_name(tensor), tensor.nbytes
+        )
 
     def wait(self, what: str, seconds: float | None = None) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)
@@ -377,7 +379,7 @@ def init(
     place = stores.read(method, rank, world_size) if store is None else stores.given(store, rank, world_size)
     destroy()
     # Stored before it is complete: if it breaks from now on, the next call of `init` ends it.
-    world = _State.world = _world(place, name, backend, seconds)
+    world = _State.world = _meet_world(place, name, backend, seconds)
     RankWatch.over(world)
     everyone = tuple(range(len(world.ranks)))
     wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
@@ -386,7 +388,7 @@ def init(
     _State.members = {"0": GroupMember(world, everyone, made, "0")}
 
 
-def _world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
+def _meet_world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
     """Return the world of the ranks that meet at this place."""
     with founding(place):
         met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.offer(backend))
@@ -492,7 +494,7 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
         raise CollectiveError(_NO_WORLD)
     if at_work or world.outdated:
         world.check()
-    found = _find(group)
+    found = _find_member(group)
     if isinstance(found, GroupMember):
         return found
     if found is None:
@@ -504,7 +506,7 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
     raise CollectiveError(f"{world.named(world.rank)} is not in {which}")
 
 
-def _find(group: object) -> GroupMember | Outsider | None:
+def _find_member(group: object) -> GroupMember | Outsider | None:
     if group is None:
         return _State.members.get("0")
     if isinstance(group, Outsider):
@@ -517,7 +519,7 @@ def _find(group: object) -> GroupMember | Outsider | None:
         return _State.members.get(group.key) if group.token == _State.world.token else None
     if isinstance(group, c10d.ProcessGroup):
         found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.is_of(group))
-        return next(found, None) or _adopted(group)
+        return next(found, None) or _adopt_group(group)
     raise CollectiveError(f"pass a process group that new_group has returned, not {type(group).__name__}")
 
 
@@ -534,7 +536,7 @@ def _made_by_hand(group: object) -> GroupMember | None:
     return known
 
 
-def _adopted(group: c10d.ProcessGroup) -> GroupMember | None:
+def _adopt_group(group: c10d.ProcessGroup) -> GroupMember | None:
     """Return this rank's membership in a group that torch has made in this world, for a device mesh for example."""
     world = _State.world
     if world is None or group not in c10d.distributed_c10d._world.pg_map:

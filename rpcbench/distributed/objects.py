@@ -195,7 +195,7 @@ def _pack_object(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
     try:
         body, _ = _codec.encode(value, label="object")
         data = msgpack.packb((body.payload, body.tensors, [bytes(buffer) for buffer in body.buffers]))
-        return _signature(end, deed, end.world.rank, data) + data, ""
+        return _sign_object(end, deed, end.world.rank, data) + data, ""
     except (RpcError, OSError, ValueError) as error:  # the object, or the file of the secret
         return b"", str(error)
 
@@ -209,7 +209,7 @@ def _open_object(end: GroupMember, deed: str, source: int, received: torch.Tenso
     """Return the object of these bytes. AuthenticationError if the rank `source` has not signed them."""
     raw = received.cpu().numpy().tobytes()
     signature, data = raw[: len(_UNSIGNED)], raw[len(_UNSIGNED) :]
-    if not hmac.compare_digest(signature, _signature(end, deed, source, data)):
+    if not hmac.compare_digest(signature, _sign_object(end, deed, source, data)):
         raise AuthenticationError(
             f"an object from {end.world.named(source)} is not signed with the secret of "
             f"{end.world.named(end.world.rank)}: all ranks must be members of one world of RPC, or have the same "
@@ -223,7 +223,7 @@ def _open_each(end: GroupMember, deed: str, received: Sequence[torch.Tensor]) ->
     return [_open_object(end, deed, rank, each) for rank, each in zip(end.ranks, received, strict=True)]
 
 
-def _signature(end: GroupMember, deed: str, source: int, data: bytes) -> bytes:
+def _sign_object(end: GroupMember, deed: str, source: int, data: bytes) -> bytes:
     """Return the signature of an object, valid for one operation of one rank in one group of one world."""
     agent = current.find()
     secret = run_dir.load_secret() if agent is None else agent.config.secret

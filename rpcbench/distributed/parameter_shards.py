@@ -118,31 +118,31 @@ def bytes_of(tensor: Tensor) -> int:
 def read_model(model: nn.Module) -> ModelReading:
     """Read all parameters of a model, in the order of its modules."""
     reading = ModelReading(_class_of(model))
-    managed = _managed(model, reading)
+    managed = _find_managed(model, reading)
     named: dict[int, tuple[Any, list[str], _Place]] = {}  # by id of the source
-    for place, attribute, parameter in _walk(model):
+    for place, attribute, parameter in _iterate_parameters(model):
         source = managed.get((id(place.module), attribute), parameter)
         name = f"{place.path}.{attribute}" if place.path else attribute
         named.setdefault(id(source), (source, [], place))[1].append(name)
     for source, names, place in named.values():
-        reading.parameters.append(FoundParameter(_piece(source, names, place), source))
+        reading.parameters.append(FoundParameter(_make_piece(source, names, place), source))
     indices = {id(found.source): n for n, found in enumerate(reading.parameters)}
     for number, group in enumerate(reading.groups):
         reading.group_of.update((indices[id(one)], number) for one in group.fsdp_params if id(one) in indices)
-    meshes = (_mesh(found) for found in reading.parameters)
+    meshes = (_mesh_of_parameter(found) for found in reading.parameters)
     reading.meshes = list(dict.fromkeys(mesh for mesh in meshes if mesh is not None))
-    reading.remarks = list(_remarks(reading))
+    reading.remarks = list(_make_remarks(reading))
     return reading
 
 
 def _class_of(model: nn.Module) -> str:
     """Return the name of the class that the user wrote: `fully_shard` makes a subclass of it, and wrappers hold it."""
-    while (inner := _wrapped(model)) is not None:
+    while (inner := _unwrap_module(model)) is not None:
         model = inner
     return next(kind.__name__ for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
-def _wrapped(module: nn.Module) -> nn.Module | None:
+def _unwrap_module(module: nn.Module) -> nn.Module | None:
     names = ("module", *_WRAPPERS) if isinstance(module, DistributedDataParallel) else _WRAPPERS
     return next((module._modules[name] for name in names if name in module._modules), None)
 
@@ -156,7 +156,7 @@ class _Place(NamedTuple):
     flat: bool  # inside of FSDP1
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[_Place, str, nn.Parameter]]:
+def _iterate_parameters(model: nn.Module) -> Iterator[tuple[_Place, str, nn.Parameter]]:
     """Yield each parameter with its module and attribute, once for each of its names; a module once for all."""
     ahead, seen = [_Place("", model, (), False)], set[int]()
     while ahead:
@@ -165,11 +165,11 @@ def _walk(model: nn.Module) -> Iterator[tuple[_Place, str, nn.Parameter]]:
             continue
         seen.add(id(place.module))
         yield from ((place, name, one) for name, one in place.module._parameters.items() if one is not None)
-        ahead[:0] = list(_children(place))
+        ahead[:0] = list(_child_places(place))
 
 
-def _children(place: _Place) -> Iterator[_Place]:
-    module, inner = place.module, _wrapped(place.module)
+def _child_places(place: _Place) -> Iterator[_Place]:
+    module, inner = place.module, _unwrap_module(place.module)
     replicas, flat = place.replicas, place.flat or isinstance(module, FullyShardedDataParallel)
     if isinstance(module, DistributedDataParallel):
         replicas = tuple(c10d.get_process_group_ranks(module.process_group))
@@ -179,7 +179,7 @@ def _children(place: _Place) -> Iterator[_Place]:
             yield _Place(path, child, replicas, flat)
 
 
-def _managed(model: nn.Module, reading: ModelReading) -> dict[tuple[int, str], Any]:
+def _find_managed(model: nn.Module, reading: ModelReading) -> dict[tuple[int, str], Any]:
     """Return the `FSDPParam` of each (module, attribute) that `fully_shard` manages; add the groups to the reading."""
     found: dict[tuple[int, str], Any] = {}
     for module in model.modules():
@@ -198,63 +198,63 @@ def _managed(model: nn.Module, reading: ModelReading) -> dict[tuple[int, str], A
     return found
 
 
-def _piece(source: Any, names: list[str], place: _Place) -> ParameterPiece:
+def _make_piece(source: Any, names: list[str], place: _Place) -> ParameterPiece:
     tensor = tensor_of(source)
     shape = tuple(tensor.shape)
     kind, placements, mesh = PLAIN, tuple[str, ...](), None
     region = HeldRegion((0,) * len(shape), shape)
     if isinstance(tensor, DTensor):
-        kind, placements = _kind(tensor.placements), tuple(map(_word, tensor.placements))
-        mesh, region = MeshLayout.of(tensor.device_mesh), _region(tensor, tensor.device_mesh, tensor.placements)
+        kind, placements = _kind_of_placements(tensor.placements), tuple(map(_placement_word, tensor.placements))
+        mesh, region = MeshLayout.of(tensor.device_mesh), _held_region(tensor, tensor.device_mesh, tensor.placements)
     elif place.replicas:
         kind, placements = REPLICATED, ("Replicate",)
         mesh = MeshLayout(("DDP",), (len(place.replicas),), place.replicas)
     elif place.flat:
         kind = FLAT
     return ParameterPiece(
-        names[0], tuple(names[1:]), kind, shape, region, _gathered(source, shape),
+        names[0], tuple(names[1:]), kind, shape, region, _gathered_region(source, shape),
         str(tensor.dtype).removeprefix("torch."), tensor.element_size(), placements, mesh, tensor.device.type,
         tensor.requires_grad,
     )  # fmt: skip
 
 
-def _kind(placements: Iterable[object]) -> str:
+def _kind_of_placements(placements: Iterable[object]) -> str:
     kinds = list(placements)
     if any(isinstance(one, Partial) for one in kinds):
         return PARTIAL
     return REPLICATED if all(isinstance(one, Replicate) for one in kinds) else SHARDED
 
 
-def _word(placement: object) -> str:
+def _placement_word(placement: object) -> str:
     """Return `Shard(0)`, `Replicate` or `Partial`; a strided shard is a shard of another dimension's piece."""
     dim = getattr(placement, "dim", None)
     return f"Shard({dim})" if dim is not None else type(placement).__name__
 
 
-def _region(tensor: Any, mesh: DeviceMesh, placements: Sequence[Any]) -> HeldRegion:
+def _held_region(tensor: Any, mesh: DeviceMesh, placements: Sequence[Any]) -> HeldRegion:
     if mesh.get_coordinate() is None:  # this rank is outside of the mesh
         return HeldRegion((0,) * len(tensor.shape), (0,) * len(tensor.shape))
     size, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     return HeldRegion(tuple(offset), tuple(size))
 
 
-def _gathered(source: Any, shape: tuple[int, ...]) -> HeldRegion | None:
+def _gathered_region(source: Any, shape: tuple[int, ...]) -> HeldRegion | None:
     """Return the region after `fully_shard` has gathered it: with tensor parallelism, that of this rank's part."""
     if isinstance(source, Tensor):
         return None
     spec = source._unsharded_dtensor_spec
     if spec is None or not source.is_dtensor:
         return HeldRegion((0,) * len(shape), shape)
-    return _region(spec, spec.mesh, spec.placements)
+    return _held_region(spec, spec.mesh, spec.placements)
 
 
-def _mesh(found: FoundParameter) -> MeshLayout | None:
+def _mesh_of_parameter(found: FoundParameter) -> MeshLayout | None:
     """Return the mesh to draw for a parameter: the one that its mesh was cut from; DDP has none."""
     tensor = tensor_of(found.source)
     return MeshLayout.of(tensor.device_mesh._get_root_mesh()) if isinstance(tensor, DTensor) else None
 
 
-def _remarks(reading: ModelReading) -> Iterator[str]:
+def _make_remarks(reading: ModelReading) -> Iterator[str]:
     pieces = [found.piece for found in reading.parameters]
     if not pieces:
         yield f"{reading.kind} has no parameters."

@@ -62,7 +62,7 @@ def isend(
 def send_as(end: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: str) -> Work:
     """Send a tensor in the background, by a name for its layout that the receiver must give, too. For `objects`."""
     entered = end.begin(end.between(end.world.rank, to, tensor, tag))
-    job = lambda: _send(end, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
+    job = lambda: _send_tensor(end, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
     wait = Wait(f"send to rank {to}{_tag_suffix(tag)}", f"send {end.key}", 0, (to,), end.seconds)
     pending = end.world.executor((end.key, "to", to, tag)).put(job)
     return Work(end.world, pending, wait, [tensor], name=f"{end.backend}:send")
@@ -103,7 +103,7 @@ def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, la
     what = f"recv from {'any rank' if anyone else f'rank {source}'}{_tag_suffix(tag)}"
     members = end.wait("").members if anyone else (source,)
     entered = end.begin(part)
-    job = lambda: _receive(end, tensor, source, tag, layout, entered)  # noqa: E731
+    job = lambda: _receive_tensor(end, tensor, source, tag, layout, entered)  # noqa: E731
     wait = Wait(what, f"recv {end.key}", 0, members, end.seconds)
     pending = end.world.executor(_key_of_receives(end, source, tag)).put(job)
     return Work(end.world, pending, wait, [tensor], end.ranks, f"{end.backend}:recv")
@@ -185,7 +185,9 @@ def tag_fault(tag: object) -> str:
     return "" if fine else f"tag={tag!r} is not a number from 0 to {MOST_TAG}"
 
 
-def _send(end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart) -> int:
+def _send_tensor(
+    end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart
+) -> int:
     with entered:
         _send_message(end, write_note(layout).to(end.notes_on), to, first + _OFFER)
         answer = torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
@@ -196,7 +198,7 @@ def _send(end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: s
     return to
 
 
-def _receive(
+def _receive_tensor(
     end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str, entered: CollectivePart
 ) -> int:
     world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)

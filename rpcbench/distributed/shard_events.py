@@ -81,7 +81,7 @@ class WatchedModel:
         self.rows = [ShardRow(self.key, n, reading.group_of.get(n), one) for n, one in enumerate(found)]
         self._groups = [[bool(group.is_unsharded), 0] for group in reading.groups]  # whole now, times gathered
         self._sizes = [_gathered_bytes(group) for group in reading.groups]
-        self._most = self._gathered
+        self._most = self._extra_bytes
         self._threads: set[int] = set()  # that have run the model
         self._states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # measured, by optimizer
         self.steps = 0
@@ -93,12 +93,12 @@ class WatchedModel:
         }  # fmt: skip
         self._undo: list[Callable[[], object]] = [model.register_forward_pre_hook(self._before_forward).remove]
         for number, group in enumerate(reading.groups):
-            self._follow(group, number)
+            self._wrap_group(group, number)
         leaves = (one.source for one in found if isinstance(one.source, Tensor) and one.source.requires_grad)
         if (leaf := next((one for one in leaves if one.is_leaf and one.device.type == "cpu"), None)) is not None:
             # One of them tells the thread of a backward pass. On a device that is a thread of the autograd engine, for
             # which the program waits.
-            hook = leaf.register_post_accumulate_grad_hook(self._ran)  # type: ignore[no-untyped-call]
+            hook = leaf.register_post_accumulate_grad_hook(self._gradient_accumulated)  # type: ignore[no-untyped-call]
             self._undo.append(hook.remove)
         self.read_gradients()
 
@@ -109,17 +109,17 @@ class WatchedModel:
 
     def row(self) -> Row:
         return {
-            **self._fixed, "steps": self.steps, "gathered": self._gathered, "most": self._most,
+            **self._fixed, "steps": self.steps, "gathered": self._extra_bytes, "most": self._most,
             "groups": [list(group) for group in self._groups],
         }  # fmt: skip
 
     @property
-    def _gathered(self) -> int:
+    def _extra_bytes(self) -> int:
         """The bytes that gathered parameters add to the rank's own pieces now."""
         return sum(size for size, (whole, _) in zip(self._sizes, self._groups, strict=True) if whole)
 
     # -- gathering
-    def _follow(self, group: Any, number: int) -> None:
+    def _wrap_group(self, group: Any, number: int) -> None:
         """Replace the methods of a group of `fully_shard` by which it gathers and frees its parameters."""
         if (earlier := vars(group).get(_MARK)) is not None:
             earlier.end()
@@ -130,34 +130,34 @@ class WatchedModel:
             with _BYSTANDER:
                 if group.device.type == "cpu":
                     self._threads.add(threading.get_ident())
-                self._became(number, whole)
+                self._gathering_changed(number, whole)
 
         setattr(group, _MARK, self)
         for method, whole in _TRANSITIONS.items():
             setattr(group, method, functools.partial(change, method, whole))
-        self._undo.append(functools.partial(_release, weakref.ref(group)))
+        self._undo.append(functools.partial(_restore_methods, weakref.ref(group)))
 
-    def _became(self, number: int, whole: bool) -> None:
+    def _gathering_changed(self, number: int, whole: bool) -> None:
         group = self._groups[number]
         if group[0] == whole:
             return
         group[0] = whole
         group[1] += whole
-        self._most = max(self._most, self._gathered)
-        self._tell_model()
+        self._most = max(self._most, self._extra_bytes)
+        self._report_model()
 
-    def _tell_model(self) -> None:
+    def _report_model(self) -> None:
         if self._bus.listening:
             self._bus.note("ModelChanged", "models", self.key, self.row)
 
     def tell(self) -> None:
         """Report all rows."""
-        self._tell_model()
+        self._report_model()
         for row in self.rows:
             self._bus.note("ShardChanged", "shards", row.key, row.row)
 
     # -- gradients
-    def _ran(self, _parameter: Tensor) -> None:
+    def _gradient_accumulated(self, _parameter: Tensor) -> None:
         self._threads.add(threading.get_ident())
 
     def _before_forward(self, _module: nn.Module, _inputs: object) -> None:
@@ -190,12 +190,12 @@ class WatchedModel:
             self.measure(optimizer)
         if optimizer in self._states:
             self.steps += 1
-            self._tell_model()
+            self._report_model()
 
     def measure(self, optimizer: Optimizer) -> None:
         """Measure the states that an optimizer has for parameters of this model; remember it if it has any of them."""
         by_tensor = {id(row.tensor): row for row in self.rows}  # anew: `fully_shard` may have replaced parameters
-        for parameter in _parameters(optimizer):
+        for parameter in _iterate_parameters(optimizer):
             if (row := by_tensor.get(id(parameter))) is None:
                 continue
             self._states[optimizer] = len(optimizer.state)
@@ -204,7 +204,7 @@ class WatchedModel:
             self._bus.note("ShardChanged", "shards", row.key, row.row)
 
 
-def _release(ref: weakref.ref[Any]) -> None:
+def _restore_methods(ref: weakref.ref[Any]) -> None:
     """Give a group of `fully_shard` its own methods back, unless it has been freed."""
     if (group := ref()) is not None:
         for name in (_MARK, *_TRANSITIONS):
@@ -217,7 +217,7 @@ def _gathered_bytes(group: Any) -> int:
     return sum(one._orig_size.numel() * (cast or one.sharded_param.dtype).itemsize for one in group.fsdp_params)
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+def _iterate_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -241,8 +241,8 @@ class ShardEvents:
         key = name if stage is None else f"{name} {stage}"
         known = self._watched.get(key)
         if known is None or known[0]() is not model:
-            for other in [*self._sharing(model), *([key] if known else [])]:
-                self._forget(other)
+            for other in [*self._models_sharing_parts(model), *([key] if known else [])]:
+                self._forget_model(other)
             watched = WatchedModel(model, name, stage, self._bus)
             freed = self._freed.put
             with self._lock:
@@ -251,23 +251,23 @@ class ShardEvents:
         else:
             watched = known[1]
             watched.read_gradients()
-        for one in self._optimizers() if optimizer is None else [optimizer]:
+        for one in self._find_optimizers() if optimizer is None else [optimizer]:
             watched.measure(one)
         watched.tell()
 
     def models(self) -> Table:
         self._drop_freed()
-        return {watched.key: watched.row() for watched in self._all()}
+        return {watched.key: watched.row() for watched in self._watched_models()}
 
     def shards(self) -> Table:
         self._drop_freed()
-        return {row.key: row.row() for watched in self._all() for row in watched.rows}
+        return {row.key: row.row() for watched in self._watched_models() for row in watched.rows}
 
-    def _all(self) -> list[WatchedModel]:
+    def _watched_models(self) -> list[WatchedModel]:
         with self._lock:
             return [watched for _, watched in self._watched.values()]
 
-    def _sharing(self, model: nn.Module) -> list[str]:
+    def _models_sharing_parts(self, model: nn.Module) -> list[str]:
         """Return the keys of watched models of which the model has parts, or is one."""
         modules = set(map(id, model.modules()))
         return [
@@ -276,7 +276,7 @@ class ShardEvents:
             if (other := ref()) is not None and not modules.isdisjoint(map(id, other.modules()))
         ]
 
-    def _forget(self, key: str) -> None:
+    def _forget_model(self, key: str) -> None:
         with self._lock:
             entry = self._watched.pop(key, None)
             last = not self._watched
@@ -284,8 +284,8 @@ class ShardEvents:
             return
         entry[1].end()
         for row in entry[1].rows:
-            self._bus.note("ShardForgotten", "shards", row.key, _nothing)
-        self._bus.note("ModelForgotten", "models", key, _nothing)
+            self._bus.note("ShardForgotten", "shards", row.key, _no_row)
+        self._bus.note("ModelForgotten", "models", key, _no_row)
         while last and self._unhook:
             self._unhook.pop()()
 
@@ -296,46 +296,46 @@ class ShardEvents:
             except Empty:
                 return
             if (entry := self._watched.get(key)) is not None and entry[0]() is None:  # else watched anew
-                self._forget(key)
+                self._forget_model(key)
 
     # -- the program
     def _follow_program(self) -> None:
         """Follow the steps of all optimizers, and the ends of cells."""
         if not self._unhook:
             self._unhook.append(register_optimizer_step_pre_hook(self._about_to_step).remove)
-            self._unhook.append(register_optimizer_step_post_hook(self._stepped).remove)
-        shell = _shell()
+            self._unhook.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        shell = _ipython_shell()
         if shell is not None and shell is not self._shell:
             shell.events.register("post_run_cell", self._cell_ended)
             self._shell = shell
 
     @_BYSTANDER
     def _about_to_step(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
-        for watched in self._all():
+        for watched in self._watched_models():
             watched.about_to_step(optimizer)
 
     @_BYSTANDER
-    def _stepped(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
-        for watched in self._all():
+    def _optimizer_stepped(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
+        for watched in self._watched_models():
             watched.stepped(optimizer)
 
     @_BYSTANDER
     def _cell_ended(self, *_: object) -> None:
         self._drop_freed()
-        for watched in self._all():
+        for watched in self._watched_models():
             watched.read_gradients()
 
-    def _optimizers(self) -> list[Optimizer]:
+    def _find_optimizers(self) -> list[Optimizer]:
         """Return the optimizers among the variables of cells: their steps before the watch were not seen."""
-        shell = _shell()
+        shell = _ipython_shell()
         return [] if shell is None else [one for one in list(shell.user_ns.values()) if isinstance(one, Optimizer)]
 
 
-def _nothing() -> None:
+def _no_row() -> None:
     """Return no row: the event removes it."""
 
 
-def _shell() -> Any:
+def _ipython_shell() -> Any:
     """Return IPython's shell in this process; None if there is none."""
     ipython: Any = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
@@ -367,7 +367,7 @@ def watch_model(model: Any, name: str = "model", optimizer: Optimizer | None = N
 
 def watch_variable(name: str) -> str:
     """Watch the module that a variable of this process's cells holds. Return "", or a sentence if there is none."""
-    shell = _shell()
+    shell = _ipython_shell()
     value = None if shell is None else shell.user_ns.get(name)
     if value is None:
         return f"there is no variable {name}"

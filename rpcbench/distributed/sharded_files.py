@@ -66,14 +66,14 @@ def save_sharded(model: torch.nn.Module, path: str | Path, optimizer: torch.opti
     """
     folder, ranks = Path(path).resolve(), Ranks()
     state, _ = _state_of(model, optimizer)
-    ranks.agree(f"save_sharded('{folder}', {_words(state)})", _place_fault(folder) or _meta_fault(state))
-    draft = _beside(folder, "draft")
+    ranks.agree(f"save_sharded('{folder}', {_model_digest(state)})", _place_fault(folder) or _meta_fault(state))
+    draft = _sibling_path(folder, "draft")
     try:
-        ranks.agree("save_sharded: folder", ranks.first(lambda: _make(draft)))
+        ranks.agree("save_sharded: folder", ranks.first(lambda: _make_folder(draft)))
         unseen = "" if draft.is_dir() else f"does not see {draft}, which rank 0 has made: all ranks must reach the path"
         ranks.agree("save_sharded: folder seen", unseen)
-        ranks.run("save_sharded: write", lambda: _write(state, draft, ranks.alone))
-        ranks.agree("save_sharded: replace", ranks.first(lambda: _replace(folder, draft)))
+        ranks.run("save_sharded: write", lambda: _write_state(state, draft, ranks.alone))
+        ranks.agree("save_sharded: replace", ranks.first(lambda: _replace_checkpoint(folder, draft)))
     except BaseException:  # Ctrl-C, too, leaves no draft
         ranks.first(lambda: shutil.rmtree(draft, ignore_errors=True))
         raise
@@ -100,9 +100,9 @@ def load_sharded(model: torch.nn.Module, path: str | Path, optimizer: torch.opti
 
     folder, ranks = Path(path).resolve(), Ranks()
     own, defaults = _state_of(model, optimizer)
-    read, fault = _fitting(own, folder, defaults)
-    ranks.agree(f"load_sharded('{folder}', {_words(own)})", fault or _meta_fault(own))
-    ranks.run("load_sharded: read", lambda: _read(read, folder, ranks.alone))
+    read, fault = _state_to_read(own, folder, defaults)
+    ranks.agree(f"load_sharded('{folder}', {_model_digest(own)})", fault or _meta_fault(own))
+    ranks.run("load_sharded: read", lambda: _read_state(read, folder, ranks.alone))
     ranks.agree("load_sharded: compare", _groups_fault(read, own, folder))
     if optimizer is not None:
         # not strict: a parameter that never had a gradient has no state
@@ -132,7 +132,7 @@ class Ranks:
             return
         if len(set(faults)) == 1:  # told once, as it is the same for all
             raise CollectiveError(faults[0])
-        told = (f"{self._named(rank)}: {each}" for rank, each in enumerate(faults) if each)
+        told = (f"{self._name_of_rank(rank)}: {each}" for rank, each in enumerate(faults) if each)
         raise CollectiveError("; ".join(told))
 
     def first(self, job: Callable[[], object]) -> str:
@@ -155,7 +155,7 @@ class Ranks:
                 job()
             except CheckpointException as error:  # torch raises it on all ranks if one has failed
                 rank, (cause, _) = next(iter(error.failures.items()))
-                who = self._named(rank)
+                who = self._name_of_rank(rank)
                 raise CollectiveError(f"{what} failed on {who}: {type(cause).__name__}: {cause}") from None
 
         if self._end is None:
@@ -163,7 +163,7 @@ class Ranks:
         else:
             self._end.carry(shared, what)
 
-    def _named(self, rank: int) -> str:
+    def _name_of_rank(self, rank: int) -> str:
         return "this process" if self._end is None else self._end.world.named(self._end.ranks[rank])
 
 
@@ -204,25 +204,28 @@ def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 _FRESH = "fresh"  # in the state of an optimizer, and not in a file: whether it has made no step
 
 
-def _words(state: State) -> str:
+def _model_digest(state: State) -> str:
     """Return a model in short, equal on all ranks that have the same one."""
     model = state["model"]
-    layout = sorted((name, str(getattr(each, "dtype", "")), _shape(each)) for name, each in model.items())
+    layout = sorted((name, str(getattr(each, "dtype", "")), _shape_of_value(each)) for name, each in model.items())
     digest = hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
     return f"{counted(len(model), 'tensor')} #{digest}{', optimizer' if 'optim' in state else ''}"
 
 
-def _shape(value: object) -> tuple[int, ...]:
+def _shape_of_value(value: object) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _meta_fault(state: State) -> str:
     found = [name for name, each in state["model"].items() if isinstance(each, torch.Tensor) and each.is_meta]
-    return f"the model has tensors without memory, on the device meta: {_few(found)}. Call to_empty first" * bool(found)
+    return (
+        f"the model has tensors without memory, on the device meta: {_format_few(found)}. Call to_empty first"
+        * bool(found)
+    )
 
 
 # -- files
-def _write(state: State, draft: Path, alone: bool) -> None:
+def _write_state(state: State, draft: Path, alone: bool) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -234,7 +237,7 @@ def _write(state: State, draft: Path, alone: bool) -> None:
         save(kept, storage_writer=FileSystemWriter(draft), no_dist=alone)
 
 
-def _read(state: State, folder: Path, alone: bool) -> None:
+def _read_state(state: State, folder: Path, alone: bool) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -253,7 +256,7 @@ def _without_advice(alone: bool) -> Iterator[None]:
         yield
 
 
-def _beside(folder: Path, kind: str) -> Path:
+def _sibling_path(folder: Path, kind: str) -> Path:
     return folder.with_name(f".{folder.name}.{kind}")
 
 
@@ -265,18 +268,20 @@ def _place_fault(folder: Path) -> str:
         return f"{folder} is a file: give the path of a folder"
     names = sorted(path.name for path in folder.iterdir())
     if others := [name for name in names if name != METADATA and not _PIECES.fullmatch(name)]:
-        return f"{folder} has files of no checkpoint, which a save would remove: {_few(others)}. Give another path"
+        return (
+            f"{folder} has files of no checkpoint, which a save would remove: {_format_few(others)}. Give another path"
+        )
     return ""
 
 
-def _make(draft: Path) -> None:
+def _make_folder(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)  # of a save that was killed
     draft.mkdir(parents=True)
 
 
-def _replace(folder: Path, draft: Path) -> None:
+def _replace_checkpoint(folder: Path, draft: Path) -> None:
     """Give a complete draft its name, and remove the checkpoint that had it."""
-    old = _beside(folder, "old")
+    old = _sibling_path(folder, "old")
     if folder.exists():
         if old.exists():  # of a save that was killed after its draft got its name
             shutil.rmtree(old)
@@ -292,27 +297,27 @@ def _replace(folder: Path, draft: Path) -> None:
 
 
 # -- whether a checkpoint fits
-def _fitting(own: State, folder: Path, defaults: set[str]) -> tuple[State, str]:
+def _state_to_read(own: State, folder: Path, defaults: set[str]) -> tuple[State, str]:
     """Return a state to read the checkpoint into, in new memory, and the reason that it does not fit; empty if it
     does."""
-    metadata, fault = _metadata(folder)
+    metadata, fault = _read_metadata(folder)
     if metadata is None:
         return {}, fault
     fault = _files_fault(metadata, folder) or _model_fault(metadata, own["model"], folder)
     if fault:
         return {}, fault
-    read: State = {"model": {name: _like(each) for name, each in own["model"].items()}}
+    read: State = {"model": {name: _memory_like(each) for name, each in own["model"].items()}}
     if "optim" in own:
         read["optim"], fault = _optimizer_to_read(metadata, own["optim"], defaults, folder)
     return read, fault
 
 
-def _metadata(folder: Path) -> tuple[Metadata | None, str]:
+def _read_metadata(folder: Path) -> tuple[Metadata | None, str]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     if not (folder / METADATA).is_file():
         there = "has no complete checkpoint" if folder.is_dir() else "is not there, or is no folder"
-        old = _beside(folder, "old")
+        old = _sibling_path(folder, "old")
         hint = f": a save was killed while it replaced the checkpoint, which is {old} now" if old.exists() else ""
         return None, f"{folder} {there}{hint}"
     try:
@@ -347,9 +352,9 @@ def _model_fault(metadata: Metadata, own: Mapping[str, Any], folder: Path) -> st
     }  # fmt: skip
     lacks = [name for name in own if name not in there]
     besides = [name for name in there if name not in own]
-    shapes = [(name, there[name], _shape(each)) for name, each in own.items() if name in there]
+    shapes = [(name, there[name], _shape_of_value(each)) for name, each in own.items() if name in there]
     other = [f"{name} {found}, not {wanted}" for name, found, wanted in shapes if found != wanted]
-    told = [f"{words} {_few(names)}" for words, names in
+    told = [f"{words} {_format_few(names)}" for words, names in
             (("it lacks", lacks), ("it has besides", besides), ("of another shape are", other)) if names]  # fmt: skip
     return f"{folder} is a checkpoint of another model: {'; '.join(told)}. Nothing was loaded" if told else ""
 
@@ -361,9 +366,9 @@ def _optimizer_to_read(metadata: Metadata, own: State, defaults: set[str], folde
     for name, path in metadata.planner_data.items():
         match path:
             case ("optim", "state", str(parameter), str(key), *_):
-                states.setdefault(parameter, {})[key] = _like(own["state"].get(parameter, {}).get(key))
+                states.setdefault(parameter, {})[key] = _memory_like(own["state"].get(parameter, {}).get(key))
             case ("optim", "param_groups", int(number), str(key), *_):
-                options.setdefault(number, {})[key] = _option(metadata.state_dict_metadata[name])
+                options.setdefault(number, {})[key] = _place_for_option(metadata.state_dict_metadata[name])
     if not options:
         return {}, f"{folder} has no state of an optimizer: it was saved without one"
     if sorted(options) != [*range(len(own["param_groups"]))]:
@@ -373,12 +378,12 @@ def _optimizer_to_read(metadata: Metadata, own: State, defaults: set[str], folde
     kept = {name: each.keys() ^ own["state"].get(name, {}).keys() for name, each in states.items()}
     differ = [f"{key} of {name}" for name, keys in kept.items() for key in sorted(keys)]
     if lacks or differ:
-        told = f"only one of the two has {_few([*lacks, *differ])}"
+        told = f"only one of the two has {_format_few([*lacks, *differ])}"
         return {}, f"{folder} has the state of another optimizer: {told}. Nothing was loaded"
     return {"state": states, "param_groups": [options[number] for number in sorted(options)]}, ""
 
 
-def _option(kept: Any) -> Any:
+def _place_for_option(kept: Any) -> Any:
     """Return a place for an option of a group of parameters: memory for a tensor, as a learning rate can be."""
     size = getattr(kept, "size", None)
     return None if size is None else torch.empty(size, dtype=kept.properties.dtype)
@@ -392,10 +397,10 @@ def _groups_fault(read: State, own: State, folder: Path) -> str:
     return "" if there == here else f"{folder} has other parameters in the groups of its optimizer. Nothing was loaded"
 
 
-def _like(value: Any) -> Any:
+def _memory_like(value: Any) -> Any:
     """Return new memory of a tensor's layout; other values as they are."""
     return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
 
 
-def _few(names: Sequence[str]) -> str:
+def _format_few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -51,15 +51,15 @@ class InitMethod:
 
 def read(method: str, rank: int, world_size: int) -> InitMethod:
     """Parse `env://`, `tcp://host:port` or `file:///path`. Raises CollectiveError for others and for missing parts."""
-    return _checked(lambda: _parsed(method, rank, world_size), method)
+    return _parse_and_check(lambda: _parse_method(method, rank, world_size), method)
 
 
 def given(store: Store, rank: int, world_size: int) -> InitMethod:
     """Return the place of a store that the program has given. Raises CollectiveError without its number of ranks."""
-    return _checked(lambda: InitMethod(rank=rank, world_size=world_size, store=store), "store")
+    return _parse_and_check(lambda: InitMethod(rank=rank, world_size=world_size, store=store), "store")
 
 
-def _checked(parse: Callable[[], InitMethod], method: str) -> InitMethod:
+def _parse_and_check(parse: Callable[[], InitMethod], method: str) -> InitMethod:
     try:
         place = parse()
     except CollectiveError:
@@ -77,22 +77,22 @@ def _checked(parse: Callable[[], InitMethod], method: str) -> InitMethod:
 
 
 
-def _parsed(method: str, rank: int, world_size: int) -> InitMethod:
+def _parse_method(method: str, rank: int, world_size: int) -> InitMethod:
     parts = urlsplit(method)
     query = {key: int(values[0]) for key, values in parse_qs(parts.query).items() if key in ("rank", "world_size")}
     if {key for key, given in (("rank", rank), ("world_size", world_size)) if given >= 0} & query.keys():
         raise CollectiveError(f"rank and world_size are given by {method!r} and as arguments, too: leave one out")
     rank, world_size = query.get("rank", rank), query.get("world_size", world_size)
     if parts.scheme == "env":
-        return _environment(rank, world_size)
+        return _parse_environment(rank, world_size)
     if parts.scheme == "file":
-        return InitMethod(file=_file(method, parts.netloc, parts.path), rank=rank, world_size=world_size)
+        return InitMethod(file=_parse_file(method, parts.netloc, parts.path), rank=rank, world_size=world_size)
     if parts.scheme == "tcp":
-        return _address(method, parts.hostname or "", parts.port or 0, rank, world_size)
+        return _parse_address(method, parts.hostname or "", parts.port or 0, rank, world_size)
     raise CollectiveError(f"there is no init method {method!r}: use env://, tcp://HOST:PORT or file:///PATH")
 
 
-def _environment(rank: int, world_size: int) -> InitMethod:
+def _parse_environment(rank: int, world_size: int) -> InitMethod:
     given = {"RANK": rank, "WORLD_SIZE": world_size}
     missing = [name for name, value in given.items() if value < 0 and name not in os.environ]
     missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
@@ -125,7 +125,7 @@ def generation() -> str:
     return os.environ.get(STORE_PORT, "")
 
 
-def _file(method: str, host: str, path: str) -> str:
+def _parse_file(method: str, host: str, path: str) -> str:
     if host or not path.startswith("/"):
         raise CollectiveError(f"{method} names no absolute path: write file:///path, with three slashes")
     if not Path(path).parent.is_dir():
@@ -133,7 +133,7 @@ def _file(method: str, host: str, path: str) -> str:
     return path
 
 
-def _address(method: str, host: str, port: int, rank: int, world_size: int) -> InitMethod:
+def _parse_address(method: str, host: str, port: int, rank: int, world_size: int) -> InitMethod:
     if not host or not port:
         raise CollectiveError(f"{method} names no address and port: write tcp://HOST:PORT, those of rank 0")
     if _is_multicast(host):
@@ -163,21 +163,21 @@ def store_at(place: InitMethod, seconds: float, check: Callable[[], object] = la
     if place.file:
         return FileStore(place.file, -1)
     at = place.address, place.port
-    if at not in _stores or not _answers(_stores[at]):
-        kept = _kept(place) if place.hosts_store is not False else None
-        _stores[at] = kept or _connect(place, seconds, check)
+    if at not in _stores or not _is_alive(_stores[at]):
+        kept = _host_store(place) if place.hosts_store is not False else None
+        _stores[at] = kept or _connect_to_store(place, seconds, check)
     return _stores[at]
 
 
 def opened_at(address: str) -> int:
     """Host a store at a free port of this address until `forget`, and return the port."""
-    store = _kept(InitMethod(address=address, hosts_store=True))
+    store = _host_store(InitMethod(address=address, hosts_store=True))
     assert isinstance(store, TCPStore)
     _stores[address, store.port] = store
     return store.port
 
 
-def _answers(store: Store) -> bool:
+def _is_alive(store: Store) -> bool:
     """Return whether the store's host is alive."""
     try:
         store.check([""])  # any request: it fails where the connection has ended
@@ -191,7 +191,7 @@ def forget(address: str, port: int) -> None:
     _stores.pop((address, port), None)
 
 
-def _kept(place: InitMethod) -> Store | None:
+def _host_store(place: InitMethod) -> Store | None:
     """Return a store hosted by this process; None where another process hosts it already."""
     # Our own listener: TCPStore would listen on all addresses, and could not report that the port is taken.
     try:
@@ -213,7 +213,7 @@ def _kept(place: InitMethod) -> Store | None:
     )
 
 
-def _connect(place: InitMethod, seconds: float, check: Callable[[], object]) -> Store:
+def _connect_to_store(place: InitMethod, seconds: float, check: Callable[[], object]) -> Store:
     # Plain connects first: TCPStore itself would wait in C++, where Ctrl-C does not interrupt it. It may have to wait
     # even then, where the host ends between the two, so each of its tries is short.
     found: list[Store] = []

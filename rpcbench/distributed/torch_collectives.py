@@ -176,15 +176,15 @@ class Probe:
         with self._lock:
             self._watched = [each for each in self._watched if each is not reports] + [reports] * on
             if self._watched and self._library is None:
-                self._library = self._registered(self._kernel)
+                self._library = self._register_kernels(self._make_kernel)
             if self._watched and self._cover is not None:
                 self._cover._destroy()
                 self._cover = None
             elif not self._watched and self._cover is None and self._library is not None:
-                self._cover = self._registered(lambda _name: torch.library.fallthrough_kernel)
+                self._cover = self._register_kernels(lambda _name: torch.library.fallthrough_kernel)
 
     @staticmethod
-    def _registered(kernel: Callable[[str], Callable[..., Any]]) -> Any:
+    def _register_kernels(kernel: Callable[[str], Callable[..., Any]]) -> Any:
         """Return a library that registers a kernel for each operator."""
         library: Any = torch.library.Library("c10d", "IMPL", "BackendSelect")  # type: ignore[no-untyped-call]
         # torch warns where a kernel covers another, which is what is wanted here.
@@ -194,7 +194,7 @@ class Probe:
             library.impl(name, made, with_keyset=made is not torch.library.fallthrough_kernel)
         return library
 
-    def _kernel(self, name: str) -> Callable[..., Any]:
+    def _make_kernel(self, name: str) -> Callable[..., Any]:
         op = getattr(torch.ops.c10d, name).default
         rest = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
@@ -216,7 +216,7 @@ class TorchCollectives:
     """Reports of torch's collectives to the table of one agent: `agent.part(TorchCollectives)`."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._told = agent, agent.part(CollectiveEvents)
+        self._agent, self._event_table = agent, agent.part(CollectiveEvents)
         self._bystander = Bystander("torch's collectives")
         self._lock = threading.RLock()  # guards the following; held while a watch begins
         self._on = False
@@ -228,7 +228,9 @@ class TorchCollectives:
         self._record: dict[str, FlightEntry] = {}  # the last entry of each group when the watch began
         self._recorded: dict[str, int] = {}  # scope of a group → number of the last collective that has a row
         self._backends: dict[str, str] = {}  # group → the flight recorder's name of its backend
-        self._unheard: dict[CollectivePart, Callable[[], bool]] = {}  # part → whether it has ended: torch reports none
+        self._polled_parts: dict[
+            CollectivePart, Callable[[], bool]
+        ] = {}  # part → whether it has ended: torch reports none
         self._wake = Event()  # there are such parts
         self._poller: threading.Thread | None = None
         agent.on_end.append(lambda: PROBE.set(self, on=False))
@@ -247,19 +249,19 @@ class TorchCollectives:
             PROBE.set(self, on)  # before the rest: so no collective falls between the flight recorder and the kernel
             if on:
                 with self._bystander:
-                    self._begin(before)
+                    self._begin_watch(before)
             else:
                 self._wake.set()  # ends the poller
 
-    def _begin(self, before: _Groups) -> None:
+    def _begin_watch(self, before: _Groups) -> None:
         """`before`: the groups of the last watch, which may have been used since."""
-        if self._look():  # operations of an earlier watch
+        if self._poll_once():  # operations of an earlier watch
             self._start_poller()
         self._record = {}
         for group in filter(None, before.values()):
             for way in group.ways:
-                self._told.forget(f"{group.scope}.{way}")
-        if not c10d.is_initialized() or not self._settled():
+                self._event_table.forget(f"{group.scope}.{way}")
+        if not c10d.is_initialized() or not self._update_world():
             return
         entries = self._of_this_world(flight_record())
         self._record = {entry.group: entry for entry in entries}
@@ -267,37 +269,37 @@ class TorchCollectives:
         own = {(group, n) for group, first, last in OWN_CALLS.ranges() for n in range(first, last + 1)}
         for entry in entries:
             if (entry.group, entry.op_id) not in own:
-                self._absorb(entry)
+                self._add_recorded_entry(entry)
 
     def _of_this_world(self, entries: list[FlightEntry]) -> list[FlightEntry]:
         """Return the entries of groups that exist: those of an earlier world have the same names and numbers."""
         latest = {entry.group: entry for entry in entries}  # oldest first
-        known = {name: group for name in latest if (group := self._group(name)) is not None}
+        known = {name: group for name in latest if (group := self._find_group(name)) is not None}
         there = {name for name, group in known.items() if latest[name].op_id <= operations(group.backend)}
         return [each for each in entries if each.group in there and each.backend == latest[each.group].backend]
 
-    def _absorb(self, entry: FlightEntry) -> None:
+    def _add_recorded_entry(self, entry: FlightEntry) -> None:
         """Make a row of a collective that began before the watch."""
-        group = self._group(entry.group)
+        group = self._find_group(entry.group)
         if group is None or entry.number <= self._recorded.get(group.scope, 0):
             return
         self._recorded[group.scope] = entry.number
         part = CollectivePart(
             group.scope, entry.number, group.label, entry.op, group.members, entry.shape, entry.size
         )  # fmt: skip
-        self._told.enter(part, entry.begin)
+        self._event_table.enter(part, entry.begin)
         if entry.runs:
-            self._poll(part, partial(is_completed, entry.backend, entry.op_id))
+            self._poll_for_end(part, partial(is_completed, entry.backend, entry.op_id))
         else:
-            self._told.leave(part, failed=False, end=entry.begin)
+            self._event_table.leave(part, failed=False, end=entry.begin)
 
     # -- the world and its groups
-    def _settled(self) -> bool:
+    def _update_world(self) -> bool:
         """Take over torch's present world. Returns whether it has one."""
         world = distributed_c10d._get_default_group() if c10d.is_initialized() else None
         if world is not self._world:
             if self._token:
-                self._told.abandon(self._token)
+                self._event_table.abandon(self._token)
             self._world, self._groups, self._record, self._recorded, self._backends = world, {}, {}, {}, {}
             self._token, self._names = "", ()
             if world is not None:
@@ -313,7 +315,7 @@ class TorchCollectives:
             token, ranks = met.store.compare_set("token", "", secrets.token_hex(8)).decode(), met.ranks
         self._token, self._names = f"{token}.torch", tuple(who.name for who in ranks)
 
-    def _group(self, name: str, device: str = "cpu") -> WatchedGroup | None:
+    def _find_group(self, name: str, device: str = "cpu") -> WatchedGroup | None:
         """Return a group as a user of the backend that torch has for one type of device."""
         if (name, device) not in self._groups:
             there: list[c10d.ProcessGroup] = list(distributed_c10d._world.pg_map)
@@ -347,39 +349,39 @@ class TorchCollectives:
         seen = SeenOperation(name, args)
         with contextlib.ExitStack() as locks:
             with self._bystander, torch._C.DisableTorchFunction():  # reading a tensor runs no code of the program
-                self._enter(seen, locks)
+                self._record_entry(seen, locks)
             try:
                 result = go()
             except BaseException:
                 with self._bystander:
-                    self._fail(seen)
+                    self._record_failure(seen)
                 raise
             finally:
                 with self._bystander:
                     self._count_transfers(seen)
         with self._bystander:
-            self._follow(seen, result)
+            self._follow_operation(seen, result)
         return result
 
-    def _enter(self, seen: SeenOperation, locks: contextlib.ExitStack) -> None:
+    def _record_entry(self, seen: SeenOperation, locks: contextlib.ExitStack) -> None:
         """Record that an operation begins. It takes its number under the group's lock, which `locks` then release."""
         op = _OPS[seen.name]
-        tensor = _first(seen.args[op.tensors])
+        tensor = _first_tensor(seen.args[op.tensors])
         if tensor is None:
             return  # torch refuses a call without tensors
-        group = self._known(c10d.ProcessGroup.unbox(seen.args[op.group]), tensor.device.type)
+        group = self._group_of_operation(c10d.ProcessGroup.unbox(seen.args[op.group]), tensor.device.type)
         if group is None:
             return
         with group.lock:
-            seen.group, seen.before = group, self._count(group)
+            seen.group, seen.before = group, self._count_operations(group)
             if seen.name != "monitored_barrier_":  # returns when all have come, so no lock may be held
                 locks.enter_context(group.lock)
             if not OWN_CALLS.active:
-                seen.part = self._part(seen, group)
-                self._told.enter(seen.part)
+                seen.part = self._make_part(seen, group)
+                self._event_table.enter(seen.part)
 
     @staticmethod
-    def _fail(seen: SeenOperation) -> None:
+    def _record_failure(seen: SeenOperation) -> None:
         if seen.part is not None:
             seen.part.leave(failed=True)
 
@@ -391,15 +393,15 @@ class TorchCollectives:
                 assert group.transfers is not None
                 group.transfers += operations(group.backend) - seen.before
 
-    def _known(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
+    def _group_of_operation(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
         """Return the group of an operation, if it is one of the program's."""
         key = group.group_name, device
         if distributed_c10d._world.default_pg is self._world and (found := self._groups.get(key)) is not None:
             return found
         with self._lock:
-            return self._group(*key) if self._settled() else None
+            return self._find_group(*key) if self._update_world() else None
 
-    def _count(self, group: WatchedGroup) -> int:
+    def _count_operations(self, group: WatchedGroup) -> int:
         """Return the backend's count of operations so far, and find this rank's transfers among them."""
         count = operations(group.backend)
         if group.transfers is None:
@@ -409,10 +411,10 @@ class TorchCollectives:
             group.transfers = count if last is None else count - last.number
         return count
 
-    def _part(self, seen: SeenOperation, group: WatchedGroup) -> CollectivePart:
+    def _make_part(self, seen: SeenOperation, group: WatchedGroup) -> CollectivePart:
         """Return this rank's part of an operation."""
         name, args, op = seen.name, seen.args, _OPS[seen.name]
-        tensors = [] if name in _BARRIERS else _flat(args[op.tensors])
+        tensors = [] if name in _BARRIERS else _flatten_tensors(args[op.tensors])
         shape = Layouts((each.dtype, each.shape) for each in tensors)
         size = sum(map(tensor_bytes, tensors))
         if name == "monitored_barrier_":
@@ -420,14 +422,14 @@ class TorchCollectives:
             scope, number = f"{group.scope}.{op.name}", group.ways[op.name]
             return CollectivePart(scope, number, group.label, op.name, group.members, site=calling_site())
         if name in _TRANSFERS:
-            return self._transfer(group, op, args, shape, size)
+            return self._make_transfer(group, op, args, shape, size)
         assert group.transfers is not None
         root = None if op.root is None else group.ranks[args[op.root]]
         label = OpLabel(op, None if op.reduce_op is None else args[op.reduce_op], root)
         number = self._recorded[group.scope] = seen.before - group.transfers + 1
         return CollectivePart(group.scope, number, group.label, label, group.members, shape, size, calling_site())
 
-    def _transfer(
+    def _make_transfer(
         self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: Layouts, size: int
     ) -> CollectivePart:
         """Return this rank's part of its next transfer in one direction."""
@@ -447,7 +449,7 @@ class TorchCollectives:
         return CollectivePart(scope, group.ways[way], group.label, name, ends, shape, size, calling_site())
 
     # -- ends
-    def _follow(self, seen: SeenOperation, result: Any) -> None:
+    def _follow_operation(self, seen: SeenOperation, result: Any) -> None:
         """Record the end of an operation that torch has begun, now or when it comes."""
         part, group = seen.part, seen.group
         if part is None or group is None:
@@ -455,12 +457,12 @@ class TorchCollectives:
         try:
             self._follow_work(part, group, seen, result)
         except Exception:
-            self._lose(part)
+            self._record_unknown_end(part)
             raise
 
-    def _lose(self, part: CollectivePart) -> None:
+    def _record_unknown_end(self, part: CollectivePart) -> None:
         """Record a part as ended at a time that is not known, after an error of the recording."""
-        self._told.leave(part, failed=False, end=part.begin)
+        self._event_table.leave(part, failed=False, end=part.begin)
 
     def _follow_work(self, part: CollectivePart, group: WatchedGroup, seen: SeenOperation, result: Any) -> None:
         name = seen.name
@@ -470,16 +472,16 @@ class TorchCollectives:
         if work is None:  # NCCL gives none for a part of a batch of transfers
             part.leave()
         elif not group.is_gloo or name not in _WITHOUT_FUTURE:
-            work.get_future().add_done_callback(partial(self._end, part))
+            work.get_future().add_done_callback(partial(self._operation_ended, part))
         elif name in _TRANSFERS:
-            self._poll(part, work.is_completed)
+            self._poll_for_end(part, work.is_completed)
         elif any(arg is False for arg in seen.args):  # not asynchronous: the caller would wait now
             with contextlib.suppress(RuntimeError), part:  # the caller's own wait raises it again
                 work.wait()
         else:
-            self._poll(part, partial(is_completed, self._backend_of(group), seen.before + 1))
+            self._poll_for_end(part, partial(is_completed, self._backend_of(group), seen.before + 1))
 
-    def _end(self, part: CollectivePart, future: torch.futures.Future[Any]) -> None:
+    def _operation_ended(self, part: CollectivePart, future: torch.futures.Future[Any]) -> None:
         """Record the end of a part, on a thread of torch."""
         with self._bystander:
             try:
@@ -496,9 +498,9 @@ class TorchCollectives:
                 self._backends.update((entry.group, entry.backend) for entry in flight_record())
         return self._backends[group.name]
 
-    def _poll(self, part: CollectivePart, ended: Callable[[], bool]) -> None:
+    def _poll_for_end(self, part: CollectivePart, ended: Callable[[], bool]) -> None:
         with self._lock:
-            self._unheard[part] = ended
+            self._polled_parts[part] = ended
             self._start_poller()
 
     def _start_poller(self) -> None:
@@ -510,34 +512,34 @@ class TorchCollectives:
         """Look for the ends of such operations, while there are any and a watcher."""
         while True:
             with self._lock:  # so that no part is added to a poller that ends
-                if not self._on or not self._look():
+                if not self._on or not self._poll_once():
                     self._poller = None
                     return
             self._wake.wait(_POLL_SECONDS)
             self._wake.clear()
 
-    def _look(self) -> bool:
+    def _poll_once(self) -> bool:
         """Record the operations that have ended of which torch gives no event. Returns whether others run."""
         with self._lock:
-            for part, ended in list(self._unheard.items()):
+            for part, ended in list(self._polled_parts.items()):
                 with self._bystander:
                     self._end_unheard(part, ended)
-            return bool(self._unheard)
+            return bool(self._polled_parts)
 
     def _end_unheard(self, part: CollectivePart, ended: Callable[[], bool]) -> None:
         """Record the end of a part if it has come."""
         try:
             over = part.end is not None or ended()
         except Exception:
-            del self._unheard[part]
-            self._lose(part)
+            del self._polled_parts[part]
+            self._record_unknown_end(part)
             raise
         if over:
-            del self._unheard[part]
+            del self._polled_parts[part]
             part.leave()
 
 
-def _first(tensors: Any) -> torch.Tensor | None:
+def _first_tensor(tensors: Any) -> torch.Tensor | None:
     while not isinstance(tensors, torch.Tensor):
         if not tensors:
             return None
@@ -545,7 +547,7 @@ def _first(tensors: Any) -> torch.Tensor | None:
     return tensors
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
+def _flatten_tensors(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
-    return [each for inner in tensors for each in _flat(inner)]
+    return [each for inner in tensors for each in _flatten_tensors(inner)]

@@ -94,7 +94,7 @@ def met_in(group: c10d.ProcessGroup, timeout: timedelta | None = None) -> Rendez
         theirs = store.clone()  # a connection of its own: torch may wait in the other
         if timeout is not None:
             theirs.set_timeout(timeout)
-        own = PrefixStore(f"rpcbench/{_nonce(theirs, group)}", theirs)
+        own = PrefixStore(f"rpcbench/{_nonce_of_world(theirs, group)}", theirs)
         own.compare_set("founder", "", "torch")
         return RendezvousResult(own, me, _met_ranks(theirs, size) or ranks)
     except (c10d.DistError, RuntimeError, NotImplementedError) as error:
@@ -103,7 +103,7 @@ def met_in(group: c10d.ProcessGroup, timeout: timedelta | None = None) -> Rendez
         return RendezvousResult(HashStore(), me, ranks)
 
 
-def _nonce(store: Store, group: c10d.ProcessGroup) -> str:
+def _nonce_of_world(store: Store, group: c10d.ProcessGroup) -> str:
     """Return a text of this world alone, alike on its ranks; "" where torch has written none.
 
     A program may found one world after the other at one store, and torch uses the same keys for all of them.

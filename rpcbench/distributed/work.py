@@ -82,18 +82,18 @@ class Work:
 
     def source_rank(self) -> int:
         """Return the rank that has sent, of a completed receive. Raises its error; CollectiveError while it runs."""
-        return self._completed()
+        return self._result_or_raise()
 
     def _source_rank(self) -> int:
         """Return the position in the group of the rank that has sent, as torch's own Work; raises as `source_rank`."""
-        return self._ranks.index(self._completed())
+        return self._ranks.index(self._result_or_raise())
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the result. Raises its error; CollectiveError while it runs."""
-        self._completed()
+        self._result_or_raise()
         return self._tensors
 
-    def _completed(self) -> int:
+    def _result_or_raise(self) -> int:
         if (error := self.exception()) is not None:
             raise error
         if not self._pending.done:
@@ -109,8 +109,8 @@ class Work:
             first = self._future is None
             future = self._future = Future() if self._future is None else self._future
         if first:
-            self._revoke = self._world.when_closed(self._settle)
-            self._pending.then(self._settle)
+            self._revoke = self._world.when_closed(self._complete_future)
+            self._pending.then(self._complete_future)
         return future
 
     def _shown_to_profiler(self) -> contextlib.AbstractContextManager[object]:
@@ -122,7 +122,7 @@ class Work:
         name, self._name = self._name, None
         return record_function(name)
 
-    def _settle(self) -> None:
+    def _complete_future(self) -> None:
         """Complete the future, once: after the operation, or at the end of the world."""
         with self._lock:
             if self._settled or self._future is None:

@@ -70,7 +70,7 @@ class RankWatch:
 
     def __init__(self, agent: Agent) -> None:
         self._world: weakref.ref[World] | None = None
-        agent.on_member(self._changed)
+        agent.on_member(self._member_changed)
 
     @staticmethod
     def over(world: World) -> None:
@@ -78,7 +78,7 @@ class RankWatch:
         if (agent := current.find()) is not None:
             agent.part(RankWatch)._world = weakref.ref(world)
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         world = self._world() if self._world is not None else None
         rank = world.rank_of(who.name) if world is not None and kind == "lost" else None
         if world is not None and rank is not None:
@@ -129,8 +129,8 @@ def founding(place: InitMethod) -> Iterator[None]:
     try:
         yield
     except c10d.DistError as error:  # the report that the host is lost may arrive a little later
-        wait_until(lambda: not place.names or _obstacle(place) is not None, DETECTION_SECONDS)
-        _check(place)
+        wait_until(lambda: not place.names or _find_obstacle(place) is not None, DETECTION_SECONDS)
+        _raise_obstacle(place)
         raise WorkerLostError(
             f"{_NOT_FOUNDED}: the rank that hosts its store has ended or cannot be reached "
             f"({str(error).splitlines()[0]}). {RETRY_HINT}"
@@ -142,20 +142,20 @@ def meet(place: InitMethod, group_name: str, seconds: float, offer: str = "") ->
 
     Raises RpcTimeoutError after `seconds`, with the ranks that have not; WorkerLostError where a worker is lost.
     """
-    shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds, lambda: _check(place)))
+    shared = PrefixStore(f"rpcbench/{group_name}", store_at(place, seconds, lambda: _raise_obstacle(place)))
     while True:
-        number, rank = _arrive(shared, place)
+        number, rank = _join_round(shared, place)
         store = PrefixStore(f"{number}", shared)
-        if not store.check(["verdict"]) and (met := _wait(store, rank, place, seconds, offer)):
+        if not store.check(["verdict"]) and (met := _wait_for_verdict(store, rank, place, seconds, offer)):
             return met
 
 
-def _check(place: InitMethod) -> None:
-    if (error := _obstacle(place)) is not None:
+def _raise_obstacle(place: InitMethod) -> None:
+    if (error := _find_obstacle(place)) is not None:
         raise error
 
 
-def _obstacle(place: InitMethod) -> RpcError | None:
+def _find_obstacle(place: InitMethod) -> RpcError | None:
     """Return the reason why the ranks at this place can no longer all come; None where none is known."""
     agent = current.find()
     if place.generation and stores.generation() != place.generation:
@@ -172,7 +172,7 @@ def _obstacle(place: InitMethod) -> RpcError | None:
     return None
 
 
-def _arrive(shared: Store, place: InitMethod) -> tuple[int, int]:
+def _join_round(shared: Store, place: InitMethod) -> tuple[int, int]:
     """Return round and rank of this process."""
     if place.rank >= 0:  # the n-th try of each rank belongs to round n
         return shared.add(f"{place.world_size}/tries/{place.rank}", 1), place.rank
@@ -180,7 +180,9 @@ def _arrive(shared: Store, place: InitMethod) -> tuple[int, int]:
     return number + 1, rank
 
 
-def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str) -> RendezvousResult | None:
+def _wait_for_verdict(
+    store: Store, rank: int, place: InitMethod, seconds: float, offer: str
+) -> RendezvousResult | None:
     """Return the world once all ranks have come; None if one of them has died meanwhile."""
     size = place.world_size
     store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here(offer))))
@@ -188,9 +190,9 @@ def _wait(store: Store, rank: int, place: InitMethod, seconds: float, offer: str
         dead = any(who.has_ended() for who in read_ranks(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
     try:
-        wait_until(lambda: store.check(["verdict"]) or _obstacle(place) is not None, seconds)
+        wait_until(lambda: store.check(["verdict"]) or _find_obstacle(place) is not None, seconds)
     finally:  # Ctrl-C too gives up for all ranks; a verdict that exists already stays
-        reason = _obstacle(place) or RpcTimeoutError(_late(store, rank, place, seconds))
+        reason = _find_obstacle(place) or RpcTimeoutError(_timeout_text(store, rank, place, seconds))
         verdict = store.compare_set("verdict", "", _as_json(reason))
     if verdict == _STALE:
         return None
@@ -210,7 +212,7 @@ def read_ranks(store: Store, size: int) -> tuple[RankProcess, ...]:
     return tuple(RankProcess(**json.loads(store.get(f"here/{each}"))) for each in range(size))
 
 
-def _late(store: Store, rank: int, place: InitMethod, seconds: float) -> str:
+def _timeout_text(store: Store, rank: int, place: InitMethod, seconds: float) -> str:
     size = place.world_size
     far = f", and reach the store at {place.address}:{place.port}" if not is_loopback(place.address) else ""
     missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
@@ -236,7 +238,7 @@ _POLL_SECONDS = 0.5
 """Seconds between two polls of the store by a wait, and until it first writes where it waits."""
 DETECTION_SECONDS = 2.0
 """Seconds that the report of a lost rank may take after its connection has broken."""
-_UNUSED_TAG = 0x7E57  # of a message that no rank sends; see `_abort`
+_UNUSED_TAG = 0x7E57  # of a message that no rank sends; see `_abort_group`
 _KINDS = {  # sent by name
     kind.__name__: kind for kind in (CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError)
 }
@@ -327,7 +329,7 @@ class World:
     def finish(self, pending: Pending[T], wait: Wait) -> T:
         """Wait for a job and return its result, or raise the error that breaks the world meanwhile."""
         try:
-            self._await(pending, wait)
+            self._wait_for_job(pending, wait)
         except KeyboardInterrupt:
             self.breaks(CollectiveError(f"{self.named(self.rank)} was interrupted in {wait.what}. {RETRY_HINT}"))
             raise
@@ -337,8 +339,8 @@ class World:
             self.check()
         return pending.result()
 
-    def _await(self, pending: Pending[T], wait: Wait) -> None:
-        deadline = time.monotonic() + self._limit(wait)
+    def _wait_for_job(self, pending: Pending[T], wait: Wait) -> None:
+        deadline = time.monotonic() + self._wait_seconds(wait)
         told = False
 
         def over() -> bool:
@@ -346,30 +348,30 @@ class World:
 
         while not self._changes.wait_for(over, max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))):
             if not told:
-                with self._kept("report where it waits"):
+                with self._handle_store_errors("report where it waits"):
                     words = json.dumps([wait.group, wait.number, wait.what, str(creation_site())])
                     self.store.set(f"waits/{self.rank}", words)
                 told = True
             self.poll_failure()
             if time.monotonic() >= deadline and not over():
-                self.breaks(RpcTimeoutError(self._late(wait)))
+                self.breaks(RpcTimeoutError(self._timeout_text(wait)))
         if told and not self.broken:
             with contextlib.suppress(RuntimeError):  # the store's host may have finished its work and ended
                 self.store.set(f"waits/{self.rank}", "")
 
-    def _limit(self, wait: Wait) -> float:
+    def _wait_seconds(self, wait: Wait) -> float:
         return self.seconds if wait.seconds is None else wait.seconds
 
     # -- exchange of reports through the store
     def poll_failure(self) -> bool:
         """Break this world too if another rank has broken it; return whether it is broken."""
-        with self._kept("read the reports of the others"):
+        with self._handle_store_errors("read the reports of the others"):
             if self._broken is None and self.store.check(["broken"]):
                 self.ends(_from_json(self.store.get("broken")))
         return self.broken
 
     @contextlib.contextmanager
-    def _kept(self, deed: str) -> Iterator[None]:
+    def _handle_store_errors(self, deed: str) -> Iterator[None]:
         """Turn failures of the store into the end of its host, where that is known."""
         try:
             yield
@@ -383,7 +385,7 @@ class World:
     def breaks(self, error: RpcError) -> None:
         """Break the world on all ranks, for this reason or for an earlier one."""
         if self._broken is None:
-            with self._kept("report the failure to the others"):
+            with self._handle_store_errors("report the failure to the others"):
                 self.ends(_from_json(self.store.compare_set("broken", "", _as_json(error))))
 
     def ends(self, error: RpcError) -> None:
@@ -391,7 +393,7 @@ class World:
         if self._broken is None:
             self.close(error)
             for group in self.torch_groups():
-                _abort(group)
+                _abort_group(group)
 
     def torch_groups(self) -> list[Any]:
         """Return torch's groups of this world."""
@@ -412,12 +414,12 @@ class World:
             self.check()
         return False
 
-    def _late(self, wait: Wait) -> str:
+    def _timeout_text(self, wait: Wait) -> str:
         """Return the text of a timeout: the ranks that have not come, and where the others wait."""
-        lines = [f"{self._limit(wait):g} s have passed in {wait.what}:"]
+        lines = [f"{self._wait_seconds(wait):g} s have passed in {wait.what}:"]
         for rank in sorted({*wait.members, self.rank}):
             said = ""
-            with self._kept("read where the others wait"):
+            with self._handle_store_errors("read where the others wait"):
                 said = self.store.get(f"waits/{rank}").decode() if self.store.check([f"waits/{rank}"]) else ""
             lines.append(f"  {self.named(rank)} {_wait_text(said, wait)}")
         return "\n".join([*lines, RETRY_HINT])
@@ -471,7 +473,7 @@ def _wait_text(said: str, wait: Wait) -> str:
     return f"{'waits there' if same else f'has not come; it waits in {what}'}, at {where}"
 
 
-def _abort(group: Any) -> None:
+def _abort_group(group: Any) -> None:
     """End the running operations of one of torch's groups."""
     # gloo cannot abort; but a wait that times out ends all others of its group, so this starts one with 1 ms. It tries
     # each peer: where the connection has ended before, nothing is waited for, and no other wait ends.

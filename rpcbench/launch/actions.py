@@ -52,18 +52,18 @@ class Actions:
         `begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("stacks", "worker2")`, `begin("scale", "3")`,
         `begin("stop", "all")`; ValueError for another action.
         """
-        deed = self._deed(action, target)
+        deed = self._function_for_action(action, target)
         key = f"{action} {target}"
         with self._lock:
             if key in self._running:
                 return self._running[key]
             self._running[key] = future = Future[None]()
-            self._set(key, {"action": action, "target": target, "state": "runs", "error": ""})
+            self._set_row(key, {"action": action, "target": target, "state": "runs", "error": ""})
         # Not a pool thread of the agent: those end with the agent, which the action "stop" ends.
-        threading.Thread(target=self._do, args=(key, deed, future), name="rpcbench-action", daemon=True).start()
+        threading.Thread(target=self._run_action, args=(key, deed, future), name="rpcbench-action", daemon=True).start()
         return future
 
-    def _deed(self, action: str, target: str) -> Callable[[], object]:
+    def _function_for_action(self, action: str, target: str) -> Callable[[], object]:
         cluster = cast(BaseCluster, self._agent.owner)
         match action:
             case "interrupt":
@@ -79,26 +79,26 @@ class Actions:
                 return cluster.shutdown
         raise ValueError(f"unknown action {action!r}: use interrupt, restart, stacks, scale or stop")
 
-    def _do(self, key: str, deed: Callable[[], object], future: Future[None]) -> None:
+    def _run_action(self, key: str, deed: Callable[[], object], future: Future[None]) -> None:
         try:
             said = deed()
         except Exception as error:  # any error is shown in the panel
             logger.info("%s failed", key, exc_info=error)
-            self._over(key, {"state": "failed", "error": f"{type(error).__name__}: {error}"})
+            self._action_ended(key, {"state": "failed", "error": f"{type(error).__name__}: {error}"})
             future.set_exception(error)
         else:
-            self._over(key, {"state": "done", "text": said} if isinstance(said, str) else None)
+            self._action_ended(key, {"state": "done", "text": said} if isinstance(said, str) else None)
             future.set_result(None)
 
-    def _over(self, key: str, outcome: Row | None) -> None:
+    def _action_ended(self, key: str, outcome: Row | None) -> None:
         with self._lock:
             del self._running[key]
-            self._set(key, None if outcome is None else {**self._rows[key], **outcome})
+            self._set_row(key, None if outcome is None else {**self._rows[key], **outcome})
             ended = [name for name, row in self._rows.items() if row["state"] != "runs"]
             for old in ended[:-LONGEST]:
-                self._set(old, None)
+                self._set_row(old, None)
 
-    def _set(self, key: str, row: Row | None) -> None:
+    def _set_row(self, key: str, row: Row | None) -> None:
         self._rows.pop(key, None)  # so that it is inserted as the last
         if row is not None:
             self._rows[key] = row

@@ -238,7 +238,7 @@ def tail(log: Path) -> str:
     own = [line for line in shown if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
     text = _FRAMES.sub("", "\n".join(own))
     begin = text.rfind(_FATAL)
-    return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal(text[begin:])
+    return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal_error_text(text[begin:])
 
 
 def fold_frames(text: str) -> str:
@@ -246,7 +246,7 @@ def fold_frames(text: str) -> str:
     return _FRAMES.sub(lambda found: f"({counted(found[1].count('frame #'), 'frame')} of C++: see the log)\n", text)
 
 
-def _fatal(text: str) -> str:
+def _fatal_error_text(text: str) -> str:
     """Return the parts of a faulthandler report that matter: the signal, and the stack of the thread that caused it."""
     first, *blocks = text.split("\n\n")
     stack = [line for block in blocks if block.startswith("Current thread") for line in block.splitlines()]

@@ -86,7 +86,7 @@ class BaseCluster(ABC):
     def log(self, name: str) -> str:
         """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
 
-    def _calls(self) -> Counter[int]:
+    def _count_calls(self) -> Counter[int]:
         """Return how many calls of this process wait for a reply, by the id of the worker."""
         return Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
 
@@ -362,7 +362,7 @@ class BaseCluster(ABC):
         >>> cluster.submit(pow, 2, 10).result()
         1024
         """
-        return self._tasks.submit(function, *args, **kwargs)
+        return self._task_pool.submit(function, *args, **kwargs)
 
     def executor(self, workers: str | Sequence[str] = "all") -> TaskPool:
         """Make a `concurrent.futures.Executor` that runs each task on a worker, one at a time on each.
@@ -382,10 +382,10 @@ class BaseCluster(ABC):
         >>> [future.result() for future in futures]
         [8, 16]
         """
-        return TaskPool(self.agent, workers, self._calls)
+        return TaskPool(self.agent, workers, self._count_calls)
 
     @cached_property
-    def _tasks(self) -> TaskPool:
+    def _task_pool(self) -> TaskPool:
         return self.executor()
 
     # -- groups

@@ -122,10 +122,10 @@ class Cluster(BaseCluster):
         same_modes: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        _check(n, grace, patience)
+        _check_arguments(n, grace, patience)
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
-        config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
+        config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._complete_config(config)
         name, given = registry.chosen_launcher(launcher, kind, kernel, start, python)
         self.kind = {"local": "process"}.get(name, name)
         options = {**given, **(options or {})}
@@ -137,7 +137,7 @@ class Cluster(BaseCluster):
             self._launcher: Launcher = registry.make_launcher(name, directory, options)
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, getattr(self._launcher, "pins", False))
-            config = _reachable(config, name, self._launcher.far, address)
+            config = _with_remote_address(config, name, self._launcher.far, address)
             config = replace(config, environ=variables(env, bool(self._pins.of(1))), start_seconds=patience)
             warn_of_debugging(config.environ)
             if hasattr(self._launcher, "environ"):
@@ -158,9 +158,9 @@ class Cluster(BaseCluster):
         self._maker = os.getpid()  # a fork of this process must not wait for workers
         self._own_agent()
         try:
-            self._start([f"worker{i}" for i in range(1, n + 1)], progress)
+            self._start_workers([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
-            self._shut(0.0)
+            self._shut_down(0.0)
             raise
 
     def _own_agent(self) -> None:
@@ -175,7 +175,7 @@ class Cluster(BaseCluster):
     @property
     def lost(self) -> list[str]:
         """Names of those that ended without being asked to, and have not been started again."""
-        return [name for name, handle in list(self._handles.items()) if self._lost(name, handle)]
+        return [name for name, handle in list(self._handles.items()) if self._describe_loss(name, handle)]
 
     @staticmethod
     def join(url: str, **options: Any) -> AttachedCluster:
@@ -206,35 +206,35 @@ class Cluster(BaseCluster):
 
     def pid(self, name: str) -> int:
         """Return the process id of a worker, on its host."""
-        return self._place(name, self._handle(name)).pid
+        return self._location_of_worker(name, self._find_handle(name)).pid
 
     def end_of(self, name: str) -> Callable[[], bool]:
         """Return a function that tells, without a lock, whether the present process of a worker has ended."""
-        handle = self._handle(name)
+        handle = self._find_handle(name)
         return lambda: handle.poll() is not None
 
     def watched(self) -> list[WorkerRecord]:
         """Return the data of each worker, lost ones as well, that is known without a look at its process."""
-        calls = self._calls()
+        calls = self._count_calls()
         return [
             WorkerRecord(
-                _id(name),
+                _id_of_worker(name),
                 name,
                 self._incarnations[name],
-                self._place(name, handle),
-                self._lost(name, handle),
-                calls[_id(name)],
+                self._location_of_worker(name, handle),
+                self._describe_loss(name, handle),
+                calls[_id_of_worker(name)],
             )
             for name, handle in list(self._handles.items())  # `scale` may end some of them meanwhile
         ]
 
     def log(self, name: str) -> str:
         """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
-        return self._handle(name).last_words()
+        return self._find_handle(name).last_words()
 
     def connection_file(self, name: str) -> str:
         """Return the file for `jupyter console --existing FILE`. RuntimeError if the worker is not a kernel."""
-        self._handle(name)
+        self._find_handle(name)
         find = getattr(self._launcher, "connection_file", None)
         if find is None:
             raise RuntimeError(f"{name} is not a kernel; Cluster(2, kind='kernel') starts kernels")
@@ -251,11 +251,11 @@ class Cluster(BaseCluster):
             if self.workers and wanted != self.workers:
                 self._check_parting()
             leaving = [name for name in self._handles if name not in wanted]  # those that are lost, too
-            self._part([self._handles.pop(name) for name in leaving])
+            self._end_workers([self._handles.pop(name) for name in leaving])
             if missing := [name for name in wanted if name not in self.workers]:
-                self._start(missing)
+                self._start_workers(missing)
             elif leaving:
-                ranks.await_ranks(self._settle(f"{', '.join(leaving)} left"))
+                ranks.await_ranks(self._assign_ranks(f"{', '.join(leaving)} left"))
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
         """End a worker, if it still runs, and start it again under its name, without its former state.
@@ -269,17 +269,18 @@ class Cluster(BaseCluster):
             The cells that ran again, each with the error that it raised this time, or None.
         """
         with self._scaling:
-            self._handle(name)
+            self._find_handle(name)
             self._check_parting()
-            self._part([self._handles[name]])
+            self._end_workers([self._handles[name]])
             past = self.agent.part(CellClient).history.take(name)
-            self._settle(f"{name} was restarted")  # ends waits for it in process groups; nothing here depends on that
-            self._start([name])
+            # ends waits for it in process groups; nothing here depends on that
+            self._assign_ranks(f"{name} was restarted")
+            self._start_workers([name])
         return client.rerun_script_cells(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
         """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
-        handle = self._handle(name)
+        handle = self._find_handle(name)
         if not self._launcher.far:
             handle.interrupt()
         elif name in self.workers:
@@ -287,16 +288,16 @@ class Cluster(BaseCluster):
 
     def kill(self, name: str) -> None:
         """End a worker at once, as a crash would (SIGKILL), and wait until it counts as lost. See `restart`."""
-        handle = self._handle(name)
+        handle = self._find_handle(name)
         handle.kill()
         handle.wait(_KILL_SECONDS)
         self._await_gone([name])
 
     def shutdown(self) -> None:
         """End all workers, within their grace, and remove all files. Idempotent."""
-        self._shut(self._config.stop_seconds)
+        self._shut_down(self._config.stop_seconds)
 
-    def _shut(self, grace: float) -> None:
+    def _shut_down(self, grace: float) -> None:
         with self._ending:
             if self._ended:
                 return
@@ -306,11 +307,11 @@ class Cluster(BaseCluster):
         try:
             self.agent.shutdown(graceful=False)
             if os.getpid() == self._maker:
-                late = stopped(lambda: self._running(self._handles.values()), self._changes, grace)
+                late = stopped(lambda: self._running_handles(self._handles.values()), self._changes, grace)
         finally:
             self._launcher.close()
         if grace:  # 0 after a failed start: the caller gets that error
-            self._tell(late)
+            self._warn_of_late(late)
 
     def __repr__(self) -> str:
         if self._ended:
@@ -319,7 +320,7 @@ class Cluster(BaseCluster):
         return f"<Cluster of {', '.join(self.workers) or 'no workers'}{lost}>"
 
     # -- starting and ending
-    def _start(self, names: list[str], progress: Progress | None = None) -> None:
+    def _start_workers(self, names: list[str], progress: Progress | None = None) -> None:
         """Start workers concurrently, and wait until all serve."""
 
         def joined() -> bool:
@@ -332,10 +333,10 @@ class Cluster(BaseCluster):
         check_descriptors(len(names))  # now: later, a connection in the midst of the start would fail
         before = self._handles.copy()
         try:
-            handles = self._launch([self._new(name) for name in names])
+            handles = self._launch_workers([self._make_config(name) for name in names])
             self._await_joined(joined, handles)
             count = len(self.workers) + 1
-            told = self._settle(f"{', '.join(names)} joined", names)
+            told = self._assign_ranks(f"{', '.join(names)} joined", names)
             patience = self._config.start_seconds
             came = [
                 self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names
@@ -343,39 +344,43 @@ class Cluster(BaseCluster):
             self._places.update(zip(names, wait_all(came), strict=True))
             ranks.await_ranks(told, names)
         except BaseException:
-            self._undo(names, before)
+            self._undo_start(names, before)
             raise
         warn_of_differences({name: self._places[name].versions for name in names})
 
-    def _undo(self, names: list[str], before: Mapping[str, Handle]) -> None:
+    def _undo_start(self, names: list[str], before: Mapping[str, Handle]) -> None:
         """End all workers of a start that failed, and forget them; workers that were lost before are still lost."""
         handles = [self._handles[name] for name in names if name in self._handles]
         for handle in handles:
             handle.kill()
         try:
-            self._changes.wait_for(lambda: not self._running(handles), _KILL_SECONDS)
+            self._changes.wait_for(lambda: not self._running_handles(handles), _KILL_SECONDS)
             self._changes.wait_for(lambda: not set(names) & set(self.workers), _KILL_SECONDS)
         finally:
             for name in names:
                 if name not in before:
                     self._handles.pop(name, None)
 
-    def _new(self, name: str) -> WorldConfig:
+    def _make_config(self, name: str) -> WorldConfig:
         """Return the configuration of a worker's next incarnation."""
         self.agent.part(CellClient).history.take(name)  # discarded: a new worker has run no cell
         self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
         self._oom_kills[name] = oom_kills()
         self._places.pop(name, None)
         self._abandoned.pop(name, None)
-        ours = replace(self._config, leader=self._leader(), remote="", bind="", devices=())
-        return replace(ours, name=name, id=_id(name), incarnation=incarnation, gpu=self._pins.of(_id(name)))
+        ours = replace(self._config, leader=self._leader_address(), remote="", bind="", devices=())
+        return replace(
+            ours, name=name, id=_id_of_worker(name), incarnation=incarnation, gpu=self._pins.of(_id_of_worker(name))
+        )
 
-    def _launch(self, configs: list[WorldConfig]) -> list[Handle]:
+    def _launch_workers(self, configs: list[WorldConfig]) -> list[Handle]:
         if hasattr(self._launcher, "start_all"):
-            self._handles.update((handle.name, handle) for handle in self._launcher.start_all(configs, self._exited))
+            self._handles.update(
+                (handle.name, handle) for handle in self._launcher.start_all(configs, self._process_exited)
+            )
         else:
-            for config in configs:  # each is kept at once: if a later one fails, `_undo` ends it
-                self._handles[config.name] = self._launcher.start(config, self._exited)
+            for config in configs:  # each is kept at once: if a later one fails, `_undo_start` ends it
+                self._handles[config.name] = self._launcher.start(config, self._process_exited)
         return [self._handles[config.name] for config in configs]
 
     @property
@@ -388,11 +393,13 @@ class Cluster(BaseCluster):
         if self.inseparable:
             raise RpcError(self.inseparable)
 
-    def _settle(self, why: str, new: Sequence[str] = ()) -> dict[str, Future[None]]:
+    def _assign_ranks(self, why: str, new: Sequence[str] = ()) -> dict[str, Future[None]]:
         """Assign ranks to the workers that serve. See `ranks.settle`."""
-        return ranks.settle(self.agent, {name: _id(name) - 1 for name in self.workers}, len(self._handles), why, new)
+        return ranks.settle(
+            self.agent, {name: _id_of_worker(name) - 1 for name in self.workers}, len(self._handles), why, new
+        )
 
-    def _part(self, handles: Sequence[Handle]) -> None:
+    def _end_workers(self, handles: Sequence[Handle]) -> None:
         """Ask workers to end, and wait for their end."""
         names = [handle.name for handle in handles]
         for handle in handles:
@@ -400,18 +407,18 @@ class Cluster(BaseCluster):
                 self.agent.notify(self.agent.member(handle.name).id, LEAVE, None)
             else:
                 handle.kill()  # it is lost, and may hang
-        late = stopped(lambda: self._running(handles), self._changes, self._config.stop_seconds)
+        late = stopped(lambda: self._running_handles(handles), self._changes, self._config.stop_seconds)
         for handle in handles:
             handle.kill()  # also kills its children, and detects a fork server that hangs
             handle.wait(_KILL_SECONDS)
         self._await_gone(names)
-        self._tell(late)
+        self._warn_of_late(late)
 
-    def _running(self, handles: Iterable[Handle]) -> list[Handle]:
+    def _running_handles(self, handles: Iterable[Handle]) -> list[Handle]:
         # `has_ended` looks at the process itself: a fork server that hangs reports no exit.
         return [handle for handle in list(handles) if handle.poll() is None and not has_ended(handle)]
 
-    def _tell(self, late: Sequence[str]) -> None:
+    def _warn_of_late(self, late: Sequence[str]) -> None:
         if late and self._config.stop_seconds:
             warnings.warn(late_warning(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
@@ -429,7 +436,7 @@ class Cluster(BaseCluster):
             there = self.workers
             came = [handle.name for handle in handles if handle.name in there]
             missing = [handle for handle in handles if handle.name not in there]
-            raise start_errors.too_late(missing, came, self._config.start_seconds, self._leader())
+            raise start_errors.too_late(missing, came, self._config.start_seconds, self._leader_address())
 
     def _await_gone(self, names: Sequence[str]) -> None:
         def gone() -> bool:
@@ -439,7 +446,7 @@ class Cluster(BaseCluster):
         if not self._changes.wait_for(gone, _GONE_SECONDS):
             raise RpcError(f"timed out after {_GONE_SECONDS:g} s waiting for the end of {', '.join(names)}")
 
-    def _leader(self) -> str:
+    def _leader_address(self) -> str:
         """Return the address of this process for workers on other hosts; empty if there are none."""
         return self.agent.machine.ask(lambda node: node.members.me.remote)
 
@@ -447,7 +454,7 @@ class Cluster(BaseCluster):
         if self._ended:
             raise ShutdownError("this cluster is shut down; make a new one")
 
-    def _exited(self, handle: Handle, status: int) -> None:
+    def _process_exited(self, handle: Handle, status: int) -> None:
         self._changes.notify_all()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
@@ -477,7 +484,7 @@ class Cluster(BaseCluster):
         last = handle.last_words().splitlines() if status else []
         return "\n  ".join([f"{ended}; its last output:", *last]) if last else ended
 
-    def _lost(self, name: str, handle: Handle) -> str:
+    def _describe_loss(self, name: str, handle: Handle) -> str:
         """Return how a worker's process ended, or why it was given up; empty while it runs."""
         status = handle.poll()
         if status is None:  # its connection may end, and calls fail, before the launcher reports the exit
@@ -491,18 +498,18 @@ class Cluster(BaseCluster):
         handle = self._handles.get(name)
         return "" if handle is None else handle.last_words()
 
-    def _place(self, name: str, handle: Handle) -> WorkerLocation:
+    def _location_of_worker(self, name: str, handle: Handle) -> WorkerLocation:
         # Until a worker has reported its place, that of the process that launches it.
         return self._places.get(name) or WorkerLocation(host_id(), socket.gethostname(), handle.pid)
 
-    def _handle(self, name: str) -> Handle:
+    def _find_handle(self, name: str) -> Handle:
         handle = self._handles.get(name)
         if handle is None:
             raise UnknownWorkerError.of(name, self._handles)
         return handle
 
 
-def _check(n: int, grace: float, patience: float) -> None:
+def _check_arguments(n: int, grace: float, patience: float) -> None:
     if n < 1:
         raise ValueError(f"a cluster has at least one worker, not {n}")
     if not 0 <= grace <= _LONGEST:
@@ -511,7 +518,7 @@ def _check(n: int, grace: float, patience: float) -> None:
         raise ValueError(f"patience={patience}: a start may take more than 0 and up to {_LONGEST:,.0f} seconds")
 
 
-def _reachable(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:
+def _with_remote_address(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:
     """Return the configuration with the address at which workers on other hosts connect, if there may be some."""
     if far:
         return replace(config, remote=outbound_address(address), bind=bind_address())
@@ -520,5 +527,5 @@ def _reachable(config: WorldConfig, launcher: str, far: bool, address: str | Non
     return config
 
 
-def _id(name: str) -> int:
+def _id_of_worker(name: str) -> int:
     return int(name.removeprefix("worker"))

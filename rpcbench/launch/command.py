@@ -62,7 +62,7 @@ class CommandLauncher(ForkServerLauncher):
     ) -> None:
         super().__init__(run_directory)
         self._hosts = tuple(hosts.replace(",", " ").split() if isinstance(hosts, str) else hosts)
-        self._words = _words(template, self._hosts)
+        self._words = _split_template(template, self._hosts)
         self._python = python
         self._running: dict[int, _Command] = {}
         self._changes = Condition()
@@ -70,8 +70,8 @@ class CommandLauncher(ForkServerLauncher):
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """Start the command for a worker. RuntimeError for a name that no member may have, RpcError, ShutdownError."""
         check_name(config.name)
-        server = self._server()
-        command = _Command(config, self._argv(config), self._host(config), self._directory, on_exit)
+        server = self._working_server()
+        command = _Command(config, self._make_argv(config), self._host_of_worker(config), self._directory, on_exit)
         handle = command.handle
         self._running[handle.pid] = command
         threading.Thread(target=self._run_to_end, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
@@ -85,14 +85,14 @@ class CommandLauncher(ForkServerLauncher):
             raise
         return handle
 
-    def _host(self, config: WorldConfig) -> str:
+    def _host_of_worker(self, config: WorldConfig) -> str:
         return self._hosts[(config.id - 1) % len(self._hosts)] if self._hosts else ""
 
-    def _argv(self, config: WorldConfig) -> list[str]:
+    def _make_argv(self, config: WorldConfig) -> list[str]:
         command = [self._python, "-P", "-m", "rpcbench.worker", config.name]
-        line, host = shlex.join(command), self._host(config)
+        line, host = shlex.join(command), self._host_of_worker(config)
         fields = {"cmd": line, _QUOTED: line, "host": host, "name": config.name, "python": self._python}
-        return [part for word in self._words for part in (command if word == "{cmd}" else [_filled(word, fields)])]
+        return [part for word in self._words for part in (command if word == "{cmd}" else [_fill_word(word, fields)])]
 
     def _run_to_end(self, command: _Command) -> None:
         command.wait()
@@ -115,10 +115,10 @@ class _Command:
     ) -> None:
         self.grace = config.stop_seconds
         self.handle = ProcessHandle(
-            config.name, log_of(directory.path, config.name, config.incarnation), self._signal, on_exit
+            config.name, log_of(directory.path, config.name, config.incarnation), self._signal_worker, on_exit
         )
         self.handle.host, self.handle.command = host, shlex.join(argv)
-        self._telling = threading.Lock()  # a write after the close of stdin could send the secret elsewhere
+        self._write_lock = threading.Lock()  # a write after the close of stdin could send the secret elsewhere
         with open_private(self.handle.log) as log:
             try:
                 self._process = subprocess.Popen(
@@ -131,7 +131,7 @@ class _Command:
     def tell(self, line: bytes) -> None:
         """Write a line to the command's standard input. Harmless if the command has ended."""
         assert self._process.stdin is not None
-        with self._telling, contextlib.suppress(BrokenPipeError, ValueError):
+        with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(line)
 
     def wait(self) -> None:
@@ -145,10 +145,10 @@ class _Command:
 
     def _hang_up(self) -> None:
         assert self._process.stdin is not None
-        with self._telling:
+        with self._write_lock:
             self._process.stdin.close()
 
-    def _signal(self, which: int) -> None:
+    def _signal_worker(self, which: int) -> None:
         """Send SIGTERM or SIGKILL to the worker through its supervisor, which may be on another host."""
         if which not in supervisor.COMMANDS or self.handle.poll() is not None:
             return
@@ -156,9 +156,9 @@ class _Command:
         if which != signal.SIGKILL:
             return
         self._hang_up()
-        threading.Thread(target=self._end, name="rpcbench-end", daemon=True).start()
+        threading.Thread(target=self._end_command, name="rpcbench-end", daemon=True).start()
 
-    def _end(self) -> None:
+    def _end_command(self) -> None:
         """End the command if it does not end with its worker: it may wait for a lost host, or in a queue."""
         for seconds, end in ((_END_SECONDS, signal.SIGTERM), (_WITHDRAW_SECONDS, signal.SIGKILL)):
             with contextlib.suppress(TimeoutError):
@@ -171,7 +171,7 @@ class _Command:
 _QUOTED = "\0"  # the field for the command as one word: in place of `cmd` where `{cmd}` is a word in quotes
 
 
-def _words(template: str, hosts: Sequence[str]) -> list[str]:
+def _split_template(template: str, hosts: Sequence[str]) -> list[str]:
     """Return the words of the template. ValueError if it is malformed, or does not fit the hosts."""
     try:
         words = shlex.split(re.sub(r"""(?<!\S)(["'])\{cmd\}\1(?!\S)""", rf"\1{{{_QUOTED}}}\1", template))
@@ -193,12 +193,12 @@ def _words(template: str, hosts: Sequence[str]) -> list[str]:
     return words
 
 
-def _filled(word: str, fields: Mapping[str, str]) -> str:
+def _fill_word(word: str, fields: Mapping[str, str]) -> str:
     """Return a word of the template with its fields. A shell that gets the word finds a field in quotes as it is."""
     made = before = ""
     for text, field, *_ in string.Formatter().parse(word):
         before += text
-        made += text + ("" if field is None else _escaped(fields[field], _open_quote(before)))
+        made += text + ("" if field is None else _escape_for_quote(fields[field], _open_quote(before)))
     return made
 
 
@@ -208,7 +208,7 @@ def _open_quote(text: str) -> str:
     return next((char for char in rest if char in "'\""), "")
 
 
-def _escaped(text: str, quote: str) -> str:
+def _escape_for_quote(text: str, quote: str) -> str:
     """Return text that a shell reads as it is between such quotes."""
     if quote == "'":
         return text.replace("'", "'\"'\"'")

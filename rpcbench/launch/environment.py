@@ -61,10 +61,10 @@ def warn_of_debugging(given: Mapping[str, str]) -> None:
 # -- interpreters
 def is_installed(entry: str) -> bool:
     """Return whether an entry of the import path belongs to this Python: another one has its own."""
-    return any(Path(entry).is_relative_to(home) for home in _homes() if entry)
+    return any(Path(entry).is_relative_to(home) for home in _python_directories() if entry)
 
 
-def _homes() -> list[str]:
+def _python_directories() -> list[str]:
     return [sys.prefix, sys.base_prefix, site.getusersitepackages()]
 
 
@@ -113,11 +113,11 @@ def interpreter(python: str | None, more: Sequence[str] = ()) -> Interpreter:
     """
     if python is None:
         return Interpreter()
-    found = _found(python)
+    found = _find_executable(python)
     if found == sys.executable:
         return Interpreter()
     ours = [entry for entry in Interpreter().import_path() if not is_installed(entry)]
-    told = _asked(python, found, [*_NEEDED, *more], ours)
+    told = _probe_interpreter(python, found, [*_NEEDED, *more], ours)
     if told["python"].split(".")[:2] != platform.python_version().split(".")[:2]:
         raise ValueError(
             f"python={python!r} is Python {told['python']}, and this process runs {platform.python_version()}: "
@@ -133,7 +133,7 @@ def interpreter(python: str | None, more: Sequence[str] = ()) -> Interpreter:
     return Interpreter(found, tuple(told["own"]))
 
 
-def _found(python: str) -> str:
+def _find_executable(python: str) -> str:
     path = os.path.expanduser(python)  # noqa: PTH111  (pathlib would drop a leading "./", which `which` needs)
     if Path(path).is_dir():
         raise ValueError(f"python={python!r} is a folder; name the interpreter in it: {Path(path, 'bin', 'python')}")
@@ -143,7 +143,7 @@ def _found(python: str) -> str:
     return os.path.abspath(found)  # noqa: PTH100  (a link of a venv must not be followed)
 
 
-def _asked(python: str, found: str, needed: Sequence[str], ours: Sequence[str]) -> dict[str, Any]:
+def _probe_interpreter(python: str, found: str, needed: Sequence[str], ours: Sequence[str]) -> dict[str, Any]:
     """Run an interpreter and return its report."""
     version = [int(part) for part in platform.python_version_tuple()[:2]]
     probe = _PROBE.replace("VERSION", str(version)).replace("NEEDED", repr([*needed]))

@@ -55,8 +55,8 @@ class ForkServerClient:
     def __init__(self, kind: ForkServerKey) -> None:
         self.kind = kind
         self._maker = os.getpid()  # a fork of this process must not signal workers
-        self._home = RunDirectory()
-        self._log = self._home.path / "fork_server.err"
+        self._run_directory = RunDirectory()
+        self._log = self._run_directory.path / "fork_server.err"
         self._numbers = itertools.count()  # of start requests
         self._lock = threading.Lock()  # guards `_handles` and `_lost`
         self._changes = Condition()  # notified when a handle is removed
@@ -71,18 +71,18 @@ class ForkServerClient:
         for end in (self._channel, theirs):
             end.setblocking(True)  # whatever the program's default timeout: the server's replies come at any time
         with theirs:
-            self._process = self._open(theirs)
-        self._reader = threading.Thread(target=self._read, name="rpcbench-fork-server-replies", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="rpcbench-fork-server-requests", daemon=True)
+            self._process = self._start_server(theirs)
+        self._reader = threading.Thread(target=self._read_replies, name="rpcbench-fork-server-replies", daemon=True)
+        self._writer = threading.Thread(target=self._write_requests, name="rpcbench-fork-server-requests", daemon=True)
         self._writer.start()
         self._reader.start()
         path = kind.python.import_path()
-        self._send(prepare=kind.mode, entry=kind.entry, sys_path=path, notebook=os.getpid())
+        self._send_request(prepare=kind.mode, entry=kind.entry, sys_path=path, notebook=os.getpid())
 
-    def _open(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+    def _start_server(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         # The thread pool of numpy would make the fork server a process with threads; workers inherit the number.
         environ = default_environment({**os.environ, **dict(self.kind.environ)})
-        arguments = [self.kind.python.executable, "-P", str(_FORK_SERVER), str(self._home.path)]
+        arguments = [self.kind.python.executable, "-P", str(_FORK_SERVER), str(self._run_directory.path)]
         with open_private(self._log) as log:
             return subprocess.Popen(
                 arguments, stdin=channel.fileno(), stdout=log, stderr=log, env=environ, start_new_session=True
@@ -112,11 +112,11 @@ class ForkServerClient:
 
     def enter(self, directory: Path) -> None:
         """Have the server remove `directory` if this process ends without `leave`."""
-        self._send(enter=str(directory))
+        self._send_request(enter=str(directory))
 
     def guard(self, pid: int, grace: float) -> None:
         """Guard a process from now on: it ends with the notebook, within `grace` seconds, and its children (Linux)."""
-        self._send(guard=pid, grace=grace)
+        self._send_request(guard=pid, grace=grace)
         sent = Event()
         self._requests.put(sent)
         while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # a writer that has ended sets no flag
@@ -126,10 +126,10 @@ class ForkServerClient:
         """Start a worker, and return once its process exists. Raises RpcError and ShutdownError."""
         if threading.current_thread() is self._reader:  # it would wait for a reply that only it can read
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
-        number, handle = self._enter(config, directory, on_exit)
+        number, handle = self._register_handle(config, directory, on_exit)
         try:
             asked = worker_request(config, self.kind.entry, handle.log, self.kind.python)
-            self._send(start=number, grace=config.stop_seconds, **asked)
+            self._send_request(start=number, grace=config.stop_seconds, **asked)
             if not handle.started(config.start_seconds):  # the first one waits until torch is loaded
                 late = f"the fork server {self.pid} did not answer in {config.start_seconds:g} s"
                 raise RpcError(f"{late}\n{tail(self._log)}")
@@ -140,7 +140,7 @@ class ForkServerClient:
 
     def leave(self, directory: Path) -> None:
         """End the workers of `directory`, and return once they have ended, after 5 s at most."""
-        self._send(leave=str(directory))
+        self._send_request(leave=str(directory))
         if threading.current_thread() is self._reader:  # in an exit callback: no reply would be read meanwhile
             return
         left = self._changes.wait_for(lambda: not self._working_for(directory), _CLOSE_SECONDS)
@@ -159,31 +159,33 @@ class ForkServerClient:
         if others:
             self.is_hung = True
             for number, handle in numbers.items():
-                self._signal(number, signal.SIGKILL)
+                self._signal_worker(number, signal.SIGKILL)
                 if handle.has_begun:
-                    self._take({"exited": number, "status": -signal.SIGKILL})
+                    self._reply_received({"exited": number, "status": -signal.SIGKILL})
         return others
 
     def _working_for(self, directory: Path) -> bool:
         with self._lock:
             return any(handle.log.parent == directory for handle in self._handles.values())
 
-    def _enter(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> tuple[int, ProcessHandle]:
+    def _register_handle(
+        self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None
+    ) -> tuple[int, ProcessHandle]:
         number, log = next(self._numbers), log_of(directory, config.name, config.incarnation)
-        handle = ProcessHandle(config.name, log, lambda which: self._signal(number, which), on_exit)
+        handle = ProcessHandle(config.name, log, lambda which: self._signal_worker(number, which), on_exit)
         with self._lock:
             if not self._lost:
                 self._handles[number] = handle
                 return number, handle
-        raise self._gone()
+        raise self._loss_error()
 
-    def _signal(self, number: int, which: int) -> None:
+    def _signal_worker(self, number: int, which: int) -> None:
         with self._lock:
             handle = self._handles.get(number)
         if handle is None or os.getpid() != self._maker:  # it has ended, or this is a fork of its owner
             return
         if not handle.has_begun:
-            self._send(signal=which, to=number)  # only the server will have its pid
+            self._send_request(signal=which, to=number)  # only the server will have its pid
             return
         with contextlib.suppress(ProcessLookupError):  # it has ended just now. Not sent by the server: it may hang
             (os.kill if which == signal.SIGINT else signal_group)(handle.pid, which)
@@ -203,15 +205,15 @@ class ForkServerClient:
                 handle.wait(_GLANCE_SECONDS)
             if over and handle.poll() is None:
                 self.is_hung = True
-                self._take({"exited": number, "status": -signal.SIGKILL})
+                self._reply_received({"exited": number, "status": -signal.SIGKILL})
 
-    def _gone(self) -> RpcError:
+    def _loss_error(self) -> RpcError:
         return ShutdownError(self._lost) if self._stopping else RpcError(self._lost)
 
-    def _send(self, **request: Any) -> None:
+    def _send_request(self, **request: Any) -> None:
         self._requests.put(request)
 
-    def _write(self) -> None:
+    def _write_requests(self) -> None:
         gone = False  # the server has ended: the reader reports that, and the queue is emptied so that flags are set
         while (request := self._requests.get()) is not None:
             if isinstance(request, Event):
@@ -224,13 +226,13 @@ class ForkServerClient:
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)  # the server ends, and its replies can still be read
 
-    def _read(self) -> None:
+    def _read_replies(self) -> None:
         with contextlib.suppress(ConnectionError), self._channel.makefile("rb") as lines:
             for line in lines:
-                self._take(json.loads(line))
-        self._end()
+                self._reply_received(json.loads(line))
+        self._server_ended()
 
-    def _take(self, reply: dict[str, Any]) -> None:
+    def _reply_received(self, reply: dict[str, Any]) -> None:
         match reply:
             case {"ready": loaded}:
                 self._loaded = loaded
@@ -239,18 +241,18 @@ class ForkServerClient:
             case {"failed": number, "error": error}:
                 handle = self._handles[number]
                 handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
-                self._forget(number)
+                self._remove_handle(number)
             case {"exited": number, "status": status}:
                 if ended := self._handles.get(number):  # else `_detect_hang` took a slow server for a hung one
                     ended.end(status)
-                    self._forget(number)
+                    self._remove_handle(number)
 
-    def _forget(self, number: int) -> None:
+    def _remove_handle(self, number: int) -> None:
         with self._lock:
             self._handles.pop(number, None)
         self._changes.notify_all()
 
-    def _end(self) -> None:
+    def _server_ended(self) -> None:
         """End all handles: the server has ended, and its workers with it."""
         lost = self._loss_reason()
         with self._lock:
@@ -263,10 +265,10 @@ class ForkServerClient:
                 kill_group(handle.pid)  # its children, and the worker itself where the system did not end it (macOS)
                 handle.end(-signal.SIGKILL)
             else:
-                handle.refuse(self._gone())
+                handle.refuse(self._loss_error())
         self._writer.join()
         self._channel.close()
-        self._home.remove()
+        self._run_directory.remove()
 
     def _loss_reason(self) -> str:
         try:
@@ -331,18 +333,18 @@ class _ServerPool:
 
     def warm(self, mode: str, entry: str) -> None:
         """Begin to start a fork server, unless a suitable one runs. Returns at once."""
-        self._take(_kind(mode, entry, {}, Interpreter()), users=0)
+        self._acquire_server(_make_server_key(mode, entry, {}, Interpreter()), users=0)
 
     def take(self, mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerClient:
         """Return a fork server of this mode ("fork" or "spawn"), entry and interpreter, with these variables if they
         count when torch is loaded; the caller has to give it back."""
-        return self._take(_kind(mode, entry, environ, python), users=1)
+        return self._acquire_server(_make_server_key(mode, entry, environ, python), users=1)
 
     def take_any(self) -> ForkServerClient:
         """Return a server to guard processes that others start: the warm one, or one that loads nothing. As `take`."""
-        return self._take(None, users=1)
+        return self._acquire_server(None, users=1)
 
-    def _take(self, kind: ForkServerKey | None, users: int) -> ForkServerClient:
+    def _acquire_server(self, kind: ForkServerKey | None, users: int) -> ForkServerClient:
         with self._lock:
             warm = self._warm
             if warm is None or not (warm.kind == kind and warm.is_good() if kind else warm.works):
@@ -380,7 +382,7 @@ class _ServerPool:
             server.stop()
 
 
-def _kind(mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerKey:
+def _make_server_key(mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerKey:
     every = {**os.environ, **environ}
     counting = {name: value for name, value in every.items() if name.startswith(_READ_WHILE_LOADING)}
     return ForkServerKey(mode, entry, frozenset(counting.items()), python)

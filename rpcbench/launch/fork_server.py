@@ -91,7 +91,7 @@ class ForkServer:
         self._channel = self._own.enter_context(socket.socket(fileno=os.dup(0)))
         self._wake, wake = (self._own.enter_context(end) for end in socket.socketpair())
         self._selector = self._own.enter_context(selectors.DefaultSelector())
-        self._heard = b""  # an incomplete request
+        self._partial_request = b""  # an incomplete request
         self._children: dict[int, _Child] = {}  # by pid
         self._directories = {home}  # removed if the notebook ends without "leave"
         self._overdue: dict[str, float] = {}  # by run directory: when its workers are killed (monotonic seconds)
@@ -102,7 +102,7 @@ class ForkServer:
         self._over = False  # leave the loop
         self._orphaned = False  # the notebook has ended
         _hide_input()
-        self._listen(self._channel.fileno(), self._hear)
+        self._watch_descriptor(self._channel.fileno(), self._read_requests)
         self._catch_signals(wake)
 
     def _catch_signals(self, wake: socket.socket) -> None:
@@ -112,16 +112,16 @@ class ForkServer:
         for number in _CAUGHT:
             signal.signal(number, lambda *_: None)  # a handler must exist for the wake-up descriptor to be written
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers inherit that, until their entry sets a handler
-        self._listen(self._wake.fileno(), self._woken)
+        self._watch_descriptor(self._wake.fileno(), self._signal_received)
 
-    def _listen(self, descriptor: int, react: Callable[[], Request | None]) -> None:
+    def _watch_descriptor(self, descriptor: int, react: Callable[[], Request | None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, react)
 
     def serve(self) -> Request | None:
         """Serve until the notebook has ended, and return None; in a process forked for a worker, return its request."""
         while not self._over:
             may_import = not self._overdue  # else `select` may return for a kill, and the next one may be due soon
-            events = self._selector.select(self._rest())
+            events = self._selector.select(self._seconds_to_wait())
             for key, _ in events:
                 request: Request | None = key.data()
                 if request is not None:
@@ -132,45 +132,45 @@ class ForkServer:
         self._end_all()
         return None
 
-    def _hear(self) -> Request | None:
+    def _read_requests(self) -> Request | None:
         try:
             data = self._channel.recv(1 << 16)
         except ConnectionResetError:
             data = b""  # the notebook was killed with replies unread
         if not data:
-            self._orphan()
-        *lines, self._heard = (self._heard + data).split(b"\n")
+            self._notebook_ended()
+        *lines, self._partial_request = (self._partial_request + data).split(b"\n")
         for line in lines:
-            request = self._take(json.loads(line))
+            request = self._handle_request(json.loads(line))
             if request is not None:
                 return request
         return None
 
-    def _take(self, request: Request) -> Request | None:
+    def _handle_request(self, request: Request) -> Request | None:
         if "prepare" in request:
-            self._prepare(request)
+            self._prepare_server(request)
         elif "start" in request:
-            return self._start(request)
+            return self._start_worker(request)
         elif "enter" in request:
             self._directories.add(request["enter"])
         elif "leave" in request:
-            self._leave(request["leave"])
+            self._end_workers_of(request["leave"])
         elif "guard" in request:
-            self._guard(_Guarded(request["guard"], request["grace"]))
+            self._guard_process(_Guarded(request["guard"], request["grace"]))
         else:
-            self._signal(request["to"], request["signal"])
+            self._signal_worker(request["to"], request["signal"])
         return None
 
-    def _prepare(self, request: Request) -> None:
+    def _prepare_server(self, request: Request) -> None:
         self._mode = request["prepare"]
-        self._watch(request["notebook"])
+        self._watch_notebook(request["notebook"])
         if self._mode == "fork":
             sys.path[:] = request["sys_path"]
-            _preload(request["entry"])
-            self._loaded = _loaded()
+            _preload_modules(request["entry"])
+            self._loaded = _find_loaded_files()
             self._late += _LATE
         os.chdir("/")  # after the imports, which may be relative; no directory of the notebook stays in use
-        self._tell({"ready": self._loaded})
+        self._send_reply({"ready": self._loaded})
 
     def _import_late(self) -> None:
         """Import the next module that workers of a training need; after the last one report all files."""
@@ -186,25 +186,25 @@ class ForkServer:
             self._mode, self._late = "spawn", []
         if not self._late:
             _share_pages()
-            self._loaded = _loaded() | self._loaded
-            self._tell({"ready": self._loaded})
+            self._loaded = _find_loaded_files() | self._loaded
+            self._send_reply({"ready": self._loaded})
 
-    def _watch(self, notebook: int) -> None:
+    def _watch_notebook(self, notebook: int) -> None:
         # End of file is not enough: a process that the notebook forked may hold its end of the channel.
         if not hasattr(os, "pidfd_open"):
             return
         try:
             descriptor = os.pidfd_open(notebook)
         except ProcessLookupError:
-            self._orphan()
+            self._notebook_ended()
             return
         self._own.callback(os.close, descriptor)
-        self._listen(descriptor, self._orphan)
+        self._watch_descriptor(descriptor, self._notebook_ended)
 
-    def _orphan(self) -> None:
+    def _notebook_ended(self) -> None:
         self._over = self._orphaned = True
 
-    def _guard(self, process: _Guarded) -> None:
+    def _guard_process(self, process: _Guarded) -> None:
         if not hasattr(os, "pidfd_open"):
             return
         try:
@@ -213,28 +213,28 @@ class ForkServer:
             kill_group(process.pid)
             return
         self._guarded[descriptor] = process
-        self._listen(descriptor, lambda: self._let_go(descriptor))
+        self._watch_descriptor(descriptor, lambda: self._let_go(descriptor))
 
     def _let_go(self, descriptor: int) -> None:  # when a guarded process has ended
         self._selector.unregister(descriptor)
         kill_group(self._guarded.pop(descriptor).pid)
         os.close(descriptor)
 
-    def _start(self, request: Request) -> Request | None:
+    def _start_worker(self, request: Request) -> Request | None:
         number = request["start"]
         request["parent"] = os.getpid()  # the parent that the worker ends with
         try:
-            pid = self._fork() if self._mode == "fork" else _spawn(request)
+            pid = self._fork_worker() if self._mode == "fork" else _spawn_worker(request)
         except OSError as error:
-            self._tell({"failed": number, "error": f"{type(error).__name__}: {error}"})
+            self._send_reply({"failed": number, "error": f"{type(error).__name__}: {error}"})
             return None
         if pid == 0:
             return request  # this process is the worker: `serve` returns it
         self._children[pid] = _Child(number, str(Path(request["log"]).parent), request["grace"])
-        self._tell({"started": number, "pid": pid})
+        self._send_reply({"started": number, "pid": pid})
         return None
 
-    def _fork(self) -> int:
+    def _fork_worker(self) -> int:
         """Fork as `os.fork` does; the child has no descriptor and no signal handler of the fork server."""
         # Blocked until the child has reset its handlers: a signal before would go to the fork server's wake-up pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
@@ -254,31 +254,33 @@ class ForkServer:
         for descriptor in self._guarded:
             os.close(descriptor)
 
-    def _signal(self, number: int, which: int) -> None:
+    def _signal_worker(self, number: int, which: int) -> None:
         for pid, child in self._children.items():
             if child.number == number:
                 send = os.kill if which == signal.SIGINT else signal_group  # an interrupt is for the cell alone
                 send(pid, which)
 
-    def _woken(self) -> None:
+    def _signal_received(self) -> None:
         if signal.SIGTERM in self._wake.recv(1 << 12):
             self._over = True
-        self._reap()
+        self._reap_workers()
 
-    def _reap(self) -> None:
+    def _reap_workers(self) -> None:
         for pid in list(self._children):  # all of them: several SIGCHLD may arrive as one
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 kill_group(pid)  # processes that the worker started
-                self._tell({"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)})
+                self._send_reply(
+                    {"exited": self._children.pop(pid).number, "status": os.waitstatus_to_exitcode(status)}
+                )
 
-    def _tell(self, reply: dict[str, Any]) -> None:
+    def _send_reply(self, reply: dict[str, Any]) -> None:
         try:
             self._channel.sendall(json.dumps(reply).encode() + b"\n")
         except ConnectionError:
-            self._orphan()
+            self._notebook_ended()
 
-    def _leave(self, directory: str) -> None:
+    def _end_workers_of(self, directory: str) -> None:
         self._directories.discard(directory)
         self._overdue[directory] = time.monotonic() + TERM_SECONDS
         self._signal_all(directory, signal.SIGTERM)
@@ -288,7 +290,7 @@ class ForkServer:
             if child.directory == directory:
                 signal_group(pid, which)
 
-    def _rest(self) -> float | None:
+    def _seconds_to_wait(self) -> float | None:
         """Return the seconds until the next workers have to be killed, or the next late import; None without any."""
         if not self._overdue:
             return _QUIET_SECONDS if self._late else None
@@ -304,11 +306,11 @@ class ForkServer:
         """Read the notebook's last requests, for processes to guard and directories to remove."""
         with contextlib.suppress(BlockingIOError, ConnectionError):  # all are read; the pidfd may be ahead of them
             while data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._heard += data
-        for line in self._heard.split(b"\n")[:-1]:
+                self._partial_request += data
+        for line in self._partial_request.split(b"\n")[:-1]:
             request = json.loads(line)
             if request.keys() & {"enter", "guard"}:
-                self._take(request)
+                self._handle_request(request)
 
     def _end_all(self) -> None:
         if self._orphaned:
@@ -316,19 +318,19 @@ class ForkServer:
         for key in list(self._selector.get_map().values()):  # from now on only signals and guarded processes matter
             if key.fileobj != self._wake.fileno() and key.fileobj not in self._guarded:
                 self._selector.unregister(key.fileobj)
-        left = set(self._directories)  # a copy: `_leave` removes those with workers
+        left = set(self._directories)  # a copy: `_end_workers_of` removes those with workers
         if self._orphaned:
             self._await_graces()
             self._kill_guarded()
         for directory in {child.directory for child in self._children.values()}:
-            self._leave(directory)
+            self._end_workers_of(directory)
         deadline = time.monotonic() + TERM_SECONDS + _KILL_SECONDS
         while self._children and time.monotonic() < deadline:
-            for key, _ in self._selector.select(self._rest()):
+            for key, _ in self._selector.select(self._seconds_to_wait()):
                 key.data()
             self._kill_overdue()
         for directory in left if self._orphaned else ():
-            _remove(directory)
+            _remove_directory(directory)
 
     def _await_graces(self) -> None:
         """Wait for workers and guarded processes, each for its grace: they end by themselves when their world ends."""
@@ -347,7 +349,7 @@ class ForkServer:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
 
-def _remove(directory: str) -> None:
+def _remove_directory(directory: str) -> None:
     deadline = time.monotonic() + TERM_SECONDS + _KILL_SECONDS
     shutil.rmtree(directory, ignore_errors=True)
     # Kernels of some provisioners are not ours to end, and may write there until they end; no event reports that.
@@ -356,7 +358,7 @@ def _remove(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _preload(entry: str) -> None:
+def _preload_modules(entry: str) -> None:
     """Import the modules that every worker needs."""
     import numpy.random  # noqa: F401  (torch does not import it, and every worker seeds it)
     import torch
@@ -384,7 +386,7 @@ def _share_pages() -> None:
     gc.freeze()
 
 
-def _loaded() -> dict[str, int]:
+def _find_loaded_files() -> dict[str, int]:
     """Return the files of the loaded modules, each with the time of its last change."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file: Path(file).stat().st_mtime_ns for file in files if file and Path(file).is_file()}
@@ -405,7 +407,7 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _spawn(request: Request) -> int:
+def _spawn_worker(request: Request) -> int:
     """Start a new interpreter that reads `request` from its standard input, and return its pid."""
     read, write = os.pipe()
     # BrokenPipeError: a worker that ends before it has read its request is reported as any other.

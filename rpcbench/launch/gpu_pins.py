@@ -51,16 +51,17 @@ class GpuPins:
         elif chosen != NONE:
             if not can_pin:
                 how = _ELSEWHERE.get(launcher, "leave gpus out, and choose there")
-                raise ValueError(f"{_said(chosen)}: the launcher {launcher!r} assigns no GPUs; {how}")
-            self._chosen = _numbers(chosen)
-            self._entries = _entries(self._chosen)
+                raise ValueError(f"{_format_choice(chosen)}: the launcher {launcher!r} assigns no GPUs; {how}")
+            self._chosen = _parse_numbers(chosen)
+            self._entries = _entries_of_gpus(self._chosen)
         self.check(n)
 
     def check(self, n: int) -> None:
         """Raise ValueError if a list was given that is too short for `n` workers."""
         if self._chosen is not None and n > len(self._chosen):
             raise ValueError(
-                f"{_said(self._chosen)} has {counted(len(self._chosen), 'GPU')} for {counted(n, 'worker')}: name one "
+                f"{_format_choice(self._chosen)} has {counted(len(self._chosen), 'GPU')} for "
+                f"{counted(n, 'worker')}: name one "
                 f"for each (a number said twice is shared), or pin none: gpus={NONE!r}, in a notebook --gpus {NONE}"
             )
 
@@ -75,18 +76,18 @@ def offers(n: int) -> list[str]:
     return [",".join(numbers[:n]), NONE] if len(numbers) >= n else [NONE]
 
 
-def _said(chosen: str | Sequence[int]) -> str:
+def _format_choice(chosen: str | Sequence[int]) -> str:
     return f"gpus={chosen if isinstance(chosen, str) else list(chosen)}"
 
 
-def _numbers(chosen: str | Sequence[int]) -> tuple[int, ...]:
+def _parse_numbers(chosen: str | Sequence[int]) -> tuple[int, ...]:
     words = chosen.split(",") if isinstance(chosen, str) else chosen
     if not isinstance(words, list | tuple | range):
         raise ValueError(f"gpus={chosen!r} is no list of GPUs: gpus=[0, 1], in a notebook --gpus 0,1")
-    return tuple(_number(word) for word in words)
+    return tuple(_parse_number(word) for word in words)
 
 
-def _number(word: object) -> int:
+def _parse_number(word: object) -> int:
     text = str(word).strip()
     if isinstance(word, bool) or not (text.isascii() and text.isdecimal()):
         raise ValueError(
@@ -96,14 +97,14 @@ def _number(word: object) -> int:
     return int(text)
 
 
-def _entries(numbers: Sequence[int]) -> tuple[str, ...]:
+def _entries_of_gpus(numbers: Sequence[int]) -> tuple[str, ...]:
     there = gpus.visible()
     if missing := [number for number in numbers if number >= len(there)]:
-        raise ValueError(f"there is no GPU {missing[0]}: {_census(len(there))}")
+        raise ValueError(f"there is no GPU {missing[0]}: {_describe_numbers(len(there))}")
     return tuple(there[number].entry for number in numbers)
 
 
-def _census(count: int) -> str:
+def _describe_numbers(count: int) -> str:
     """Return the numbers that may be given."""
     shown = os.environ.get(VISIBLE_GPUS)
     where = f"{VISIBLE_GPUS}={shown}" if shown is not None else "this host"

@@ -71,7 +71,7 @@ class AttachedCluster(BaseCluster):
         if not url.startswith("tcp://"):
             raise ValueError(f"{url!r} is not an address of workers; write it as they print it: tcp://HOST:PORT")
         config = init.resolve_config(NOTEBOOK, url, 0, None, rpc_timeout, DEFAULT_THREADS)
-        config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._completed(config)
+        config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._complete_config(config)
         self.url = url
         self._ended: dict[str, str] = {}  # by name: the reason that a worker sent
         self._lost: dict[str, str] = {}  # by name: why it was lost
@@ -79,23 +79,23 @@ class AttachedCluster(BaseCluster):
         self._members: dict[str, WorkerInfo] = {}
         self._places: dict[str, WorkerLocation] = {}
         deadline = time.monotonic() + timeout
-        self.agent = self._join(config, deadline)
+        self.agent = self._join_world(config, deadline)
         try:
-            self._meet(deadline)
+            self._await_workers(deadline)
         except BaseException:
             self.shutdown()
             raise
         self.agent.owner = self
         self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
         self.agent.member_table.expected = lambda: list(self._members)
-        LaunchedTable(self.agent, self._seen, lambda name: "")
+        LaunchedTable(self.agent, self._visible_records, lambda name: "")
         self.agent.ready.set()
         atexit.register(self.shutdown)
 
-    def _join(self, config: WorldConfig, deadline: float) -> RpcAgent:
+    def _join_world(self, config: WorldConfig, deadline: float) -> RpcAgent:
         try:
             held = replace(config, held=True)  # calls of workers wait until `__init__` sets `agent.ready`
-            return join(held, False, deadline, parts=[self._listen])
+            return join(held, False, deadline, parts=[self._add_listeners])
         except IncompleteWorldError as error:
             raise RpcError(
                 f"no workers answer at {self.url}: check that `torchrun … -m rpcbench.worker` printed this address "
@@ -107,12 +107,12 @@ class AttachedCluster(BaseCluster):
                 f"there ({error})"
             ) from error
 
-    def _listen(self, agent: Agent) -> None:  # a part of the agent: it exists before the first message arrives
+    def _add_listeners(self, agent: Agent) -> None:  # a part of the agent: it exists before the first message arrives
         agent.member_table.explain = self._loss_reason
-        agent.on_notice(ENDS, lambda source, why: self._ends(agent.member_table.name(source), why))
-        agent.on_member(self._changed)
+        agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.member_table.name(source), why))
+        agent.on_member(self._member_changed)
 
-    def _meet(self, deadline: float) -> None:
+    def _await_workers(self, deadline: float) -> None:
         """Wait until all workers have joined and are connected, and get their locations."""
 
         def left() -> float:
@@ -131,7 +131,7 @@ class AttachedCluster(BaseCluster):
         found = {name: place.versions for name, place in self._places.items()}
         warn_of_differences(found, but=("torch", "cloudpickle"))  # connections of such worlds have told of these
 
-    def _ends(self, name: str, why: str) -> None:
+    def _reason_received(self, name: str, why: str) -> None:
         self._ended[name] = why
         self._news.notify_all()
 
@@ -140,7 +140,7 @@ class AttachedCluster(BaseCluster):
         self._news.wait_for(lambda: name in self._ended, _OBITUARY_SECONDS)
         return self._ended.get(name, reason)
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind in GONE:
             self._lost[who.name] = self._ended.get(who.name, reason)
 
@@ -159,18 +159,18 @@ class AttachedCluster(BaseCluster):
         return [name for name in self._members if name not in serve]
 
     def watched(self) -> list[WorkerRecord]:
-        calls = self._calls()
+        calls = self._count_calls()
         return [
-            WorkerRecord(info.id, name, 0, self._places[name], self._ending(name), calls[info.id])
+            WorkerRecord(info.id, name, 0, self._places[name], self._describe_loss(name), calls[info.id])
             for name, info in self._members.items()
         ]
 
     def pid(self, name: str) -> int:
         """Return the process id of a worker, on its host."""
-        return self._place(name).pid
+        return self._location_of_worker(name).pid
 
     def log(self, name: str) -> str:
-        self._place(name)
+        self._location_of_worker(name)
         raise RpcError(f"torchrun has started {name}: its output outside cells goes to torchrun's output")
 
     # -- changes
@@ -178,17 +178,17 @@ class AttachedCluster(BaseCluster):
         raise RpcError(self.inseparable)
 
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
-        self._place(name)
+        self._location_of_worker(name)
         raise RpcError(self.inseparable)
 
     def interrupt(self, name: str) -> None:
-        self._place(name)
+        self._location_of_worker(name)
         if name in self.workers:
             self.agent.notify(self._members[name].id, STOP, None)
 
     def kill(self, name: str) -> None:
         """End a worker at once (SIGKILL), and wait until it counts as lost; torchrun then ends the others."""
-        self._place(name)
+        self._location_of_worker(name)
         if name in self.workers:
             self.agent.notify(self._members[name].id, KILL, None)
         if not self.agent.member_table.wait_until(lambda: name in self.lost, _KILL_SECONDS):
@@ -205,14 +205,16 @@ class AttachedCluster(BaseCluster):
         lost = f"; lost: {', '.join(self.lost)}" if self.lost else ""
         return f"<workers at {self.url}: {', '.join(self.workers) or 'none'}{lost}>"
 
-    def _ending(self, name: str) -> str:
+    def _describe_loss(self, name: str) -> str:
         """Return how a worker ended; empty while it serves."""
         return "" if name in self.workers else self._lost.get(name, "has ended")
 
-    def _seen(self) -> list[WorkerRecord]:  # of this host, which has no data of other processes, and lost ones
+    def _visible_records(
+        self,
+    ) -> list[WorkerRecord]:  # of this host, which has no data of other processes, and lost ones
         return [one for one in self.watched() if one.place.host == host_id() or one.lost]
 
-    def _place(self, name: str) -> WorkerLocation:
+    def _location_of_worker(self, name: str) -> WorkerLocation:
         if name not in self._places:
             raise UnknownWorkerError.of(name, self._places)
         return self._places[name]

@@ -85,7 +85,7 @@ class KernelProcess:
     async def live(self) -> None:
         """Launch the kernel, have it join the world, and wait for its end."""
         try:
-            await self._launch()
+            await self._launch_kernel()
         except Exception as error:  # noqa: BLE001  (provisioners raise errors of any type)
             await self._manager.cleanup_resources()
             self.handle.refuse(RpcError(f"{self.handle.name} could not be launched: {type(error).__name__}: {error}"))
@@ -96,7 +96,7 @@ class KernelProcess:
             self.handle.local = self.is_local
             if pid := getattr(self._provisioner, "pid", None):  # others begin once the kernel has sent its pid
                 self.handle.begin(pid)
-            status = await self._end()
+            status = await self._wait_for_exit()
         finally:
             joining.cancel()
             await asyncio.wait([joining])
@@ -106,7 +106,7 @@ class KernelProcess:
             else:
                 self.handle.refuse(RpcError(f"{self.handle.name} ended with {status}:\n{self.handle.last_words()}"))
 
-    async def _launch(self) -> None:
+    async def _launch_kernel(self) -> None:
         with open_private(self.handle.log) as log:  # the kernel has a duplicate
             await self._manager.start_kernel(
                 **self._surroundings, stdout=log.fileno(), stderr=log.fileno(), extra_arguments=self._more
@@ -132,10 +132,10 @@ class KernelProcess:
         elif not self.handle.has_begun:  # its provisioner has no pid
             self.handle.begin(int(joined["data"]["text/plain"]))
 
-    async def _end(self) -> int:
+    async def _wait_for_exit(self) -> int:
         """Wait for the exit status, and return it."""
         if self.is_local and hasattr(os, "pidfd_open"):  # else `wait` polls
-            await _readable(os.pidfd_open(self.handle.pid))
+            await _wait_readable(os.pidfd_open(self.handle.pid))
         return await self._provisioner.wait() or 0
 
     @property
@@ -161,7 +161,7 @@ class KernelProcess:
             await self._manager.interrupt_kernel()
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     """Wait until a descriptor is readable, and close it."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ready.set)
@@ -199,7 +199,7 @@ class KernelLauncher(ForkServerLauncher):
         self._kernels: set[KernelProcess] = set()
         self._work: set[asyncio.Task[None]] = set()  # references, as the loop itself keeps none to its tasks
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="rpcbench-kernels", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="rpcbench-kernels", daemon=True)
         self._thread.start()
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
@@ -208,15 +208,15 @@ class KernelLauncher(ForkServerLauncher):
         check_name(config.name)
         if threading.current_thread() is self._thread:  # it would wait for work that only it can do
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
-        self._server()
+        self._working_server()
         log = log_of(self._directory.path, config.name, config.incarnation)
-        kernel = KernelProcess(config, self._manager(config), log, self._soon, on_exit, self._python)
+        kernel = KernelProcess(config, self._make_manager(config), log, self._run_soon, on_exit, self._python)
         try:
-            self._soon(lambda: self._run_to_end(kernel))
+            self._run_soon(lambda: self._run_to_end(kernel))
             if not kernel.handle.started(config.start_seconds):
                 raise RpcError(f"{config.name} was not launched within {config.start_seconds:g} s")
             if kernel.is_local:
-                self._server().guard(kernel.handle.pid, config.stop_seconds)
+                self._working_server().guard(kernel.handle.pid, config.stop_seconds)
         except BaseException:  # Ctrl-C, too
             kernel.handle.abandon()
             raise
@@ -226,7 +226,7 @@ class KernelLauncher(ForkServerLauncher):
         """Return the connection file of a worker; it keeps this path when the worker is started again."""
         return self._directory.path / f"{name}.json"
 
-    def _manager(self, config: WorldConfig) -> AsyncKernelManager:
+    def _make_manager(self, config: WorldConfig) -> AsyncKernelManager:
         sockets = self._directory.path / f"k{config.id}.{config.incarnation}"
         manager = AsyncKernelManager(
             kernel_name=self._spec,
@@ -245,22 +245,22 @@ class KernelLauncher(ForkServerLauncher):
                 server.guard(kernel.handle.pid, kernel.grace)
 
     def _end_workers(self) -> None:
-        self._soon(self._end_all)
+        self._run_soon(self._end_all)
         # An exit callback may call this on the loop's own thread, which cannot be joined.
         if threading.current_thread() is not self._thread:
             self._thread.join(TERM_SECONDS + 2 * KILL_SECONDS)
 
     # -- the loop
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
 
-    def _soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _run_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: all kernels have ended
-            self._loop.call_soon_threadsafe(self._begin, work)
+            self._loop.call_soon_threadsafe(self._begin_task, work)
 
-    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _begin_task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._loop.create_task(work())
         self._work.add(task)
         task.add_done_callback(self._work.discard)

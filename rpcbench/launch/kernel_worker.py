@@ -62,13 +62,13 @@ class KernelShell(CellShell, ZMQInteractiveShell):
 
     interrupted = False  # an interrupt has cancelled this cell
 
-    async def _execute(self, code: str) -> Any:
+    async def _execute_cell(self, code: str) -> Any:
         try:
             transformed = self.transform_cell(code)  # type: ignore[no-untyped-call]
             waits = self.should_run_async(code, transformed_cell=transformed)
         except Exception:  # noqa: BLE001  (`run_cell` raises it again, and shows it)
             waits = False
-        return await (self._on_loop(code, transformed) if waits else super()._execute(code))
+        return await (self._on_loop(code, transformed) if waits else super()._execute_cell(code))
 
     async def _on_loop(self, code: str, transformed: str) -> Any:
         result = None
@@ -116,14 +116,14 @@ class ShellLoan:
         classes = shell.__class__, shell.compile.__class__  # a second shell would have its own namespace and history
         shell.__class__, shell.compile.__class__ = KernelShell, _Compiler
         shell.interrupted = False
-        self._put(self._publisher, self._hook)
+        self._install_hooks(self._publisher, self._hook)
         try:
             yield
         finally:
-            self._put(publisher, hook)
+            self._install_hooks(publisher, hook)
             shell.__class__, shell.compile.__class__ = classes
 
-    def _put(self, publisher: Any, hook: Any) -> None:
+    def _install_hooks(self, publisher: Any, hook: Any) -> None:
         """Install a display publisher and a display hook; the latest results are carried over."""
         for name in _LATEST:
             setattr(hook, name, getattr(self.shell.displayhook, name))
@@ -156,7 +156,7 @@ def join(config: str) -> None:
     agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, handle_requests])
     stage = _KernelCells(kernel, agent)
     threading.Thread(target=stage.feed, name="rpcbench-cells", daemon=True).start()
-    threading.Thread(target=_end, args=(agent, kernel), name="rpcbench-end", daemon=True).start()
+    threading.Thread(target=_end_with_world, args=(agent, kernel), name="rpcbench-end", daemon=True).start()
 
 
 def debugger_of(kernel: Any) -> Any:
@@ -223,15 +223,15 @@ class _KernelCells:
         self._context = contextvars.copy_context()  # of all cells: they share context variables
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._cell: asyncio.Task[None] | None = None  # the latest
-        self._serving = self._loop.create_task(self._serve())
-        self._serving.add_done_callback(_fail)
+        self._serving = self._loop.create_task(self._serve_cells())
+        self._serving.add_done_callback(_serving_failed)
 
     def feed(self) -> None:
         """Pass requested cells to the loop. Runs on a thread of its own, as waiting for them blocks."""
         for job in self._runner.jobs():
             self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
 
-    async def _serve(self) -> None:
+    async def _serve_cells(self) -> None:
         while True:
             job = await self._jobs.get()
             async with self._kernel._main_asyncio_lock:  # ipykernel's own: one request at a time
@@ -242,32 +242,32 @@ class _KernelCells:
 
     def _cancel_soon(self) -> None:
         """Cancel the cell: an interrupt came while the loop ran other code, or slept. Called in the signal handler."""
-        self._loop.call_soon_threadsafe(self._cancel, self._cell)
+        self._loop.call_soon_threadsafe(self._cancel_cell, self._cell)
 
-    def _cancel(self, cell: asyncio.Task[None] | None) -> None:
+    def _cancel_cell(self, cell: asyncio.Task[None] | None) -> None:
         if cell is not None and not cell.done():
             self._loan.shell.interrupted = True
             cell.cancel()
 
 
-def _fail(serving: asyncio.Task[None]) -> None:
-    # Without `_serve` no cell would ever run again. The end of the process is reported to those that wait.
+def _serving_failed(serving: asyncio.Task[None]) -> None:
+    # Without `_serve_cells` no cell would ever run again. The end of the process is reported to those that wait.
     traceback.print_exception(serving.exception(), file=sys.__stderr__)
     os._exit(1)
 
 
-def _end(agent: Agent, kernel: Any) -> None:
+def _end_with_world(agent: Agent, kernel: Any) -> None:
     """End the process once the world has ended: in good order, unless a cell or a thread keeps running."""
     agent.closing.wait()
     agent.part(CellRunner).stop()
     agent.shutdown(graceful=False)
-    atexit.register(_leave)
+    atexit.register(_leave_at_exit)
     kernel.io_loop.add_callback(kernel.io_loop.stop)
     time.sleep(agent.config.stop_seconds + SPARE_SECONDS)  # in good order, the process ends before this returns
     os._exit(1)
 
 
-def _leave() -> None:
+def _leave_at_exit() -> None:
     # The last registered `atexit` function runs first: `leave` runs the others, without the interpreter's cleanup.
-    atexit.unregister(_leave)
+    atexit.unregister(_leave_at_exit)
     leave(0)

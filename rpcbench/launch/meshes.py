@@ -67,31 +67,31 @@ class ClusterMesh:
         wanted = coordinates.items()
         return [worker for worker, place in self.coordinates.items() if wanted <= place.items()]
 
-    def _rows(self) -> list[tuple[str, Sequence[str]]]:
+    def _labelled_rows(self) -> list[tuple[str, Sequence[str]]]:
         """Return the workers in rows along the last dimension, each with its place along the others."""
         *outer, width = self.shape
         places = itertools.product(*map(range, outer))
-        labels = [_sizes(dict(zip(self.dimensions, place, strict=False)), " ") for place in places]
+        labels = [_format_sizes(dict(zip(self.dimensions, place, strict=False)), " ") for place in places]
         return [(label, self.workers[i * width : (i + 1) * width]) for i, label in enumerate(labels)]
 
-    def _heads(self) -> list[str]:
+    def _head_labels(self) -> list[str]:
         return [f"{self.dimensions[-1]}={place}" for place in range(self.shape[-1])]
 
     @property
     def _title(self) -> str:
-        return f"{self.name}({_sizes(dict(zip(self.dimensions, self.shape, strict=True)))}) on {self.device}"
+        return f"{self.name}({_format_sizes(dict(zip(self.dimensions, self.shape, strict=True)))}) on {self.device}"
 
     def __repr__(self) -> str:
-        rows = [("", self._heads()), *self._rows()]
+        rows = [("", self._head_labels()), *self._labelled_rows()]
         margin, cell = max(len(label) for label, _ in rows), max(len(each) for _, row in rows for each in row)
         lines = (f"{label:{margin}}  {'  '.join(f'{each:{cell}}' for each in row)}".rstrip() for label, row in rows)
         return "\n".join([self._title, *lines])
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{html.escape(each)}</th>" for each in ["", *self._heads()])
+        heads = "".join(f"<th>{html.escape(each)}</th>" for each in ["", *self._head_labels()])
         rows = "".join(
             f"<tr><th>{html.escape(label)}</th>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>"
-            for label, row in self._rows()
+            for label, row in self._labelled_rows()
         )
         caption = f'<caption style="text-align: left; white-space: nowrap">{html.escape(self._title)}</caption>'
         return f"<table>{caption}<tr>{heads}</tr>{rows}</table>"
@@ -100,7 +100,7 @@ class ClusterMesh:
 def make(agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, sizes: Mapping[str, int]) -> ClusterMesh:
     """Make a mesh of all `workers`. See `BaseCluster.mesh`; `lost` are those that ended and were not started again."""
     check(name, sizes, workers, lost)
-    _join(agent, workers)
+    _ensure_group(agent, workers)
     names, shape = tuple(sizes), tuple(sizes.values())
     calls = [
         agent.call(each, place, (name, names, shape), timeout=_SECONDS, label="the setup of the mesh", own=True)
@@ -130,8 +130,9 @@ def check(name: str, sizes: Mapping[str, int], workers: Sequence[str], lost: Seq
         )
     if (product := math.prod(sizes.values())) != len(workers):
         raise ValueError(
-            f"{_sizes(sizes)} has {counted(product, 'place')}, and this cluster has {counted(len(workers), 'worker')}: "
-            f"cluster.mesh({_sizes(fitting(sizes, len(workers)))}) fits"
+            f"{_format_sizes(sizes)} has {counted(product, 'place')}, and this cluster has "
+            f"{counted(len(workers), 'worker')}: "
+            f"cluster.mesh({_format_sizes(fitting(sizes, len(workers)))}) fits"
         )
 
 
@@ -146,11 +147,11 @@ def fitting(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     return {first: count, **dict(reversed(found.items()))}
 
 
-def _sizes(sizes: Mapping[str, int], between: str = ", ") -> str:
+def _format_sizes(sizes: Mapping[str, int], between: str = ", ") -> str:
     return between.join(f"{dimension}={size}" for dimension, size in sizes.items())
 
 
-def _join(agent: Agent, workers: Sequence[str]) -> None:
+def _ensure_group(agent: Agent, workers: Sequence[str]) -> None:
     """Make the process group of all workers, unless they have one. CollectiveError if only some have one."""
     from rpcbench.distributed import groups  # here: it loads torch.distributed
 
@@ -192,7 +193,7 @@ def place(name: str, dimensions: tuple[str, ...], shape: tuple[int, ...]) -> Pla
     def made() -> DeviceMesh:
         return init_device_mesh(device, shape, mesh_dim_names=dimensions)
 
-    what = f"mesh({_sizes(dict(zip(dimensions, shape, strict=True)))})"
+    what = f"mesh({_format_sizes(dict(zip(dimensions, shape, strict=True)))})"
     mesh = groups.member(None).carry(made, what) if groups.has_world() else made()
     vars(sys.modules["__main__"])[name] = mesh
     return Placement(tuple(mesh.get_coordinate() or ()), device)

@@ -52,7 +52,7 @@ class ForkServerLauncher:
 
     def warm(self) -> None:
         """Begin to start the fork server. Returns at once."""
-        self._server()
+        self._working_server()
 
     def close(self) -> None:
         """End the workers (SIGTERM, SIGKILL after 0.5 s), and remove the run directory. The fork server stays warm."""
@@ -70,7 +70,7 @@ class ForkServerLauncher:
         finally:
             self._directory.remove()
 
-    def _server(self) -> ForkServerClient:
+    def _working_server(self) -> ForkServerClient:
         """Return a fork server that works. ShutdownError if the launcher is closed."""
         with self._servers_lock:
             if self._closed:
@@ -112,7 +112,7 @@ class ProcessLauncher(ForkServerLauncher):
     def __init__(
         self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY, python: str | None = None
     ) -> None:
-        self.mode = _mode(start)
+        self.mode = _resolve_mode(start)
         chosen = interpreter(python)
         super().__init__(run_directory, lambda: fork_client.take(self.mode, entry, self.environ, chosen))
 
@@ -120,7 +120,7 @@ class ProcessLauncher(ForkServerLauncher):
         """See `Launcher`. Workers have the current directory, environment and import path of this process; an RpcError
         contains the last output of the fork server; RuntimeError for a name that no member may have."""
         check_name(config.name)
-        handle = self._server().start(config, self._directory.path, on_exit)
+        handle = self._working_server().start(config, self._directory.path, on_exit)
         if self._closed:  # `close` ran meanwhile, and may have missed this worker
             handle.abandon()
             raise ended()
@@ -129,15 +129,15 @@ class ProcessLauncher(ForkServerLauncher):
 
 def warm(start: str | None = None) -> None:
     """Begin to load torch for the workers of later clusters. Returns at once. ValueError for an unknown `start`."""
-    fork_client.warm(_mode(start), ENTRY)
+    fork_client.warm(_resolve_mode(start), ENTRY)
 
 
 def default_mode() -> str:
     """Return how workers start by default: "fork" or "spawn"."""
-    return _mode(None)
+    return _resolve_mode(None)
 
 
-def _mode(asked: str | None) -> str:
+def _resolve_mode(asked: str | None) -> str:
     mode = asked or os.environ.get("RPCBENCH_START") or ("fork" if sys.platform == "linux" else "spawn")
     if mode not in _MODES:
         raise ValueError(f"start={mode!r} (or RPCBENCH_START) is not a way to start workers; use one of {_MODES}")

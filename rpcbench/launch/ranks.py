@@ -101,18 +101,18 @@ class ReservedPorts:
     def __init__(self, agent: Agent) -> None:
         self.generation = 0  # the number of the latest one that this member has begun
         self._release: list[Callable[[], object]] = []
-        agent.on_end.append(self._end)
+        agent.on_end.append(self._release_ports)
 
-    def _end(self) -> None:
+    def _release_ports(self) -> None:
         while self._release:
             self._release.pop()()
 
     def at(self, address: str) -> tuple[str, int, int]:
         """Return `address`, and two ports that are reserved there until the next call, or until the agent ends."""
-        self._end()
-        return address, self._port(address), self._port(address)
+        self._release_ports()
+        return address, self._reserve_port(address), self._reserve_port(address)
 
-    def _port(self, address: str) -> int:
+    def _reserve_port(self, address: str) -> int:
         holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._release.append(weakref.finalize(self, holder.close))  # also called if the agent has ended meanwhile
         # The port stays bound, so no connection of this host takes it, and rank 0 may listen there at any time: Linux
@@ -133,19 +133,19 @@ def await_ranks(told: Mapping[str, Future[None]], new: Collection[str] = ()) -> 
     do not respond."""
     for name in new:
         if name in told:
-            _await(told[name])
+            _wait_for_rank(told[name])
     changes = Condition()
     for each in told.values():
         each.add_done_callback(lambda _: changes.notify_all())
     changes.wait_for(lambda: all(each.done() for each in told.values()), _RESPONSE_SECONDS)
     for each in told.values():
         if each.done():
-            _await(each)
+            _wait_for_rank(each)
     if late := [name for name, each in told.items() if not each.done()]:
         _warn_of(late)
 
 
-def _await(told: Future[None]) -> None:
+def _wait_for_rank(told: Future[None]) -> None:
     with contextlib.suppress(WorkerLostError):  # a lost worker needs no rank
         told.wait()
 
@@ -201,11 +201,11 @@ def address_here() -> str:
 def choose_interface() -> None:
     """Have gloo listen on the interface by which other workers reach this one, unless the environment names another."""
     # Loopback, if all are on one host. By itself gloo takes the address of the host's name, which is often 127.0.1.1.
-    if interface := _interface(address_here()):
+    if interface := _find_interface(address_here()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def _interface(address: str) -> str:
+def _find_interface(address: str) -> str:
     """Return the name of the network interface with this address, or ""."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):

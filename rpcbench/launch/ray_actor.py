@@ -59,7 +59,7 @@ class WorkerActor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def arrive(self) -> Arrival:
-        return Arrival(host_id(), socket.gethostname(), os.getpid(), _log())
+        return Arrival(host_id(), socket.gethostname(), os.getpid(), _stderr_path())
 
     def keep(self, name: str, request: bytes) -> ActorExit:
         """Start the worker's supervisor, send it `request`, and wait for its end."""
@@ -75,7 +75,7 @@ class WorkerActor:
             with contextlib.suppress(BrokenPipeError):  # it has ended already: its status reports that
                 pipe.write(request)
             status = process.wait()
-        return ActorExit(from_shell(status), words(_log()) if status else "")
+        return ActorExit(from_shell(status), words(_stderr_path()) if status else "")
 
     def end(self) -> None:
         """End the worker and its child processes at once."""
@@ -101,7 +101,7 @@ def words(log: str) -> str:
     return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:")))
 
 
-def _log() -> str:
+def _stderr_path() -> str:
     """Return the path of the file that standard error goes to, or ""."""
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/fd/2").readlink())

@@ -72,7 +72,7 @@ class Places:
             for group, bundle in free:
                 group.free.remove(bundle)
         try:
-            return [*free, *self._new(count - len(free), who, patience)]
+            return [*free, *self._request_bundles(count - len(free), who, patience)]
         except BaseException:
             for place in free:
                 self.give_back(place)
@@ -95,13 +95,13 @@ class Places:
         for group in left:
             tell(remove_placement_group, group.ray)
 
-    def _new(self, count: int, who: str, patience: float) -> list[Bundle]:
+    def _request_bundles(self, count: int, who: str, patience: float) -> list[Bundle]:
         if not count:
             return []
-        strategy = self._strategy or ("SPREAD" if len(self._able()) >= count else "PACK")
+        strategy = self._strategy or ("SPREAD" if len(self._able_nodes()) >= count else "PACK")
         made = placement_group([self._bundle] * count, strategy=strategy)
         try:
-            self._await(made, who, strategy, patience)
+            self._await_group(made, who, strategy, patience)
         except BaseException:
             remove_placement_group(made)
             raise
@@ -110,30 +110,36 @@ class Places:
             self._groups.append(group)
         return [Bundle(group, bundle) for bundle in range(count)]
 
-    def _able(self) -> list[dict[str, Any]]:
+    def _able_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that have the resources for a worker, in use or not."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         return [node for node in alive if all(node["Resources"].get(of, 0) >= n for of, n in self._bundle.items())]
 
-    def _await(self, made: Any, who: str, strategy: str, patience: float) -> None:
+    def _await_group(self, made: Any, who: str, strategy: str, patience: float) -> None:
         until = time.monotonic() + patience
         while not made.wait(_SLICE_SECONDS):
             if time.monotonic() >= until:
-                raise RpcError(f"Ray found no place for {who} in {patience:g} s: {self._told(made, strategy)}")
+                raise RpcError(
+                    f"Ray found no place for {who} in {patience:g} s: {self._describe_shortage(made, strategy)}"
+                )
 
-    def _told(self, made: Any, strategy: str) -> str:
+    def _describe_shortage(self, made: Any, strategy: str) -> str:
         table = placement_group_table(made)
-        nodes = [f"{node['NodeManagerHostname']} {_few(node['Resources'])}" for node in ray.nodes() if node["Alive"]]
+        nodes = [
+            f"{node['NodeManagerHostname']} {_user_resources(node['Resources'])}"
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
         return (
             f"the placement group is {table['state']}, {table['stats']['scheduling_state']}\n"
             f"  requested: {made.bundle_count} x {self._bundle}, {strategy}\n"
             f"  nodes: {'; '.join(nodes)}\n"
-            f"  free now, in all: {_few(ray.available_resources())}\n"
+            f"  free now, in all: {_user_resources(ray.available_resources())}\n"
             'Request less for each (options={"cpus": 0.5}), end other programs there, or wait longer: patience='
         )
 
 
-def _few(resources: Mapping[str, float]) -> dict[str, float]:
+def _user_resources(resources: Mapping[str, float]) -> dict[str, float]:
     """Return resources without Ray's internal entries for nodes, groups and memory."""
     return {
         name: amount
@@ -199,7 +205,7 @@ class RayLauncher(ForkServerLauncher):
         RpcError if Ray has no bundles in time, RuntimeError for a name that no member may have."""
         for config in configs:
             check_name(config.name)
-        self._server()
+        self._working_server()
         ray_actor.check()
         names, patience = [config.name for config in configs], configs[0].start_seconds
         places = self._places.take(len(configs), ", ".join(names), patience)
@@ -207,14 +213,14 @@ class RayLauncher(ForkServerLauncher):
         with ExitStack() as undo:
             for place in places:
                 undo.callback(self._places.give_back, place)
-                actors.append(self._hire(place))
+                actors.append(self._start_actor(place))
                 undo.callback(tell, ray.kill, actors[-1])
             arrivals = _await_actors(actors, names, patience)
             kept = [_RayWorker(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
             undo.pop_all()
-        return self._begin(kept)
+        return self._begin_workers(kept)
 
-    def _hire(self, place: Bundle) -> Any:
+    def _start_actor(self, place: Bundle) -> Any:
         """Start an actor in a bundle."""
         group, bundle = place
         return (
@@ -232,7 +238,7 @@ class RayLauncher(ForkServerLauncher):
             .remote()
         )
 
-    def _begin(self, kept: list[_RayWorker]) -> list[ProcessHandle]:
+    def _begin_workers(self, kept: list[_RayWorker]) -> list[ProcessHandle]:
         for each in kept:
             self._running.add(each)
             name = f"rpcbench-{each.handle.name}"
@@ -278,26 +284,26 @@ class _RayWorker:
     ) -> None:
         self.place = place
         self._actor, self._killed = actor, False
-        self.handle = RayHandle(config.name, Path(arrival.log), self._signal, on_exit)
+        self.handle = RayHandle(config.name, Path(arrival.log), self._signal_worker, on_exit)
         self.handle.host = arrival.hostname
         self.handle.readable = arrival.log if arrival.host == host_id() else ""
         self.handle.begin(arrival.pid)
         self._session = ray_actor.name()
-        self._over = Event()  # set when the call of `keep` has ended
+        self._call_ended = Event()  # set when the call of `keep` has ended
         self._done = actor.keep.remote(config.name, supervisor.request(config)).future()
-        self._done.add_done_callback(lambda _: self._over.set())
+        self._done.add_done_callback(lambda _: self._call_ended.set())
 
     def wait(self) -> int:
         """Wait for the worker's end, end its actor, and return the exit status."""
-        while not self._over.wait(_GLANCE_SECONDS):
+        while not self._call_ended.wait(_GLANCE_SECONDS):
             if ray_actor.name() != self._session:  # the future of `keep` never completes then
                 self.handle.told = "its Ray session has ended"
                 return UNKNOWN
-        status = self._status()
+        status = self._exit_status()
         tell(ray.kill, self._actor)
         return status
 
-    def _status(self) -> int:
+    def _exit_status(self) -> int:
         try:
             status, self.handle.told = self._done.result()
         except RayTaskError as error:
@@ -306,7 +312,7 @@ class _RayWorker:
             status, self.handle.told = -signal.SIGKILL if self._killed else UNKNOWN, f"{type(error).__name__}: {error}"
         return int(status)
 
-    def _signal(self, which: int) -> None:
+    def _signal_worker(self, which: int) -> None:
         """For SIGKILL, have the actor end the worker and its child processes. Other signals cannot be sent."""
         if which != signal.SIGKILL or self.handle.poll() is not None:
             return

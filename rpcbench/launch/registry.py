@@ -41,8 +41,8 @@ def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]
     """Make the launcher of that name, with these options. ValueError if there is none, or if it has no such option;
     RpcError, with the error's text, if it cannot be loaded."""
     try:
-        make = _found(name)
-        _check(name, make, directory, options)
+        make = _load_maker(name)
+        _check_options(name, make, directory, options)
         return make(directory, **options)
     except ModuleNotFoundError as missing:
         how = f": pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
@@ -64,7 +64,7 @@ def chosen_launcher(
     return name, {option: value for option, value in given.items() if value is not None}
 
 
-def _found(name: str) -> Make:
+def _load_maker(name: str) -> Make:
     points = [EntryPoint(name, OWN[name], GROUP)] if name in OWN else [*entry_points(group=GROUP, name=name)]
     if not points:
         raise ValueError(f"there is no launcher {name!r}; there are {', '.join(launcher_names())}")
@@ -78,7 +78,7 @@ def _found(name: str) -> Make:
     return make
 
 
-def _check(name: str, make: Make, directory: RunDirectory, options: Mapping[str, Any]) -> None:
+def _check_options(name: str, make: Make, directory: RunDirectory, options: Mapping[str, Any]) -> None:
     takes = inspect.signature(make)  # before the call: its own TypeErrors may have other causes
     try:
         takes.bind(directory, **options)

@@ -81,13 +81,13 @@ def find(name: str) -> SavedCluster:
             home; a file of this user is no TOML; it has an unknown key, or a value of a wrong type.
     """
     files: list[_File] = []
-    for file in _files():
+    for file in _existing_files():
         if name in file.clusters:
             if file.wrong:
                 raise ValueError(file.wrong)
-            return _read(name, file.clusters[name], file.path)
+            return _parse_cluster(name, file.clusters[name], file.path)
         files.append(file)
-    there, where = _names(files), " and ".join(str(file.path) for file in files if not file.wrong) or "none"
+    there, where = _names_in_files(files), " and ".join(str(file.path) for file in files if not file.wrong) or "none"
     if there:
         raise ValueError(f"no cluster {name!r} is saved: {nearest(name, there)}, in {where}")
     raise ValueError(
@@ -98,24 +98,24 @@ def find(name: str) -> SavedCluster:
 
 def names() -> list[str]:
     """Return the names of saved clusters that can be used. ValueError for a file of this user that is no TOML."""
-    return _names(_files())
+    return _names_in_files(_existing_files())
 
 
-def _names(files: Iterable[_File]) -> list[str]:
+def _names_in_files(files: Iterable[_File]) -> list[str]:
     return list(dict.fromkeys(name for file in files if not file.wrong for name in file.clusters))
 
 
-def _files() -> Iterator[_File]:
+def _existing_files() -> Iterator[_File]:
     """Yield each file that exists, in the order in which they are asked."""
     if (users := _users_file()) is not None and users.is_file():
-        yield _open(users, ("clusters",))
+        yield _read_file(users, ("clusters",))
     here = Path.cwd()
     project = next((file for folder in (here, *here.parents) if (file := folder / _PROJECTS).is_file()), None)
     if project is not None:
-        yield _open(project, ("tool", "rpcbench", "clusters"), _is_above(project, here))
+        yield _read_file(project, ("tool", "rpcbench", "clusters"), _is_above(project, here))
 
 
-def _home() -> Path | None:
+def _home_directory() -> Path | None:
     """Return the home of this user; None if there is none, as in containers with an arbitrary user."""
     try:
         return Path.home()
@@ -126,7 +126,7 @@ def _home() -> Path | None:
 def _users_file() -> Path | None:
     if configuration := os.environ.get("XDG_CONFIG_HOME"):
         return Path(configuration, _USERS)
-    return None if (home := _home()) is None else home / ".config" / _USERS
+    return None if (home := _home_directory()) is None else home / ".config" / _USERS
 
 
 def _users_place() -> str:
@@ -136,7 +136,7 @@ def _users_place() -> str:
 def _is_above(file: Path, here: Path) -> str:
     """Return why a project's file is not for this folder: it is above the repository, or the home, that the folder is
     in; empty if it is not above."""
-    home = (found := _home()) and found.resolve()
+    home = (found := _home_directory()) and found.resolve()
     edge = next((folder for folder in (here, *here.parents) if folder == home or (folder / ".git").exists()), None)
     if edge is None or file.parent not in edge.parents:
         return ""
@@ -144,12 +144,12 @@ def _is_above(file: Path, here: Path) -> str:
     return f"{told}: copy the tables that you trust to {_users_place()}, as [clusters.lab]"
 
 
-def _open(path: Path, keys: tuple[str, ...], wrong: str = "") -> _File:
+def _read_file(path: Path, keys: tuple[str, ...], wrong: str = "") -> _File:
     """Return a file with its clusters. `wrong` is why it is not trusted. ValueError if it is, and cannot be read."""
     try:
         with path.open("rb") as opened:
             wrong = wrong or _has_other_writers(path, os.fstat(opened.fileno()))
-            return _File(path, _clusters(opened, path, keys), wrong)
+            return _File(path, _read_clusters(opened, path, keys), wrong)
     except (OSError, ValueError) as error:
         if wrong := wrong or _has_other_writers(path, path.stat()):  # also where this user may not open it
             return _File(path, {}, wrong)
@@ -172,13 +172,13 @@ def _not_ours(path: Path, status: os.stat_result, *owners: int) -> str:
     # As with git's safe.directory, root's files are not for others: root unpacks images and mounts disks, and the files
     # there are of anybody's making.
     if status.st_uid not in owners:
-        return f"{path} belongs to user {_user(status.st_uid)}"
+        return f"{path} belongs to user {_user_name(status.st_uid)}"
     if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)):
         return f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
-def _user(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:  # as in containers
@@ -191,11 +191,11 @@ def _is_private(gid: int) -> bool:
         group = grp.getgrgid(gid)
     except KeyError:
         return False
-    me = _user(os.geteuid())
+    me = _user_name(os.geteuid())
     return group.gr_name == me and {*group.gr_mem} <= {me}
 
 
-def _clusters(opened: BinaryIO, file: Path, path: tuple[str, ...]) -> dict[str, Any]:
+def _read_clusters(opened: BinaryIO, file: Path, path: tuple[str, ...]) -> dict[str, Any]:
     try:
         table: Any = tomllib.load(opened)
     except (OSError, ValueError, RecursionError) as error:  # which names line and column
@@ -207,7 +207,7 @@ def _clusters(opened: BinaryIO, file: Path, path: tuple[str, ...]) -> dict[str, 
     return dict(table)
 
 
-def _read(name: str, table: Any, file: Path) -> SavedCluster:
+def _parse_cluster(name: str, table: Any, file: Path) -> SavedCluster:
     place = f"{file}, cluster {name!r}"
     if not isinstance(table, dict):
         raise ValueError(f"{place}: it has to be a table, with keys such as workers")
@@ -219,10 +219,10 @@ def _read(name: str, table: Any, file: Path) -> SavedCluster:
     workers = table.get("workers", _WORKERS)
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"{place}: workers has to be a whole number of at least 1, not {workers!r}")
-    return SavedCluster(table.get("name", name), _arguments(table, workers, file), file)
+    return SavedCluster(table.get("name", name), _cluster_arguments(table, workers, file), file)
 
 
-def _arguments(table: Mapping[str, Any], workers: int, file: Path) -> dict[str, Any]:
+def _cluster_arguments(table: Mapping[str, Any], workers: int, file: Path) -> dict[str, Any]:
     """Return the arguments of `Cluster`. A path of an interpreter on this host is relative to the file's folder."""
     made = {key: value for key, value in table.items() if key not in ("workers", "name", "hosts")}
     if "hosts" in table:

@@ -80,11 +80,11 @@ def run(agent: Agent, names: Sequence[str], backend: str | None, program: partia
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
-        results = _results(agent, names, program, token)
+        results = _run_and_collect(agent, names, program, token)
     except BaseException:
-        _wait(_tell(agent, names, end, place, seconds=PATIENCE))
+        _wait_for_calls(_call_ranks(agent, names, end, place, seconds=PATIENCE))
         raise
-    _wait(_tell(agent, names, end, place))
+    _wait_for_calls(_call_ranks(agent, names, end, place))
     return results
 
 
@@ -110,10 +110,10 @@ def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: 
     return tokens[0]
 
 
-def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: str) -> list[Any]:
+def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], token: str) -> list[Any]:
     """Run the program in a cell, and raise the error of the rank that failed first."""
     label = getattr(program.func, "__name__", type(program.func).__name__)
-    places = _environments(agent, names, token)
+    places = _make_environments(agent, names, token)
     own = {
         name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}
         for name in places
@@ -123,11 +123,11 @@ def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: s
     def failed(name: str, error: Exception) -> None:
         """End the others: a rank that fails before its function begins cannot do that itself."""
         if not isinstance(error, RankFailedError | WorkerLostError):  # the worlds themselves hear of a lost rank
-            reason = _failure(f"rank {names.index(name)} ({name})", label, error)
-            _tell(agent, [each for each in names if each != name], end_world, token, reason)
+            reason = _make_failure(f"rank {names.index(name)} ({name})", label, error)
+            _call_ranks(agent, [each for each in names if each != name], end_world, token, reason)
 
     way = CellOptions(
-        replayed=False, on_stop=lambda: _tell(agent, names, end_world, token, stopped), on_failure=failed
+        replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=failed
     )
     code, ask, shell = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own), shell_here()
     answer = agent.part(CellClient).run(OutputDisplay(shell), names, code, ask, way)
@@ -136,7 +136,7 @@ def _results(agent: Agent, names: Sequence[str], program: partial[Any], token: s
     return [answer.values[name][_VARIABLE] for name in names]
 
 
-def _failure(rank: str, label: str, error: BaseException) -> RankFailedError:
+def _make_failure(rank: str, label: str, error: BaseException) -> RankFailedError:
     said = message(error).removesuffix(": ")
     return RankFailedError(f"{rank} failed in {label}: {said}")
 
@@ -148,7 +148,7 @@ def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
     return [*sorted(causes, key=lambda failed: failed.stopped), *ended]
 
 
-def _environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[str, dict[str, str]]:
+def _make_environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[str, dict[str, str]]:
     """Return torchrun's variables for each worker: libraries ask for them to tell a rank from a notebook."""
     there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
     order = {name: rank for rank, name in enumerate(names) if name in there}  # others were lost just now
@@ -167,7 +167,7 @@ def _environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[str, 
     }  # fmt: skip
 
 
-def _tell(
+def _call_ranks(
     agent: Agent, names: Sequence[str], function: Callable[..., None], *args: Any, seconds: float = _SECONDS
 ) -> list[Future[None]]:
     """Call a function on all ranks that are not lost."""
@@ -178,7 +178,7 @@ def _tell(
     return calls
 
 
-def _wait(calls: Sequence[Future[None]]) -> None:
+def _wait_for_calls(calls: Sequence[Future[None]]) -> None:
     for call in calls:
         # A worker whose code lets no other thread run ends its group once that lets go.
         with contextlib.suppress(WorkerLostError, RpcTimeoutError):
@@ -217,25 +217,25 @@ class SpmdRank:
                         agent.submit(interrupt)
 
                 meanwhile.callback(world.when_closed(end_function))
-                meanwhile.enter_context(_environment(self.environ, world))
+                meanwhile.enter_context(_set_environment(self.environ, world))
                 meanwhile.enter_context(_as_script())
                 world.check()  # another rank may have failed before this one began
                 return self.program()
         except BaseException as error:
-            self._fail(agent, world, error)
+            self._end_after_failure(agent, world, error)
             raise
 
-    def _fail(self, agent: Agent, world: World, error: BaseException) -> None:
+    def _end_after_failure(self, agent: Agent, world: World, error: BaseException) -> None:
         """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
         me = world.named(world.rank)
         if str(world.reason()) == groups.DESTROYED:  # by the function itself, as torchrun's programs do at their end
-            self._end_others(agent, world, _failure(me, self.label, error))
+            self._end_others(agent, world, _make_failure(me, self.label, error))
             return
         if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later
             wait_until(lambda: world.poll_failure() or bool(world.gone()), DETECTION_SECONDS)
             if gone := world.gone():
                 world.breaks(world.lost(gone, f"while {me} was in {self.label}"))
-        mine = _failure(me, self.label, error)
+        mine = _make_failure(me, self.label, error)
         world.breaks(mine)
         reason = world.reason()
         assert reason is not None, "it is broken"
@@ -258,7 +258,7 @@ def _is_of_backend(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _environment(wanted: Mapping[str, str], world: World) -> Iterator[None]:
+def _set_environment(wanted: Mapping[str, str], world: World) -> Iterator[None]:
     """Set variables of the environment meanwhile. After a change of the cluster they have the values of that."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -54,7 +54,7 @@ def report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) 
         text = told.get(name) or _from_outside(agent, name, places.get(name), code)
         if code:
             first, *rest = text.split("\n")
-            text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {_short(code)}", *rest])
+            text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {_shorten_code(code)}", *rest])
         texts.append(text)
     return StackReport("\n".join(texts))
 
@@ -62,7 +62,7 @@ def report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) 
 _IDLE = ": nothing to do, and no thread waits"  # of a kernel whose cell awaits: no thread is in it
 
 
-def _short(code: str) -> str:
+def _shorten_code(code: str) -> str:
     first, *rest = code.strip().splitlines() or [""]
     return f"{first[:_WIDEST]} …" if rest or len(first) > _WIDEST else first
 
@@ -81,16 +81,16 @@ def _from_outside(agent: Agent, name: str, record: WorkerRecord | None, code: st
         if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
             return f"{name} is stopped, by a signal or a debugger: kill -CONT {pid} lets its process go on"
         if state != psutil.STATUS_ZOMBIE:
-            return _dumped(name, pid, stacks_file(agent.config.directory, name), code)
+            return _report_from_dump(name, pid, stacks_file(agent.config.directory, name), code)
     return f"{name} has ended: there is no process {pid} any more"
 
 
-def _dumped(name: str, pid: int, file: Path, code: str) -> str:
+def _report_from_dump(name: str, pid: int, file: Path, code: str) -> str:
     if not _handles_signal(pid) or not file.exists():
         return f"{name} does not respond: {_BUSY}; its process {pid} has no handler that would report more"
     before = file.stat().st_size
     os.kill(pid, STACKS_SIGNAL)
-    if not (text := _complete(file, before)):
+    if not (text := _await_report(file, before)):
         return f"{name} does not respond, and its process {pid} handled no signal within {_DUMP_SECONDS:g} s"
     why = "its code lets no other thread run, or its host is overloaded"
     lines = [f"{name} does not respond: {why}. From outside:"]
@@ -110,7 +110,7 @@ def _handles_signal(pid: int) -> bool:
     return False
 
 
-def _complete(file: Path, before: int) -> str:
+def _await_report(file: Path, before: int) -> str:
     """Wait for a report to appear in a file after `before` bytes, and return it; empty if none does."""
     deadline, size = time.monotonic() + _DUMP_SECONDS, before
     while time.monotonic() < deadline:
@@ -151,10 +151,10 @@ class DumpedThread(NamedTuple):
         `code`: the cell that runs."""
         frames = [frame for frame in self.frames if is_the_users(frame.file)] if self.is_the_users else [*self.frames]
         outermost = max((n for n, frame in enumerate(frames) if _CELL.fullmatch(frame.file)), default=len(frames))
-        return [_shown(frame, worker, code) for frame in frames[: outermost + 1]]
+        return [_format_frame(frame, worker, code) for frame in frames[: outermost + 1]]
 
 
-def _shown(frame: StackLine, worker: str, code: str) -> str:
+def _format_frame(frame: StackLine, worker: str, code: str) -> str:
     inside = "" if frame.function == "<module>" else f" in {frame.function}"
     if (cell := _CELL.fullmatch(frame.file)) is None:
         place, text = f"{frame.file}:{frame.line}", linecache.getline(frame.file, frame.line).strip()

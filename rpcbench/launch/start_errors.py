@@ -38,7 +38,7 @@ def too_late(missing: Sequence[Handle], came: Sequence[str], seconds: float, add
     names = ", ".join(handle.name for handle in missing)
     others = f" ({', '.join(came)} joined)" if came else ""
     first = f"timed out after {seconds:g} s waiting for {names} to join{others}"
-    states = [_state(handle, address) for handle in missing]
+    states = [_describe_state(handle, address) for handle in missing]
     advice = [_OVERLAP] if any(_is_exclusive_step(command_of(handle)) for handle in missing) else []
     return RpcError("\n".join([first, *states, *advice, _LONGER]))
 
@@ -49,7 +49,7 @@ def _is_exclusive_step(command: str) -> bool:
     return words[:1] == ["srun"] and "--overlap" not in words and "SLURM_JOB_ID" in os.environ
 
 
-def _state(handle: Handle, address: str) -> str:
+def _describe_state(handle: Handle, address: str) -> str:
     """Describe a worker that has not joined yet."""
     command, words = command_of(handle), handle.last_words().splitlines()[-_LINES:]
     dials = f", which dials the notebook at {address}" if address else ""

@@ -108,17 +108,17 @@ class ClusterStatus(tuple[WorkerStatus, ...]):
 
     __slots__ = ()
 
-    def _cells(self) -> list[tuple[str, ...]]:
+    def _table_rows(self) -> list[tuple[str, ...]]:
         head = ("worker", "process", "state", "start", "host", "up", "memory", "cpu", "calls")
         if not any(row.gpu for row in self):
-            return [head, *map(_words, self)]
-        return [(*head, *_GPU_HEAD), *((*_words(row), *_gpu_words(row.gpu)) for row in self)]
+            return [head, *map(_format_row, self)]
+        return [(*head, *_GPU_HEAD), *((*_format_row(row), *_gpu_words(row.gpu)) for row in self)]
 
     def __repr__(self) -> str:
-        return text_table(self._cells())
+        return text_table(self._table_rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Workers", self._cells())
+        return html_table("Workers", self._table_rows())
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -135,11 +135,11 @@ def html_table(caption: str, rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
-def _words(row: WorkerStatus) -> tuple[str, ...]:
+def _format_row(row: WorkerStatus) -> tuple[str, ...]:
     memory = "?" if row.memory is None else f"{row.memory / _MB:.0f} MB"
     start = str(row.incarnation + 1)
     cpu = "?" if row.cpu is None else f"{row.cpu * 100:.0f} %"
-    up = "?" if row.uptime is None else _span(row.uptime)
+    up = "?" if row.uptime is None else _format_duration(row.uptime)
     return row.name, str(row.pid), row.state, start, row.host, up, memory, cpu, str(row.calls)
 
 
@@ -154,7 +154,7 @@ def _gpu_words(gpu: Gpu | None) -> tuple[str, str, str]:
     return gpu.label, memory, "?" if gpu.use is None else f"{gpu.use * 100:.0f} %"
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
@@ -179,31 +179,31 @@ class ProcessSampler:
         self._before: dict[int, tuple[float, float]] = {}  # by pid: time of the last look, CPU seconds until then
 
     def at(self, workers: Iterable[WorkerRecord]) -> ClusterStatus:
-        return ClusterStatus([self._at(worker) for worker in workers])
+        return ClusterStatus([self._sample_worker(worker) for worker in workers])
 
-    def _at(self, worker: WorkerRecord) -> WorkerStatus:
-        place, state = worker.place, worker.lost or _state(worker.place)
+    def _sample_worker(self, worker: WorkerRecord) -> WorkerStatus:
+        place, state = worker.place, worker.lost or _process_state(worker.place)
         figures: tuple[float | None, int | None, float | None] = 0.0, None, 0.0  # of a process that has ended
         gpu = None
         if not worker.lost and state != "has ended":
             here, gpu = place.host == host_id(), place.gpu
-            figures = self._figures(place.pid) if here else (None, None, None)
+            figures = self._measure_process(place.pid) if here else (None, None, None)
             gpu = gpus.measured(gpu) if here and gpu else gpu
         return WorkerStatus(
             worker.name, place.pid, state, worker.incarnation, place.hostname, *figures, worker.calls, gpu
         )
 
-    def _figures(self, pid: int) -> tuple[float, int | None, float]:
+    def _measure_process(self, pid: int) -> tuple[float, int | None, float]:
         """Return uptime, memory and CPU share of a process of this host."""
         uptime, memory, cpu = 0.0, None, 0.0
         with contextlib.suppress(psutil.Error):  # it has ended, or must not be read: the values read before stay
             process = psutil.Process(pid)
             with process.oneshot():
-                uptime, cpu = self._times(process)
+                uptime, cpu = self._measure_times(process)
             memory = int(process.memory_full_info().uss) if self._memory else None
         return uptime, memory, cpu
 
-    def _times(self, process: psutil.Process) -> tuple[float, float]:
+    def _measure_times(self, process: psutil.Process) -> tuple[float, float]:
         """Return the seconds since the start, and the share of a core that was used since the last look."""
         now, began, times = time.time(), process.create_time(), process.cpu_times()
         used = times.user + times.system
@@ -233,7 +233,7 @@ class LaunchedTable:
 
     def look(self) -> None:
         """Update the table."""
-        now = {str(one.id): _row(one, self._log(one.name)) for one in self._started()}
+        now = {str(one.id): _make_row(one, self._log(one.name)) for one in self._started()}
         with self._lock:
             before, self._rows = self._rows, now
         for key in before.keys() - now.keys():
@@ -243,14 +243,14 @@ class LaunchedTable:
                 self._bus.note("ProcessChanged", "launched", key, partial(now.get, key))
 
 
-def _row(one: WorkerRecord, log: str) -> Row:
+def _make_row(one: WorkerRecord, log: str) -> Row:
     lines = [line[:_WIDEST] for line in log.splitlines()[-LINES:]]
-    state = one.lost or _state(one.place)
+    state = one.lost or _process_state(one.place)
     who = {"name": one.name, "pid": one.place.pid, "incarnation": one.incarnation}
     return {**who, "state": state, "log": "\n".join(lines)}
 
 
-def _state(place: WorkerLocation) -> str:
+def _process_state(place: WorkerLocation) -> str:
     """Return the state of a process: "ready", "stopped" or "has ended"."""
     if place.host != host_id():  # out of sight; its cluster reports its end
         return "ready"

@@ -50,7 +50,7 @@ def request(config: WorldConfig) -> bytes:
     """Return the request for a worker's supervisor: the line for its standard input."""
     told = {
         "config": config.to_json(),
-        "versions": _versions(),
+        "versions": _required_versions(),
         "cwd": str(Path.cwd()),
         "sys_path": [entry for entry in sys.path if isinstance(entry, str) and not is_installed(entry)],
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
@@ -61,15 +61,15 @@ def request(config: WorldConfig) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Run the worker of this name to its end, and return the exit status."""
     try:
-        with _home(_heard(arguments)) as asked:
+        with _provide_directory(_read_request(arguments)) as asked:
             grace = WorldConfig.from_json(asked["config"]).stop_seconds
-            return _Supervisor(_start(asked), grace).status()
+            return _Supervisor(_start_worker(asked), grace).status()
     except RpcError as error:
         sys.stderr.write(f"{error}\n")
         return 1
 
 
-def _heard(arguments: Sequence[str]) -> Request:
+def _read_request(arguments: Sequence[str]) -> Request:
     """Read and return the request. RpcError if there is none, or if it is from another version."""
     if len(arguments) != 1 or sys.stdin.isatty():
         raise RpcError(
@@ -84,24 +84,24 @@ def _heard(arguments: Sequence[str]) -> Request:
             "docker and kubectl need -i), and its launcher must still run"
         )
     asked: Request = json.loads(line)
-    if asked["versions"] != _versions():
-        raise VersionMismatch(", ".join(_versions()), ", ".join(asked["versions"]), "the notebook")
+    if asked["versions"] != _required_versions():
+        raise VersionMismatch(", ".join(_required_versions()), ", ".join(asked["versions"]), "the notebook")
     return {**asked, "name": arguments[0]}
 
 
-def _versions() -> list[str]:
+def _required_versions() -> list[str]:
     """Return the versions that must be equal before a worker starts; `transport.handshake` compares more later."""
     return [f"protocol {PROTOCOL}", f"Python {'.'.join(platform.python_version_tuple()[:2])}"]
 
 
 @contextlib.contextmanager
-def _home(asked: Request) -> Iterator[Request]:
+def _provide_directory(asked: Request) -> Iterator[Request]:
     """Provide a directory for the worker's sockets, and yield the request with it."""
     config = WorldConfig.from_json(asked["config"])
     if hosts.is_shared(config.host, config.directory):  # the notebook's host: its directory serves
         yield asked
         return
-    _reach(config)
+    _check_reachable(config)
     directory = RunDirectory()
     try:
         yield {**asked, "config": replace(config, directory=str(directory.path), host=host_id()).to_json()}
@@ -109,7 +109,7 @@ def _home(asked: Request) -> Iterator[Request]:
         directory.remove()
 
 
-def _reach(config: WorldConfig) -> None:
+def _check_reachable(config: WorldConfig) -> None:
     """Connect to the notebook, and hang up. RpcError says what this host met there."""
     try:
         met = _first_answer(listeners.split_address(config.leader.removeprefix("tls://")), config.secret)
@@ -146,13 +146,13 @@ def _one_answer(place: tuple[str, int], secret: bytes) -> str:
     return "" if answer == WELCOME else "another service answers, or a cluster with another secret"
 
 
-def _start(asked: Request) -> subprocess.Popen[bytes]:
+def _start_worker(asked: Request) -> subprocess.Popen[bytes]:
     """Start the worker, with this host's Python and environment, the variables of the request, and the notebook's
     directories if they exist here."""
     threads = asked["threads"]
     here = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
     environ = WorldConfig.from_json(asked["config"]).pinned(here)
-    cwd, theirs = _found(asked)
+    cwd, theirs = _accessible_paths(asked)
     told = {
         "config": asked["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
@@ -165,7 +165,7 @@ def _start(asked: Request) -> subprocess.Popen[bytes]:
     return child
 
 
-def _found(asked: Request) -> tuple[str, list[str]]:
+def _accessible_paths(asked: Request) -> tuple[str, list[str]]:
     """Return the directory and import path of the worker: the notebook's, as far as this user can access them here."""
     cwd = asked["cwd"] if os.access(f"{asked['cwd']}/", os.X_OK) else str(Path.cwd())
     return cwd, [entry for entry in asked["sys_path"] if os.access(entry or cwd, os.R_OK)]
@@ -177,7 +177,7 @@ class _Supervisor:
     def __init__(self, child: subprocess.Popen[bytes], grace: float) -> None:
         self._child = child
         self._grace = grace
-        self._heard = b""  # an incomplete line
+        self._partial_line = b""  # an incomplete line
         self._due: float | None = None  # when the worker is killed (monotonic seconds)
         self._selector = selectors.PollSelector()  # epoll refuses a regular file as standard input
         self._wake, wake = socket.socketpair()
@@ -188,8 +188,8 @@ class _Supervisor:
         for number in (*_ENDING, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
-        self._selector.register(0, selectors.EVENT_READ, self._read)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._signal_received)
+        self._selector.register(0, selectors.EVENT_READ, self._read_commands)
 
     def status(self) -> int:
         """Wait for the end of the worker, kill the processes that it started, and return the exit status."""
@@ -202,16 +202,16 @@ class _Supervisor:
         kill_group(self._child.pid)
         return status if status >= 0 else 128 - status
 
-    def _read(self) -> None:
+    def _read_commands(self) -> None:
         if not (data := os.read(0, 1 << 12)):
             self._selector.unregister(0)
             self._end_in(self._grace)
-        *lines, self._heard = (self._heard + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for which, line in COMMANDS.items():
             if line.rstrip() in lines:
                 signal_group(self._child.pid, which)
 
-    def _woken(self) -> None:
+    def _signal_received(self) -> None:
         if set(self._wake.recv(1 << 12)) & set(_ENDING):
             self._end_in(TERM_SECONDS)
             signal_group(self._child.pid, signal.SIGTERM)

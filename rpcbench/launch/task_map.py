@@ -63,7 +63,7 @@ class _Dropped:
         self._pool, self._tasks = pool, tasks
 
     def __del__(self) -> None:
-        _stop(self._pool, self._tasks)
+        _stop_tasks(self._pool, self._tasks)
 
 
 class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
@@ -86,9 +86,9 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         self._drawn = self._taken = 0
         self._ends = _Ends(pool)
         self._done: dict[int, None] = {}  # numbers of results to take, in the order of their ends
-        self._bar = _bar(items) if shown else None
+        self._bar = _make_bar(items) if shown else None
         try:
-            self._draw(len(pool.workers()))
+            self._draw_items(len(pool.workers()))
         except BaseException:
             self.close()
             raise
@@ -96,11 +96,11 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
     # -- use
     def __next__(self) -> T:
         try:
-            if not self._prepared():
+            if not self._prepare_next():
                 raise StopIteration
             with blocked():
-                self._ends.changes.wait_for(self._ready)
-            return self._take()
+                self._ends.changes.wait_for(self._is_result_ready)
+            return self._take_result()
         except BaseException:
             self.close()
             raise
@@ -110,18 +110,18 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 
     async def __anext__(self) -> T:
         try:
-            if not self._prepared():
+            if not self._prepare_next():
                 raise StopAsyncIteration
-            await self._arrival()
-            return self._take()
+            await self._await_result()
+            return self._take_result()
         except BaseException:
             self.close()
             raise
 
     def __await__(self) -> Generator[Any, None, list[T]]:
-        return self._all().__await__()
+        return self._collect_results().__await__()
 
-    async def _all(self) -> list[T]:
+    async def _collect_results(self) -> list[T]:
         return [result async for result in self]
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         self._items = self._failure = None
         tasks, self._tasks = self._tasks, {}
         self._done.clear()
-        _stop(self._pool, [task for task, _ in tasks.values()])
+        _stop_tasks(self._pool, [task for task, _ in tasks.values()])
         if self._bar is not None:
             self._bar.close()
 
@@ -142,17 +142,22 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         return f"<map: {self._taken} results taken of {self._drawn} items{state}>"
 
     # -- steps
-    def _prepared(self) -> bool:
+    def _prepare_next(self) -> bool:
         """Draw items, and return whether a result is to come. Raises the error of their iterator when it is due."""
         most = AHEAD * max(1, len(self._pool.workers()))
-        self._draw(min(most, len(self._tasks) + 1))  # one for the result that is taken, so that workers stay busy
-        while self._items is not None and not self._ready() and len(self._tasks) < most and not self._ends.failed:
-            self._draw(len(self._tasks) + 1)
+        self._draw_items(min(most, len(self._tasks) + 1))  # one for the result that is taken, so that workers stay busy
+        while (
+            self._items is not None
+            and not self._is_result_ready()
+            and len(self._tasks) < most
+            and not self._ends.failed
+        ):
+            self._draw_items(len(self._tasks) + 1)
         if not self._tasks and self._failure is not None:
             raise self._failure
         return bool(self._tasks)
 
-    def _draw(self, most: int) -> None:
+    def _draw_items(self, most: int) -> None:
         """Send items while fewer than `most` are drawn and not taken."""
         while self._items is not None and len(self._tasks) < most and not self._ends.failed:
             try:
@@ -162,22 +167,22 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
             except Exception as error:  # noqa: BLE001  (raised when the results before it are taken)
                 self._items, self._failure = None, error
             else:
-                self._send(item)
+                self._submit_item(item)
 
-    def _send(self, item: Any) -> None:
+    def _submit_item(self, item: Any) -> None:
         task, number = PoolTask(self._function, (item,), {}, self._retries), self._drawn
         self._drawn += 1
         self._tasks[number] = task, item
         task.add_done_callback(partial(self._ends.note, number))
         self._pool.put(task)
 
-    def _ready(self) -> bool:
+    def _is_result_ready(self) -> bool:
         """Return whether the next result can be taken."""
         while self._ends.numbers:
             self._done[self._ends.numbers.popleft()] = None
         return self._taken in self._done if self._ordered else bool(self._done)
 
-    async def _arrival(self) -> None:
+    async def _await_result(self) -> None:
         """Wait until the next result can be taken, without blocking the event loop."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -186,20 +191,20 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 
         stop = self._ends.listeners.add(wake)
         try:
-            while not self._ready():
+            while not self._is_result_ready():
                 await news.wait()
                 news.clear()
         finally:
             stop()
 
-    def _take(self) -> T:
+    def _take_result(self) -> T:
         """Return the next result, which is there, or raise its error."""
         number = self._taken if self._ordered else next(iter(self._done))
         del self._done[number]
         task, item = self._tasks.pop(number)
         self._taken += 1
         if (error := task.exception()) is not None:
-            place = self._place(number, item, error)
+            place = self._describe_item(number, item, error)
             if isinstance(error, StopIteration | StopAsyncIteration):  # as it is, it would count as the map's own end
                 raise RuntimeError(f"{error!r} {place}") from error
             add_note(error, place)
@@ -208,20 +213,20 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
             self._bar.update()
         return task.result()
 
-    def _place(self, number: int, item: Any, error: BaseException) -> str:
+    def _describe_item(self, number: int, item: Any, error: BaseException) -> str:
         place = f"while cluster.map ran item {number}: {words(item, _SHORT.repr)}"
         if worker_lost(error) and not self._retries:
             return f"{place}; with retries=1 an item of a lost worker runs once more, on another worker"
         return place
 
 
-def _stop(pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
+def _stop_tasks(pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for task in tasks:
         task.stop()
 
 
-def _bar(items: object) -> Any:
+def _make_bar(items: object) -> Any:
     from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
 
     return tqdm(total=length_hint(items) or None, unit="item", delay=_QUIET_SECONDS)

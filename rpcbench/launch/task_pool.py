@@ -85,18 +85,18 @@ class TaskPool(futures.Executor):
         self.agent = agent
         self._words = [workers] if isinstance(workers, str) else [*workers]
         self._calls = calls
-        self._lock = threading.Lock()  # guards the fields down to `_over`; no other lock is taken under it
+        self._lock = threading.Lock()  # guards the fields down to `_has_stopped`; no other lock is taken under it
         self._queue: deque[PoolTask[Any]] = deque()
         self._busy: set[str] = set()  # workers that run a task of this pool
         self._left: set[futures.Future[Any]] = set()  # tasks that have not ended
         self._wakes = 0  # since the last time that no thread was sending tasks; 0: none is
         self._refused = ""  # why tasks are not taken; empty while they are
-        self._over = False  # the agent has stopped: nothing can run any more
+        self._has_stopped = False  # the agent has stopped: nothing can run any more
         self._ends = Condition()  # notified when a task has ended
         agent.part(OpenPools).add(self)
         if not agent.running:  # tested after `add`: an agent that stops from now on ends this pool, too
             raise ShutdownError(_SHUT_DOWN)
-        found = Targets().find(self._words, [*self._there()])
+        found = Targets().find(self._words, [*self._serving_workers()])
         for name in found:
             agent.member(name)
         if not any(ALL in word.split(",") for word in self._words):  # a slice means the workers of now
@@ -114,13 +114,13 @@ class TaskPool(futures.Executor):
                     raise ShutdownError(self._refused or self.agent.silent)
                 self._queue.append(task)
                 self._left.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._task_ended)
             self.wake()
         return task
 
     def workers(self) -> dict[str, int]:
         """Return the ids of the selected workers that serve now, by name."""
-        there = self._there()
+        there = self._serving_workers()
         try:
             names = Targets().find(self._words, [*there])
         except RuntimeError:  # no worker is left that the words mean
@@ -152,9 +152,9 @@ class TaskPool(futures.Executor):
     def abandon(self) -> None:
         """End all tasks that wait: the agent has stopped."""
         with self._lock:
-            self._refused, self._over = _SHUT_DOWN, True
+            self._refused, self._has_stopped = _SHUT_DOWN, True
             waiting, self._queue = self._queue, deque()
-        _fail(waiting, ShutdownError, _SHUT_DOWN)
+        _fail_tasks(waiting, ShutdownError, _SHUT_DOWN)
 
     def wake(self) -> None:
         """Have a pool thread send the tasks that can be sent now."""
@@ -173,14 +173,14 @@ class TaskPool(futures.Executor):
     def _send_all(self) -> None:
         while True:
             seen = self._wakes
-            while (found := self._next()) is not None:
-                self._send(*found)
+            while (found := self._take_next_task()) is not None:
+                self._send_task(*found)
             with self._lock:
                 if self._wakes == seen:
                     self._wakes = 0
                     return
 
-    def _next(self) -> tuple[PoolTask[Any], str] | None:
+    def _take_next_task(self) -> tuple[PoolTask[Any], str] | None:
         """Take a task and a free worker for it; None if there are no two such."""
         if not self._queue:
             return None
@@ -194,23 +194,23 @@ class TaskPool(futures.Executor):
             if self._busy or names:  # the end of a task, or a worker that joins, wakes this pool again
                 return None
             stranded, self._queue = self._queue, deque()
-        _fail(stranded, WorkerLostError, self._deserted())
+        _fail_tasks(stranded, WorkerLostError, self._no_worker_text())
         return None
 
-    def _send(self, task: PoolTask[Any], worker: str) -> None:
+    def _send_task(self, task: PoolTask[Any], worker: str) -> None:
         if not task.to_run() or task.request is None:
-            self._free(worker)
+            self._free_worker(worker)
             return
         function, args, kwargs = task.request
         try:
             call = self.agent.call(worker, function, args, kwargs, timeout=0.0)  # no limit, as for any executor
         except Exception as error:  # noqa: BLE001  (any error of the call is the task's)
-            self._answered(task, worker, partial(_raise, error))
+            self._reply_received(task, worker, partial(_raise_error, error))
         else:
             task.sent(call)
-            call.add_done_callback(lambda done: self._answered(task, worker, done.value))
+            call.add_done_callback(lambda done: self._reply_received(task, worker, done.value))
 
-    def _answered(self, task: PoolTask[Any], worker: str, answer: Answer) -> None:
+    def _reply_received(self, task: PoolTask[Any], worker: str, answer: Answer) -> None:
         value, error = None, None
         try:
             value = answer()
@@ -219,27 +219,27 @@ class TaskPool(futures.Executor):
         again = task.runs_again(error)
         if again:
             with self._lock:
-                again = not self._over
+                again = not self._has_stopped
                 if again:
                     self._queue.appendleft(task)
         if not again:
             task.end(value, error)  # first: its callbacks may cancel the tasks that wait
-        self._free(worker)
+        self._free_worker(worker)
 
-    def _free(self, worker: str) -> None:
+    def _free_worker(self, worker: str) -> None:
         with self._lock:
             self._busy.discard(worker)
         self.wake()
 
-    def _ended(self, task: futures.Future[Any]) -> None:
+    def _task_ended(self, task: futures.Future[Any]) -> None:
         with self._lock:
             self._left.discard(task)
         self._ends.notify_all()
 
-    def _there(self) -> dict[str, int]:
+    def _serving_workers(self) -> dict[str, int]:
         return {info.name: info.id for info in self.agent.members() if info.id != 0}
 
-    def _deserted(self) -> str:
+    def _no_worker_text(self) -> str:
         remedy = getattr(self.agent.owner, "inseparable", "") or "cluster.restart(name) starts a lost one again"
         return f"no worker of {' '.join(self._words)} is left to run this task: {remedy}"
 
@@ -250,15 +250,15 @@ class OpenPools:
     def __init__(self, agent: Agent) -> None:
         self._lock = threading.Lock()
         self._pools: weakref.WeakSet[TaskPool] = weakref.WeakSet()
-        agent.on_member(lambda kind, who, reason: self._each(TaskPool.wake) if kind == "joined" else None)
+        agent.on_member(lambda kind, who, reason: self._notify_pools(TaskPool.wake) if kind == "joined" else None)
         for ending in agent.on_leave, agent.on_end:  # before the calls in flight fail, or no task would wait any more
-            ending.append(lambda: self._each(TaskPool.abandon))
+            ending.append(lambda: self._notify_pools(TaskPool.abandon))
 
     def add(self, pool: TaskPool) -> None:
         with self._lock:
             self._pools.add(pool)
 
-    def _each(self, tell: Callable[[TaskPool], None]) -> None:
+    def _notify_pools(self, tell: Callable[[TaskPool], None]) -> None:
         with self._lock:
             pools = [*self._pools]
         for pool in pools:
@@ -278,11 +278,11 @@ def called(method: str, function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
-def _fail(tasks: Iterable[PoolTask[Any]], kind: type[RpcError], text: str) -> None:
+def _fail_tasks(tasks: Iterable[PoolTask[Any]], kind: type[RpcError], text: str) -> None:
     for task in tasks:
         if task.to_run():
             task.end(None, kind(text))
 
 
-def _raise(error: Exception) -> None:
+def _raise_error(error: Exception) -> None:
     raise error

@@ -35,13 +35,13 @@ def adapt_torch() -> None:
     """Make the changes in this process, once."""
     for scheme in ("env", "tcp"):
         if not isinstance(of_torch := _rendezvous_handlers[scheme], partial):
-            _rendezvous_handlers[scheme] = partial(_meet, of_torch)
+            _rendezvous_handlers[scheme] = partial(_meet_ranks, of_torch)
     for name in ("Reducer", "Logger"):
         if not isinstance(of_torch := getattr(c10d, name), partial):
             setattr(c10d, name, partial(_make_outlived, of_torch))
 
 
-def _meet(
+def _meet_ranks(
     of_torch: Callable[..., Iterator[Place]], url: str, timeout: timedelta = default_pg_timeout, **how: Any
 ) -> Iterator[Place]:
     """Yield the place where all ranks have come, once. `timeout`: for the wait, and for those of torch later."""
@@ -80,9 +80,9 @@ def _make_outlived(of_torch: Callable[..., Any], *args: Any, **how: Any) -> Any:
     for each in (*args, *how.values()):
         if isinstance(each, c10d.ProcessGroup) or type(each).__name__ == "Reducer":
             # pybind11 calls it after the destructor.
-            weakref.finalize(made, _release, each).atexit = False
+            weakref.finalize(made, _drop_reference, each).atexit = False
     return made
 
 
-def _release(_: object) -> None:
+def _drop_reference(_: object) -> None:
     """Take the last reference, which ends with this call's arguments."""

@@ -53,12 +53,12 @@ class RankHandle(ProcessHandle):
     fate = ""  # why torchrun ended it, if another rank was the first to end
 
     def __init__(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> None:
-        super().__init__(config.name, log_of(directory, config.name, config.incarnation), self._signal, on_exit)
+        super().__init__(config.name, log_of(directory, config.name, config.incarnation), self._signal_worker, on_exit)
 
     def last_words(self) -> str:
         return "\n".join(filter(None, [self.fate, super().last_words()]))
 
-    def _signal(self, which: int) -> None:
+    def _signal_worker(self, which: int) -> None:
         if self.has_begun and self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended just now; torchrun will report that
                 os.kill(self.pid, which)
@@ -81,8 +81,8 @@ class TorchrunGang:
         for rank, config in enumerate(configs):
             with open_private(directory / f"rank{rank}.json", "w") as file:  # the rank removes it
                 json.dump(worker_request(config, ENTRY, self._ranks[rank].log, python), file)
-        self._process = self._start(len(configs), configs[0].environ, python)
-        self._reader = threading.Thread(target=self._hear, name="rpcbench-torchrun", daemon=True)
+        self._process = self._start_torchrun(len(configs), configs[0].environ, python)
+        self._reader = threading.Thread(target=self._read_reports, name="rpcbench-torchrun", daemon=True)
         self._reader.start()
         threading.Thread(target=self._await_end, name="rpcbench-torchrun-end", daemon=True).start()
 
@@ -101,7 +101,9 @@ class TorchrunGang:
             server.guard(self.pid, self.grace)
             for handle in self._ranks:
                 if not handle.started(self._patience):
-                    raise RpcError(f"torchrun did not start {handle.name} in {self._patience:g} s:\n{self._words()}")
+                    raise RpcError(
+                        f"torchrun did not start {handle.name} in {self._patience:g} s:\n{self._last_output()}"
+                    )
         except BaseException:  # Ctrl-C, too
             self.close()
             raise
@@ -116,7 +118,7 @@ class TorchrunGang:
                 if threading.current_thread() is not self._reader:
                     self._reader.join(seconds)
 
-    def _start(self, count: int, more: Mapping[str, str], python: Interpreter) -> subprocess.Popen[bytes]:
+    def _start_torchrun(self, count: int, more: Mapping[str, str], python: Interpreter) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(python.import_path())
         environ = {**os.environ, **more, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         command = [python.executable, "-m", _ENTRY_MODULE, "torchrun", str(self._directory), str(count)]
@@ -128,7 +130,7 @@ class TorchrunGang:
     def _await_end(self) -> None:
         os.write(self._pipe, json.dumps({"over": self._process.wait()}).encode() + b"\n")
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         """Read the reports of ranks and of torchrun, until torchrun has ended."""
         with os.fdopen(self._pipe) as lines:
             for line in lines:
@@ -136,33 +138,33 @@ class TorchrunGang:
                 if "pid" in told:
                     self._ranks[told["rank"]].begin(told["pid"])
                 elif "failed" in told:
-                    self._failed({int(rank): status for rank, status in told["failed"].items()}, told["first"])
+                    self._rank_failed({int(rank): status for rank, status in told["failed"].items()}, told["first"])
                 else:
-                    self._over(told["over"])
+                    self._torchrun_ended(told["over"])
                     return
 
-    def _failed(self, statuses: dict[int, int], first: int) -> None:
+    def _rank_failed(self, statuses: dict[int, int], first: int) -> None:
         """End all handles: rank `first` failed, and torchrun has ended the others."""
         told = f"torchrun has ended it, as {self._ranks[first].name} ended ({ending(statuses[first])})"
         for rank, handle in enumerate(self._ranks):
             status = statuses.get(rank, -signal.SIGTERM)  # torchrun reports only ranks that failed
             handle.fate = told if rank != first and status == -signal.SIGTERM else ""
-            self._end(handle, status)
+            self._end_handle(handle, status)
 
-    def _over(self, status: int) -> None:
+    def _torchrun_ended(self, status: int) -> None:
         """End the handles that are left: torchrun has ended, without a report or before some ranks existed."""
         for handle in self._ranks:
             if handle.poll() is None:
-                self._end(handle, status)
+                self._end_handle(handle, status)
 
-    def _end(self, handle: RankHandle, status: int) -> None:
+    def _end_handle(self, handle: RankHandle, status: int) -> None:
         if handle.has_begun:
             kill_group(handle.pid)  # the processes that the rank started: torchrun does not end those
             handle.end(status)
         else:
-            handle.refuse(RpcError(f"torchrun ended before {handle.name} had started:\n{self._words()}"))
+            handle.refuse(RpcError(f"torchrun ended before {handle.name} had started:\n{self._last_output()}"))
 
-    def _words(self) -> str:
+    def _last_output(self) -> str:
         return tail(self._directory / "torchrun.log")
 
 
@@ -189,7 +191,7 @@ class TorchrunLauncher(ForkServerLauncher):
         with torchrun's own message, also while other workers run; RuntimeError for a name that no member may have."""
         for config in configs:
             check_name(config.name)
-        server = self._server()
+        server = self._working_server()
         with self._lock:
             if self._closed:
                 raise ended()

@@ -30,7 +30,7 @@ def be_torchrun(directory: Path, count: str) -> None:
         run.run(asked)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        _tell(directory, {"failed": statuses, "first": error.get_first_failure()[0]})
+        _write_report(directory, {"failed": statuses, "first": error.get_first_failure()[0]})
         raise
 
 
@@ -42,11 +42,11 @@ def be_rank(directory: Path) -> None:
     path = directory / f"rank{rank}.json"
     request = json.loads(path.read_text())
     path.unlink()  # it holds the secret
-    _tell(directory, {"rank": rank, "pid": os.getpid()})
+    _write_report(directory, {"rank": rank, "pid": os.getpid()})
     worker_bootstrap.run({**request, "parent": os.getppid()})
 
 
-def _tell(directory: Path, told: dict[str, Any]) -> None:
+def _write_report(directory: Path, told: dict[str, Any]) -> None:
     with (directory / "torchrun.pipe").open("a") as pipe:
         pipe.write(json.dumps(told) + "\n")
 

@@ -63,13 +63,13 @@ def main() -> int:
     os.environ[RANK_NAMES] = names_of(int(os.environ["WORLD_SIZE"]))
     config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join(
-        config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _die_when_told]
+        config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _register_kill]
     )
     choose_interface()
     runner = agent.part(CellRunner)
     ending = TorchrunShutdown(agent, runner)
     if rank == 0:
-        _invite(agent, url)
+        _print_invitation(agent, url)
     runner.serve()
     agent.shutdown(graceful=False)
     return ending.status
@@ -90,7 +90,7 @@ def size_of_world() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
-def _invite(agent: Agent, url: str) -> None:
+def _print_invitation(agent: Agent, url: str) -> None:
     size = int(os.environ["WORLD_SIZE"])
     if not agent.member_table.wait_until(lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS):
         raise IncompleteWorldError(
@@ -101,7 +101,7 @@ def _invite(agent: Agent, url: str) -> None:
     sys.stdout.flush()
 
 
-def _die_when_told(agent: Agent) -> None:
+def _register_kill(agent: Agent) -> None:
     agent.on_notice(KILL, lambda source, _: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -112,27 +112,29 @@ class TorchrunShutdown:
         self._agent, self._runner = agent, runner
         self._leaves = False  # torchrun ends this process
         self.status = 1  # unless a signal ends it
-        self._signals, self._told = socket.socketpair()
-        self._told.setblocking(False)
-        signal.set_wakeup_fd(self._told.fileno())  # written at once, even while the main thread runs C code
-        before = {number: signal.signal(number, self._hear) or signal.SIG_DFL for number in _SIGNALS}
+        self._signals, self._wakeup_socket = socket.socketpair()
+        self._wakeup_socket.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_socket.fileno())  # written at once, even while the main thread runs C code
+        before = {number: signal.signal(number, self._signal_received) or signal.SIG_DFL for number in _SIGNALS}
         _keep_from_forks(before)
         signal.signal(_INTERRUPT, signal.SIG_IGN)  # while no cell runs its default action would end the process
         runner.interrupted_by = _INTERRUPT
-        for wait in (self._when_told, self._when_over):
+        for wait in (self._end_at_signal, self._end_with_world):
             threading.Thread(target=wait, name="rpcbench-end", daemon=True).start()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _signal_received(self, number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(BlockingIOError):  # full: enough signals are waiting
-            self._told.send(bytes([number]))  # again: an event loop in a cell may have replaced the wake-up descriptor
+            self._wakeup_socket.send(
+                bytes([number])
+            )  # again: an event loop in a cell may have replaced the wake-up descriptor
 
-    def _when_told(self) -> None:
+    def _end_at_signal(self) -> None:
         """Wait for a signal of torchrun, and end the process."""
         while (number := self._signals.recv(1)[0]) not in _SIGNALS:
             pass
         self._leaves = True
         try:
-            self._say(f"torchrun has ended it ({signal.Signals(number).name})")
+            self._send_reason(f"torchrun has ended it ({signal.Signals(number).name})")
             self.status = 128 + number
             self._agent.stop(patience=0.0)  # not a leave: no other rank is to become leader of a world that ends
             self._runner.stop()
@@ -141,7 +143,7 @@ class TorchrunShutdown:
         finally:
             os._exit(128 + number)
 
-    def _say(self, why: str) -> None:
+    def _send_reason(self, why: str) -> None:
         """Send the reason to an attached notebook, and wait until it is acknowledged."""
         if any(info.id == 0 for info in self._agent.members()):
             said = Event()
@@ -149,7 +151,7 @@ class TorchrunShutdown:
             self._agent.machine.feed(lambda node: node.flush(said.set, lambda message: isinstance(message, Notice)))
             said.wait(_REASON_SECONDS)
 
-    def _when_over(self) -> None:
+    def _end_with_world(self) -> None:
         self._agent.closing.wait()
         if self._leaves:
             return  # the other thread ends the process

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 def run(request: Request) -> NoReturn:
     """Run the worker that `request` describes, to its end."""
-    leave(_work(request))
+    leave(_run_entry(request))
 
 
 def leave(status: int) -> NoReturn:
@@ -41,10 +41,10 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _work(request: Request) -> int:
+def _run_entry(request: Request) -> int:
     """Run the entry, and return the exit status."""
     try:
-        _detach(request)
+        _detach_process(request)
         _adopt_environment(request)
         settle_torch(request["environ"])
         from rpcbench.base.config import WorldConfig
@@ -59,14 +59,14 @@ def _work(request: Request) -> int:
     return 0
 
 
-def _detach(request: Request) -> None:
+def _detach_process(request: Request) -> None:
     """Give this process its own session and output, and have it end with its parent."""
     if os.getsid(0) != os.getpid():  # else torchrun has given it a session, and `setsid` would fail
         os.setsid()
     end_with(request["parent"], signal.SIGKILL)
-    _point(0, os.devnull, os.O_RDONLY)
+    _redirect_descriptor(0, os.devnull, os.O_RDONLY)
     if request["log"] is not None:  # else it shares the output of its supervisor
-        _point(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        _redirect_descriptor(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(1, 2)
     faulthandler.enable()
 
@@ -112,7 +112,7 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _point(descriptor: int, path: str, flags: int) -> None:
+def _redirect_descriptor(descriptor: int, path: str, flags: int) -> None:
     opened = os.open(path, flags, 0o600)
     os.dup2(opened, descriptor)
     os.close(opened)

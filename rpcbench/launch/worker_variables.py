@@ -44,7 +44,7 @@ class WorkerVariables(MutableMapping[str, Any]):
         assign(self._agent, name, {self._worker: value})
 
     def __delitem__(self, name: str) -> None:
-        with _told_here(name, self._worker):
+        with _without_traceback(name, self._worker):
             self._agent.call(self._worker, delete, (name,), label=f"del {name}", own=True).wait()
         self._agent.part(CellClient).note(self._worker, f"globals().pop({name!r}, None)", {})
 
@@ -52,22 +52,22 @@ class WorkerVariables(MutableMapping[str, Any]):
         return bool(self._agent.call(self._worker, has, (name,), label=_LIST, own=True).wait())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._listed())
+        return iter(self._list_variables())
 
     def __len__(self) -> int:
-        return len(self._listed())
+        return len(self._list_variables())
 
     def clear(self) -> None:
         """Delete all variables that are listed."""
         for name in self:  # that of the base class would bring each value here
             del self[name]
 
-    def _listed(self) -> dict[str, str]:
+    def _list_variables(self) -> dict[str, str]:
         there: dict[str, str] = self._agent.call(self._worker, listed, label=_LIST, own=True).wait()
         return there
 
     def __repr__(self) -> str:
-        there = self._listed()
+        there = self._list_variables()
         if not there:
             return f"{self._worker} has no variables"
         width = max(map(len, there))
@@ -88,7 +88,7 @@ def scatter(
     agent: Agent, there: Sequence[str], name: str, value: Any, dim: Dimension, workers: str | Sequence[str]
 ) -> dict[str, int]:
     """Set a part of the value as a variable on each worker. See `BaseCluster.scatter`."""
-    names = _chosen(agent, there, workers)
+    names = _select_workers(agent, there, workers)
     parts = split(name, value, len(names), dim)
     assign(agent, name, dict(zip(names, parts.values, strict=True)))
     return dict(zip(names, parts.sizes, strict=True))
@@ -99,11 +99,11 @@ def gather(
 ) -> Any:
     """Return the values of a variable on all workers as one. See `BaseCluster.gather`."""
     check_combination(how)
-    names = _chosen(agent, there, workers)
+    names = _select_workers(agent, there, workers)
     return combine(name, dict(zip(names, fetch(agent, name, names), strict=True)), how, dim)
 
 
-def _chosen(agent: Agent, there: Sequence[str], workers: str | Sequence[str]) -> list[str]:
+def _select_workers(agent: Agent, there: Sequence[str], workers: str | Sequence[str]) -> list[str]:
     """Return the selected workers; the error for one that is not there comes before anything is sent."""
     names = Targets().find([workers] if isinstance(workers, str) else workers, there)
     for name in names:
@@ -116,13 +116,13 @@ def fetch(agent: Agent, name: str, workers: Sequence[str]) -> list[Any]:
     calls = [agent.call(worker, read, (name,), label=name, own=True) for worker in workers]
     values = []
     for worker, call in zip(workers, calls, strict=True):
-        with _told_here(name, worker):
+        with _without_traceback(name, worker):
             values.append(call.wait())
     return values
 
 
 @contextlib.contextmanager
-def _told_here(name: str, worker: str) -> Iterator[None]:
+def _without_traceback(name: str, worker: str) -> Iterator[None]:
     """Raise errors on a variable without the worker's traceback, which has no line of the user."""
     try:
         yield
@@ -145,11 +145,11 @@ def assign(agent: Agent, name: str, values: Mapping[str, Any]) -> None:
 
 
 # -- on workers, on a pool thread
-def _namespace() -> dict[str, Any]:
+def _cell_namespace() -> dict[str, Any]:
     return vars(sys.modules["__main__"])  # of the cells, on every kind of worker
 
 
-def _missing(name: str) -> UnknownVariableError:
+def _missing_error(name: str) -> UnknownVariableError:
     return UnknownVariableError.of(current().name, name, listed())
 
 
@@ -159,27 +159,27 @@ def listed() -> dict[str, str]:
     hidden = {} if shell is None else shell.user_ns_hidden  # names that IPython has defined, with their values
     return {
         name: layout(value)
-        for name, value in _namespace().copy().items()  # a copy: cells change it meanwhile
+        for name, value in _cell_namespace().copy().items()  # a copy: cells change it meanwhile
         if not name.startswith("_") and hidden.get(name, hidden) is not value
     }
 
 
 def has(name: object) -> bool:
-    return name in _namespace()
+    return name in _cell_namespace()
 
 
 def read(name: str) -> Any:
-    if name not in (space := _namespace()):
-        raise _missing(name)
+    if name not in (space := _cell_namespace()):
+        raise _missing_error(name)
     return space[name]
 
 
 def write(name: str, value: Any) -> None:
-    _namespace()[name] = value
+    _cell_namespace()[name] = value
 
 
 def delete(name: str) -> None:
     try:
-        del _namespace()[name]
+        del _cell_namespace()[name]
     except KeyError:
-        raise _missing(name) from None
+        raise _missing_error(name) from None

@@ -89,7 +89,7 @@ def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str |
     if given and mapping:
         raise NamesError("new names come in order, or each for an old one (N='batch'), not both ways")
     if given or not mapping:
-        return checked(_filled(given, names), len(names))
+        return checked(_fill_ellipsis(given, names), len(names))
     if unknown := [name for name in mapping if name not in names]:
         raise NamesError(f"there is no dimension {unknown[0]!r} to rename")
     return checked([mapping.get(name, name) if name else None for name in names], len(names))
@@ -97,7 +97,7 @@ def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str |
 
 def refine_names(names: Names, given: Sequence[Any]) -> Names:
     """Return the names after `refine_names`: names for dimensions without one; the others must not change."""
-    made = checked(_filled(given, names), len(names))
+    made = checked(_fill_ellipsis(given, names), len(names))
     for place, (old, new) in enumerate(zip(names, made, strict=True)):
         if old not in (None, new):
             raise NamesError(f"{old!r} at position {place} cannot become {new!r}: rename changes a name")
@@ -109,7 +109,7 @@ def align_names(names: Names, given: Sequence[Any]) -> Names:
     if None in names:  # such a dimension could not be found again
         raise NamesError("give all its dimensions names first, by refine_names")
     left = tuple(name for name in names if name not in given)
-    dots = _dots(given)
+    dots = _find_ellipsis(given)
     wanted = given if dots is None else (*given[:dots], *left, *given[dots + 1 :])
     made = checked(wanted, len(wanted))
     if None in made:
@@ -126,16 +126,16 @@ def flatten_names(
     "features")`, with indices or names, or as `(["C", "H", "W"], "features")`."""
     chosen = start_dim if dims is None else dims
     if not isinstance(chosen, list | tuple):
-        first, last = _places(names, (start_dim, end_dim))
-        return first, last, _merged(names, first, last, out_dim)
+        first, last = _dimension_indices(names, (start_dim, end_dim))
+        return first, last, _merge_names(names, first, last, out_dim)
     out_dim = out_dim if dims is not None or out_dim is not None else end_dim  # (dims, out_dim), by position
-    order = _places(names, chosen)
+    order = _dimension_indices(names, chosen)
     if not order or order != [*range(order[0], order[0] + len(order))]:
         raise NamesError(f"{listed(chosen)} are not adjacent in this order: call align_to first")
-    return order[0], order[-1], _merged(names, order[0], order[-1], out_dim)
+    return order[0], order[-1], _merge_names(names, order[0], order[-1], out_dim)
 
 
-def _merged(names: Names, first: int, last: int, name: str | None) -> Names:
+def _merge_names(names: Names, first: int, last: int, name: str | None) -> Names:
     if first > last:
         raise NamesError(f"dimension {first} is not before {last}")
     return checked((*names[:first], name, *names[last + 1 :]), max(len(names) - last + first, 1))
@@ -147,27 +147,27 @@ def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int],
     if not parts:
         raise NamesError("give at least one name and size")
     pairs = [part if isinstance(part, tuple | list) else (None, part) for part in parts]  # (name, size), or a size
-    (place,) = _places(names, (dim,))
+    (place,) = _dimension_indices(names, (dim,))
     new = unique(tuple(name for name, _ in pairs))
     made = checked((*names[:place], *new, *names[place + 1 :]), len(names) - 1 + len(new))
     return place, [size for _, size in pairs], made
 
 
-def _places(names: Names, dims: Sequence[Any]) -> list[int]:
+def _dimension_indices(names: Names, dims: Sequence[Any]) -> list[int]:
     """Return indices from 0; negative ones count from the right."""
     return [position(dim, names) % max(len(names), 1) for dim in dims]
 
 
-def _dots(given: Sequence[Any]) -> int | None:
+def _find_ellipsis(given: Sequence[Any]) -> int | None:
     found = [place for place, name in enumerate(given) if name is ... or name == "..."]
     if len(found) > 1:
         raise NamesError("'...' stands for all names that are left: it can be there once")
     return found[0] if found else None
 
 
-def _filled(given: Sequence[Any], names: Names) -> tuple[Any, ...]:
+def _fill_ellipsis(given: Sequence[Any], names: Names) -> tuple[Any, ...]:
     """Return `given` with its `...` replaced by those of `names` at the same positions."""
-    dots = _dots(given)
+    dots = _find_ellipsis(given)
     if dots is None:
         return tuple(given)
     behind = len(given) - dots - 1

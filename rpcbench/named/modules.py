@@ -82,17 +82,17 @@ def rebuild(plain: Tensor, names: Names, requires_grad: bool, state: dict[str, A
     return made
 
 
-def _parts(tensor: NamedTensor) -> _Parts:
+def _parts_of_tensor(tensor: NamedTensor) -> _Parts:
     state = {key: value for key, value in vars(tensor).items() if key != "_dim_names"}
     with NO_DISPATCH():
         return tensor.detach().as_subclass(Tensor), tensor.names, tensor.requires_grad, state
 
 
-def _deepcopy(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
+def _copy_tensor(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
     if not tensor.is_leaf:
         raise RuntimeError("only a tensor that is a leaf of its graph can be copied deeply: detach() it first")
     if id(tensor) not in memo:
-        plain, names, requires_grad, state = _parts(tensor)
+        plain, names, requires_grad, state = _parts_of_tensor(tensor)
         made = rebuild(copy.deepcopy(plain, memo), names, requires_grad, copy.deepcopy(state, memo))
         memo[id(tensor)] = made
         if tensor.grad is not None:
@@ -100,6 +100,6 @@ def _deepcopy(tensor: NamedTensor, memo: dict[int, Any]) -> NamedTensor:
     return cast(NamedTensor, memo[id(tensor)])
 
 
-OWN[Tensor.__reduce_ex__] = lambda tensor, protocol: (rebuild, _parts(tensor))
-OWN[Tensor.__deepcopy__] = _deepcopy
+OWN[Tensor.__reduce_ex__] = lambda tensor, protocol: (rebuild, _parts_of_tensor(tensor))
+OWN[Tensor.__deepcopy__] = _copy_tensor
 torch.serialization.add_safe_globals([rebuild])  # for weights_only=True

@@ -48,7 +48,7 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     row = FUNCTIONS.get(function)
     with NO_DISPATCH():  # else each call below would come back here
         if row is None:
-            return _unlisted(function, args, kwargs), None
+            return _run_without_rule(function, args, kwargs), None
         infer = row.infer
         if infer is None and not row.dims:
             return function(*args, **kwargs), None
@@ -59,7 +59,7 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             # Before the operator runs, so that a mismatch changes nothing.
             names = infer(call) if infer is not None else None
             if names is not None and (row.inplace or "out" in kwargs):
-                _fits(row, call, names)
+                _check_target(row, call, names)
         except NamesError as error:
             raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
         result = function(*call.args, **call.kwargs)
@@ -69,7 +69,7 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return result, names
 
 
-def _fits(row: Row, call: OperatorCall, names: Names) -> None:
+def _check_target(row: Row, call: OperatorCall, names: Names) -> None:
     """Raise NamesError if a tensor that is written to has other names than the result, and cannot get these."""
     target = call.kwargs.get("out", call.args[0])
     for each in target if isinstance(target, tuple | list) else (target,):
@@ -82,28 +82,29 @@ def _fits(row: Row, call: OperatorCall, names: Names) -> None:
             raise NamesError(f"a {type(each).__name__} without names would become {listed(names)}: name it before")
 
 
-def _unlisted(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_without_rule(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function that has no row; NamesError if a tensor in its arguments has names."""
-    tensors = [each for each in _inside((args, kwargs)) if any(names_of(each))]
+    tensors = [each for each in _find_tensors((args, kwargs)) if any(names_of(each))]
     if tensors:
         raise NamesError(
-            f"{_label(function)} has no rule for names, so it cannot take {' and '.join(map(show, tensors))}. "
+            f"{_label_of_function(function)} has no rule for names, so it cannot take "
+            f"{' and '.join(map(show, tensors))}. "
             "Remove them with tensor.rename(None), and name the result: named(result, 'N', 'C')"
         )
     return function(*args, **kwargs)
 
 
-def _inside(value: Any) -> Iterator[Tensor]:
+def _find_tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for each in value:
-            yield from _inside(each)
+            yield from _find_tensors(each)
     elif isinstance(value, dict):
-        yield from _inside([*value.values()])
+        yield from _find_tensors([*value.values()])
 
 
-def _label(function: Function) -> str:
+def _label_of_function(function: Function) -> str:
     """Return the name of a function, or of a property's getter, for errors."""
     owner = getattr(function, "__self__", None)
     name: str = getattr(function, "__name__", repr(function))
@@ -193,15 +194,15 @@ class NamedTensor(Tensor):
     def align_to(self, *names: Any) -> NamedTensor:
         """Return a view with its dimensions in this order, and one of size 1 for each name that it does not have.
         All its dimensions must have names, and all must be listed; `...` means those that are not."""
-        return self._aligned("align_to", names)
+        return self._align_dimensions("align_to", names)
 
     def align_as(self, other: Tensor) -> NamedTensor:
         """Return a view with the dimensions of `other`, in its order; see `align_to`."""
         if None in names_of(other):
             raise NamesError(f"align_as of {show(self)} and {show(other)}: all dimensions of the latter need names")
-        return self._aligned("align_as", names_of(other))
+        return self._align_dimensions("align_as", names_of(other))
 
-    def _aligned(self, label: str, names: tuple[Any, ...]) -> NamedTensor:
+    def _align_dimensions(self, label: str, names: tuple[Any, ...]) -> NamedTensor:
         current = self.names
         made = told(label, self, lambda: align_names(current, names))
         with NO_DISPATCH():
@@ -259,7 +260,7 @@ class NamedTensor(Tensor):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         with NO_DISPATCH():
-            _Grad.__set__(self, value if value is None else self._fitting("grad", value))
+            _Grad.__set__(self, value if value is None else self._name_gradient("grad", value))
 
     @grad.deleter
     def grad(self) -> None:
@@ -274,10 +275,10 @@ class NamedTensor(Tensor):
 
     def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
         """Run a backward pass, as torch's; the names of `gradient` must fit."""
-        fitting = gradient if gradient is None else self._fitting("backward", gradient)
-        bare(self).backward(bare(fitting), *args, **kwargs)  # plain tensors, see `_grad`
+        fitting = gradient if gradient is None else self._name_gradient("backward", gradient)
+        bare(self).backward(bare(fitting), *args, **kwargs)  # plain tensors, see `_run_grad`
 
-    def _fitting(self, label: str, gradient: Tensor) -> NamedTensor:
+    def _name_gradient(self, label: str, gradient: Tensor) -> NamedTensor:
         """Return a gradient of this tensor under its names; NamesError if it has others."""
         told(label, self, lambda: unify(self.names, names_of(gradient)))
         return alias(gradient, self.names)
@@ -340,7 +341,7 @@ def attach_names(value: Any, names: Names) -> Any:
     return value
 
 
-def _method(function: Function) -> Function:
+def _make_method(function: Function) -> Function:
     """Return a method that dispatches to an operator, with names for its dimensions."""
 
     @functools.wraps(function)
@@ -353,7 +354,7 @@ def _method(function: Function) -> Function:
 # torch parses the arguments of its methods before it dispatches to a subclass, and would reject names.
 for _function, _row in FUNCTIONS.items():
     if _row.dims and getattr(Tensor, _row.name, None) is _function and _row.name not in vars(NamedTensor):
-        setattr(NamedTensor, _row.name, _method(_function))
+        setattr(NamedTensor, _row.name, _make_method(_function))
 
 
 for _name in ("flatten", "unflatten", "detach_", "register_hook", "backward"):
@@ -400,30 +401,30 @@ def told(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
         raise NamesError(f"{label} of {show(tensor)}: {error}") from None
 
 
-def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _run_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Run torch.autograd.grad, and name the gradients."""
     if kwargs.get("is_grads_batched"):  # gradients have a dimension more than their tensor then
         raise NamesError("grad with is_grads_batched does not support names: use tensor.rename(None)")
-    roots, leaves = _list(outputs), _list(inputs)
-    given = None if grad_outputs is None else _list(grad_outputs)
-    _check(roots, given)
-    edges = _edges(leaves)
+    roots, leaves = _as_sequence(outputs), _as_sequence(inputs)
+    given = None if grad_outputs is None else _as_sequence(grad_outputs)
+    _check_gradients(roots, given)
+    edges = _gradient_edges(leaves)
     # With plain tensors, so that a user's hooks on the way see torch as usual.
     found = torch.autograd.grad([*map(bare, roots)], edges, given and [*map(bare, given)], *args, **kwargs)
     pairs = zip(leaves, found, strict=True)
     return tuple(gradient if gradient is None else with_names_of(leaf, gradient) for leaf, gradient in pairs)
 
 
-def _backward(
+def _run_backward(
     tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
     grad_variables: Any = None, inputs: Any = None,
 ) -> None:  # fmt: skip
-    """Run torch.autograd.backward with plain tensors, as `_grad`."""
-    roots = _list(tensors)
+    """Run torch.autograd.backward with plain tensors, as `_run_grad`."""
+    roots = _as_sequence(tensors)
     given = grad_variables if grad_tensors is None else grad_tensors
-    given = None if given is None else _list(given)
-    _check(roots, given)
-    leaves = None if inputs is None else _edges(_list(inputs))
+    given = None if given is None else _as_sequence(given)
+    _check_gradients(roots, given)
+    leaves = None if inputs is None else _gradient_edges(_as_sequence(inputs))
     torch.autograd.backward(
         [*map(bare, roots)], given and [*map(bare, given)], retain_graph, create_graph, inputs=leaves
     )
@@ -434,23 +435,23 @@ def with_names_of(tensor: Tensor | GradientEdge, gradient: Tensor) -> Tensor:
     return alias(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
 
 
-def _check(roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None] | None) -> None:
+def _check_gradients(roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None] | None) -> None:
     for root, gradient in zip(roots, gradients or (), strict=False):
         if gradient is not None and isinstance(root, Tensor):
             told("grad", root, partial(unify, names_of(root), names_of(gradient)))
 
 
-def _edges(leaves: Sequence[Tensor | GradientEdge]) -> list[GradientEdge]:
+def _gradient_edges(leaves: Sequence[Tensor | GradientEdge]) -> list[GradientEdge]:
     with NO_DISPATCH():
         return [get_gradient_edge(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return [value] if isinstance(value, Tensor | GradientEdge) else [*value]
 
 
-OWN[torch.autograd.grad] = _grad
-OWN[torch.autograd.backward] = _backward
+OWN[torch.autograd.grad] = _run_grad
+OWN[torch.autograd.backward] = _run_backward
 
 
 _Names = Iterable[str | None]
@@ -467,41 +468,43 @@ def tensor(data: Any, *, names: _Names, **options: Any) -> NamedTensor:
     Raises:
         NamesError: where the names do not fit.
     """
-    return _made(torch.tensor, (data,), names, options)
+    return _make_named(torch.tensor, (data,), names, options)
 
 
 def zeros(*size: Any, names: _Names, **options: Any) -> NamedTensor:
     """Return `torch.zeros` with names: `zeros(32, 3, names=("N", "C"))`."""
-    return _made(torch.zeros, size, names, options)
+    return _make_named(torch.zeros, size, names, options)
 
 
 def ones(*size: Any, names: _Names, **options: Any) -> NamedTensor:
     """Return `torch.ones` with names; see `zeros`."""
-    return _made(torch.ones, size, names, options)
+    return _make_named(torch.ones, size, names, options)
 
 
 def empty(*size: Any, names: _Names, **options: Any) -> NamedTensor:
     """Return `torch.empty` with names; see `zeros`."""
-    return _made(torch.empty, size, names, options)
+    return _make_named(torch.empty, size, names, options)
 
 
 def rand(*size: Any, names: _Names, **options: Any) -> NamedTensor:
     """Return `torch.rand` with names; see `zeros`."""
-    return _made(torch.rand, size, names, options)
+    return _make_named(torch.rand, size, names, options)
 
 
 def randn(*size: Any, names: _Names, **options: Any) -> NamedTensor:
     """Return `torch.randn` with names; see `zeros`."""
-    return _made(torch.randn, size, names, options)
+    return _make_named(torch.randn, size, names, options)
 
 
 def empty_like(input: Tensor, *, names: _Names | None = None, **options: Any) -> NamedTensor:
     """Return `torch.empty_like`; without `names` it has those of `input`, which must have some then."""
     given = input.names if names is None and isinstance(input, NamedTensor) else names or ()
-    return _made(torch.empty_like, (bare(input),), given, options)
+    return _make_named(torch.empty_like, (bare(input),), given, options)
 
 
-def _made(make: Callable[..., Tensor], args: tuple[Any, ...], names: _Names, options: dict[str, Any]) -> NamedTensor:
+def _make_named(
+    make: Callable[..., Tensor], args: tuple[Any, ...], names: _Names, options: dict[str, Any]
+) -> NamedTensor:
     made = make(*args, **options)
     fitting = told(make.__name__, made, lambda: refine_names((None,) * made.dim(), tuple(names)))
     return cast(NamedTensor, attach_names(made, fitting))

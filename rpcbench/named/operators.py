@@ -47,7 +47,7 @@ OWN_BUT_NONE = {"grad", "register_hook"}
 """Without names in torch's documentation; here gradients have the names of their tensor."""
 
 
-def _documented() -> Iterator[Row]:
+def _documented_rows() -> Iterator[Row]:
     """Yield the rows of torch's documentation."""
     for name in _KEEPS.split():
         yield Row(name, NameRule.KEEPS, rules.keeps)
@@ -129,7 +129,7 @@ _LAYERS = {
 }  # fmt: skip
 
 
-def _besides() -> Iterator[Row]:
+def _additional_rows() -> Iterator[Row]:
     """Yield the rows that torch's documentation does not have."""
     for name in _MORE_KEEPS.split():
         yield Row(name, NameRule.KEEPS, rules.keeps)
@@ -162,8 +162,8 @@ def _besides() -> Iterator[Row]:
 
 def rows() -> dict[str, Row]:
     """Return all rows by name; where both lists have an operator, the documented row counts."""
-    found = {row.name: row for row in _documented()}
-    for row in _besides():
+    found = {row.name: row for row in _documented_rows()}
+    for row in _additional_rows():
         if row.name not in found:
             found[row.name] = replace(row, documented=False)
     return found

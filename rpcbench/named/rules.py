@@ -124,7 +124,7 @@ def show(tensor: torch.Tensor) -> str:
 def linear(call: OperatorCall) -> Names:
     """(…, in) with a weight (out, in) gives (…, out)."""
     names, weight = call.names(), call.names(1, "weight")
-    _same(names[-1], weight[-1], "the last dimension of the input", "the weight's")
+    _check_same(names[-1], weight[-1], "the last dimension of the input", "the weight's")
     made, bias = (*names[:-1], *weight[:-1]), call.arg(2, "bias")
     return unique(made if bias is None else unify(made, names_of(bias)))
 
@@ -133,11 +133,11 @@ def convolution(call: OperatorCall) -> Names:
     """(…, in, *places) with a weight (out, in, *window) gives (…, out, *places)."""
     names, weight = call.names(), call.names(1, "weight")
     channel = len(names) - len(weight) + 1  # an input may have no batch dimension
-    _same(names[channel], weight[1], "the channels of the input", "the weight's")
+    _check_same(names[channel], weight[1], "the channels of the input", "the weight's")
     made = unique((*names[:channel], weight[0], *names[channel + 1 :]))
     bias = call.arg(2, "bias")
     if bias is not None:
-        _same(weight[0], names_of(bias)[0], "the channels that the weight makes", "the bias's")
+        _check_same(weight[0], names_of(bias)[0], "the channels that the weight makes", "the bias's")
     return made
 
 
@@ -154,7 +154,7 @@ def channel_norm(call: OperatorCall) -> Names:
     """Return the input's names; the name of the channels must be the weight's."""
     names, weight = call.names(), call.arg(2 if call.row.name == "group_norm" else 3, "weight")
     if weight is not None:
-        _same(names[1], names_of(weight)[0], "the channels of the input", "the weight's")
+        _check_same(names[1], names_of(weight)[0], "the channels of the input", "the weight's")
     return names
 
 
@@ -167,7 +167,7 @@ def einsum(call: OperatorCall) -> Names:
     known: dict[str, str | None] = {}
     for letters, operand in zip(inputs.split(","), operands, strict=True):
         for letter, name in zip(letters, names_of(operand), strict=True):
-            _same(known.get(letter), name, f"a dimension {letter!r}", "another")
+            _check_same(known.get(letter), name, f"a dimension {letter!r}", "another")
             known[letter] = known.get(letter) or name  # a name from any operand
     left = sorted(letter for letter in known if inputs.count(letter) == 1)  # torch's order without an arrow
     return unique(tuple(known[letter] for letter in (output if arrow else left)))
@@ -181,8 +181,8 @@ def embedding(call: OperatorCall) -> Names:
 def attention(call: OperatorCall) -> Names:
     """(…, to, e), (…, from, e), (…, from, v) give (…, to, v)."""
     query, key, value = call.names(), call.names(1, "key"), call.names(2, "value")
-    _same(query[-1], key[-1], "the last dimension of the query", "the key's")
-    _same(key[-2], value[-2], "the positions of the key", "the value's")
+    _check_same(query[-1], key[-1], "the last dimension of the query", "the key's")
+    _check_same(key[-2], value[-2], "the positions of the key", "the value's")
     batch: Names = (*query[:-2], None, None)  # aligned from the right, past the last two
     for other in (key, value):
         batch = unify(batch, (*other[:-2], None, None))
@@ -204,7 +204,7 @@ def of_classes(call: OperatorCall) -> Names:
     return without if call.kwargs.get("reduction") == "none" else ()
 
 
-def _same(one: str | None, other: str | None, first: str, second: str) -> None:
+def _check_same(one: str | None, other: str | None, first: str, second: str) -> None:
     """Raise NamesError if both have a name and these differ."""
     if one is not None and other is not None and one != other:
         raise NamesError(f"{first} is {one!r} and {second} {other!r}")
@@ -234,16 +234,16 @@ def where(call: OperatorCall) -> Names:
 
 def joined(call: OperatorCall) -> Names:
     """Return the unified names of all tensors in the list; an empty tensor of one dimension fits all, as in torch."""
-    return _together([names_of(each) for each in call.args[0] if each.dim() != 1 or each.numel()])
+    return _unify_all([names_of(each) for each in call.args[0] if each.dim() != 1 or each.numel()])
 
 
-def _together(all_names: list[Names]) -> Names:
+def _unify_all(all_names: list[Names]) -> Names:
     return reduce(unify, all_names) if all_names else (None,)
 
 
 def stacked(call: OperatorCall) -> Names:
     """Return the unified names of all tensors, and a new dimension without a name."""
-    return _with_new(_together([names_of(each) for each in call.args[0]]), call.arg(1, "dim", 0))
+    return _with_new(_unify_all([names_of(each) for each in call.args[0]]), call.arg(1, "dim", 0))
 
 
 def unsqueezed(call: OperatorCall) -> Names:
@@ -268,15 +268,15 @@ def matrix_vector(call: OperatorCall) -> Names:
 
 def batches(call: OperatorCall) -> Names:
     """As `matrices`, for vectors and batches of matrices too; the batch dimensions unify."""
-    return _product(call.names(), call.names(1, "mat2" if "mat2" in call.kwargs else "other"))
+    return _product_names(call.names(), call.names(1, "mat2" if "mat2" in call.kwargs else "other"))
 
 
 def batches_from_right(call: OperatorCall) -> Names:
     """As `batches`, with the second argument first."""
-    return _product(call.names(1, "other"), call.names())
+    return _product_names(call.names(1, "other"), call.names())
 
 
-def _product(first: Names, second: Names) -> Names:
+def _product_names(first: Names, second: Names) -> Names:
     if len(second) == 1:  # by a vector
         return first[:-1]
     if len(first) == 1:  # vector by matrices
@@ -303,7 +303,7 @@ def removes(call: OperatorCall) -> Names:
     # No dimension given, as sum(), std(True) or sum(dim=()): all are removed.
     if dims is None or isinstance(dims, bool) or (not isinstance(dims, int) and not dims):
         return ()
-    return _left(names, dims)
+    return _remaining_names(names, dims)
 
 
 def extremes(call: OperatorCall) -> Names:
@@ -311,7 +311,7 @@ def extremes(call: OperatorCall) -> Names:
     return unifies(call) if isinstance(call.arg(1, "other"), torch.Tensor) else removes(call)
 
 
-def _left(names: Names, dims: Any) -> Names:
+def _remaining_names(names: Names, dims: Any) -> Names:
     """Return the names of all other dimensions."""
     gone = {dim % max(len(names), 1) for dim in (dims if isinstance(dims, list | tuple) else (dims,))}
     return tuple(name for place, name in enumerate(names) if place not in gone)
@@ -323,7 +323,7 @@ def squeezed(call: OperatorCall) -> Names:
     if not names:
         return names
     wanted = range(len(names)) if dims is None else dims if isinstance(dims, list | tuple) else (dims,)
-    return _left(names, [dim for dim in wanted if shape[dim] == 1])
+    return _remaining_names(names, [dim for dim in wanted if shape[dim] == 1])
 
 
 def transposed(call: OperatorCall) -> Names:
@@ -392,7 +392,7 @@ def indexed(call: OperatorCall) -> Names:
         if each is ...:
             made += [next(rest) for _ in range(len(names) - used)]  # all that no index uses
         else:
-            made += [None] if each is None else _chosen(each, next(rest))
+            made += [None] if each is None else _names_after_index(each, next(rest))
     return unique((*made, *rest))
 
 
@@ -404,7 +404,7 @@ def _as_index(index: Any) -> Any:
     return index if plain else torch.as_tensor(index)
 
 
-def _chosen(index: Any, name: str | None) -> list[str | None]:
+def _names_after_index(index: Any, name: str | None) -> list[str | None]:
     """Return the names that remain of a dimension after this index."""
     if isinstance(index, slice):
         return [name]

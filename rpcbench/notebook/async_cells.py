@@ -72,8 +72,8 @@ class CellHandle:
         self._done = Event()
         self._outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()  # so an `await` that is cancelled does not cancel the future
-        self._sent = start(self._show)
-        threading.Thread(target=self._follow, name="rpcbench-cell", daemon=True).start()
+        self._sent = start(self._update_display)
+        threading.Thread(target=self._follow_cell, name="rpcbench-cell", daemon=True).start()
 
     @property
     def done(self) -> bool:
@@ -102,17 +102,17 @@ class CellHandle:
 
     def _ipython_display_(self) -> None:
         self._shown = True
-        publish_display_data(**self._bundle())  # type: ignore[no-untyped-call]  # in the cell that displays the handle
+        publish_display_data(**self._make_bundle())  # type: ignore[no-untyped-call]  # in the cell that displays the handle
 
-    def _bundle(self) -> dict[str, Any]:
+    def _make_bundle(self) -> dict[str, Any]:
         return {"data": {"text/plain": repr(self)}, "metadata": {}, "transient": {"display_id": self._display}}
 
-    def _show(self) -> None:
+    def _update_display(self) -> None:
         """Update the display after a change of state."""
         if self._shown:
-            self._screen.display(self._bundle(), update=True)
+            self._screen.display(self._make_bundle(), update=True)
 
-    def _follow(self) -> None:
+    def _follow_cell(self) -> None:
         values: Any = None
         error: BaseException | None = None
         try:
@@ -127,7 +127,7 @@ class CellHandle:
             if error is not None:
                 lines = getattr(error, "_render_traceback_", lambda: [message(error)])()
                 self._screen.text("stderr", "\n".join(lines) + "\n")
-            self._show()
+            self._update_display()
         except Exception:  # for example a closed stream: the threads in `wait` must still be woken
             logger.exception("the end of a remote cell could not be shown")
         if error is None:
@@ -161,7 +161,7 @@ class LocalCell:
     def answer(self) -> None:
         """Run the cell; raise its error with IPython's rendering."""
         try:
-            self._screen.within(self._run)
+            self._screen.within(self._run_code)
         except BaseException as error:  # noqa: BLE001  (any error of the cell)
             self._state = type(error).__name__
             frames = of_user(error.__traceback__)
@@ -169,7 +169,7 @@ class LocalCell:
             raise with_rendering(error, lines) from None
         self._state = "done"
 
-    def _run(self) -> None:
+    def _run_code(self) -> None:
         from IPython.display import display
 
         space = self._shell.user_ns
@@ -231,8 +231,8 @@ class _TabContent:
         if last.get("name") == stream:
             self.outputs[-1] = {**last, "text": last["text"] + text}
         else:
-            self._add({"output_type": "stream", "name": stream, "text": text}, None)
-        self._put()
+            self._add_output({"output_type": "stream", "name": stream, "text": text}, None)
+        self._publish_outputs()
 
     def display(self, bundle: dict[str, Any], update: bool = False) -> None:
         shown = {"output_type": "display_data", "data": bundle["data"], "metadata": bundle["metadata"]}
@@ -241,24 +241,24 @@ class _TabContent:
             self.outputs = [shown if own == name else old for own, old in zip(self._ids, self.outputs, strict=True)]
         else:
             self._clear_stale()
-            self._add(shown, name)
-        self._put()
+            self._add_output(shown, name)
+        self._publish_outputs()
 
     def clear(self, wait: bool) -> None:
         self._stale = True
         if not wait:
             self._clear_stale()
-            self._put()
+            self._publish_outputs()
 
     def _clear_stale(self) -> None:
         if self._stale:
             self.outputs, self._ids, self._stale = [], [], False
 
-    def _add(self, output: Output, name: str | None) -> None:
+    def _add_output(self, output: Output, name: str | None) -> None:
         self.outputs.append(output)
         self._ids.append(name)
 
-    def _put(self) -> None:
+    def _publish_outputs(self) -> None:
         self._screen.within(lambda: setattr(self._widget, "outputs", tuple(self.outputs)))
 
 
@@ -267,11 +267,11 @@ class _Tab(OutputArea):
 
     def __init__(self, sheet: _TabContent, worker: str, told: Callable[[str], object]) -> None:
         super().__init__(sheet, worker)
-        self._told = told
+        self._on_finished = told
 
     def finish(self) -> None:
         super().finish()
-        self._told(self._worker)
+        self._on_finished(self._worker)
 
 
 def _as_text(workers: Sequence[str], sheets: Sequence[_TabContent]) -> str:

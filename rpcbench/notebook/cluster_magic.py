@@ -73,15 +73,16 @@ class ClusterSummary:
 
     def at(self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None) -> list[ClusterState]:
         """Return a dict for each cluster."""
-        return [self._summary(name, one, one is current) for name, one in clusters.items()]
+        return [self._summarize_cluster(name, one, one is current) for name, one in clusters.items()]
 
-    def _summary(self, name: str, one: BaseCluster, is_current: bool) -> ClusterState:
+    def _summarize_cluster(self, name: str, one: BaseCluster, is_current: bool) -> ClusterState:
         number = self._numbers.setdefault(one, next(self._count))  # another one under this name has another number
         return {
-            "name": name, "number": number, "kind": one.kind, "current": is_current, "workers": self._workers(one)
+            "name": name, "number": number, "kind": one.kind, "current": is_current,
+            "workers": self._summarize_workers(one)
         }  # fmt: skip
 
-    def _workers(self, one: BaseCluster) -> list[ClusterState]:
+    def _summarize_workers(self, one: BaseCluster) -> list[ClusterState]:
         serving = {*one.workers}
         return [worker(row, row.name in serving) for row in self._looks.at(one.watched())]
 
@@ -108,16 +109,16 @@ class Starting:
 
     def __init__(self, of: int) -> None:
         self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
-        self._told = 0  # the number that is shown
-        self._handle.display(_bundle(0, of), raw=True)  # type: ignore[no-untyped-call]
+        self._shown_count = 0  # the number that is shown
+        self._handle.display(_progress_bundle(0, of), raw=True)  # type: ignore[no-untyped-call]
 
     def __call__(self, serve: int, of: int) -> None:
-        if serve != self._told:
-            self._told = serve
-            self._handle.update(_bundle(serve, of), raw=True)  # type: ignore[no-untyped-call]
+        if serve != self._shown_count:
+            self._shown_count = serve
+            self._handle.update(_progress_bundle(serve, of), raw=True)  # type: ignore[no-untyped-call]
 
 
-def _bundle(serve: int, of: int) -> dict[str, str]:
+def _progress_bundle(serve: int, of: int) -> dict[str, str]:
     full = _WIDTH * serve // of
     return {"text/plain": f"{'█' * full}{'░' * (_WIDTH - full)} {serve} of {of} workers ready"}
 
@@ -180,48 +181,50 @@ class Commands:
         """Run an action and return its result. Raises UsageError for an unknown action or option."""
         if action not in self.by_name:  # suggests the nearest one
             raise UsageError(f"%cluster {action}: {nearest(action, self.by_name)}, as in %cluster start 2")
-        return self.by_name[action](_plain(action, words))
+        return self.by_name[action](_normalize_options(action, words))
 
     def _start(self, words: Words) -> str:
-        words, name = _option(words, "--name", "say what to call it: %cluster start 2 --name other")
-        words, way = _way(words)
+        words, name = _extract_option(words, "--name", "say what to call it: %cluster start 2 --name other")
+        words, way = _extract_arguments(words)
         if not words or not words[0][:1].isalpha():
-            return self.start(_number(words, _WHICH_SIZE), way, name)
-        with _usage():
+            return self.start(_parse_size(words, _WHICH_SIZE), way, name)
+        with _as_usage_error():
             found = saved.find(words[0])
             way = found.changed(way)
-        size = _number(words[1:] or [str(way["n"])], _WHICH_SIZE)
+        size = _parse_size(words[1:] or [str(way["n"])], _WHICH_SIZE)
         del way["n"]
         return f"{self.start(size, way, name or found.name)} {found.file} describes {words[0]}."
 
     def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
         """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
-        self._adopt()  # first: a cluster that has ended must not keep its name
+        self._adopt_current()  # first: a cluster that has ended must not keep its name
         way = way or {}
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make(size, way, voice)
-        elif others := _differences(way, found):
+            found = self.named[name or MAIN] = self._make_cluster(size, way, voice)
+        elif others := _describe_differences(way, found):
             raise UsageError(
                 f"the cluster that runs was not started with {others}: %cluster stop ends it, then start it again; or "
                 "start another one beside it: --name other"
             )
         elif len(found.workers) != size:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
-        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
+        return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
+    def _make_cluster(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
         warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
-        with _usage():  # a mistake in the arguments, such as options of a launcher
+        with _as_usage_error():  # a mistake in the arguments, such as options of a launcher
             made = Cluster(size, **way, progress=voice.progress(size))
-        self.started.append(made)  # not before: `_adopt` on the thread of a page replaces the list meanwhile
+        self.started.append(made)  # not before: `_adopt_current` on the thread of a page replaces the list meanwhile
         return made
 
     def _join(self, words: Words) -> str:
-        words, name = _option(words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other")
+        words, name = _extract_option(
+            words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other"
+        )
         if len(words) != 1:
             raise UsageError("say where the workers are: %cluster join tcp://HOST:PORT, as they show when they start")
-        self._adopt()
+        self._adopt_current()
         name = name or MAIN
         if name in self.named:
             raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
@@ -230,9 +233,9 @@ class Commands:
         except ValueError as mistake:
             raise UsageError(str(mistake)) from mistake
         self.started.append(found)
-        return f"{self._take(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
+        return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
 
-    def _take(self, found: BaseCluster) -> str:
+    def _make_current(self, found: BaseCluster) -> str:
         """Make a cluster the current one, and describe it."""
         found.prefer()
         self._bind(found)
@@ -246,7 +249,7 @@ class Commands:
             there[MAIN if MAIN not in there else f"cluster{len(there) + 1}"] = found
         return there
 
-    def _adopt(self) -> None:
+    def _adopt_current(self) -> None:
         """Forget clusters that have ended, and name the current one if it was not made by a magic."""
         for one in self.started:
             if one.over:
@@ -255,25 +258,25 @@ class Commands:
         self.started = [one for one in self.started if one.agent.running]
 
     def _list(self, words: Words) -> str:
-        _nothing(words, "list")
-        self._adopt()
+        _refuse_arguments(words, "list")
+        self._adopt_current()
         current = running()
         lines = [f"{'*' if one is current else ' '} {name}: {sentence(one)}" for name, one in self.named.items()]
         return "\n".join(lines) or NONE_RUNS
 
     def _use(self, words: Words) -> str:
-        self._adopt()
+        self._adopt_current()
         if len(words) != 1 or words[0] not in self.named:
             raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
-        return f"{words[0]}: {self._take(self.named[words[0]])}"
+        return f"{words[0]}: {self._make_current(self.named[words[0]])}"
 
     def _status(self, words: Words) -> Any:
-        _nothing(words, "status")
+        _refuse_arguments(words, "status")
         found = running()
         return NONE_RUNS if found is None else found.status()
 
     def _scale(self, words: Words) -> str:
-        size = _number(words, "say how many workers there shall be: %cluster scale 3")
+        size = _parse_size(words, "say how many workers there shall be: %cluster scale 3")
         found = cluster()
         if size > len(found.workers):
             warn_of_room(size, found.kind, IN_CELL.warn)
@@ -328,7 +331,7 @@ class Commands:
         return f"{words[0]}: {', '.join(names)}. %%remote {words[0]} runs a cell there."
 
     def _stop(self, words: Words) -> str:
-        _nothing(words, "stop")
+        _refuse_arguments(words, "stop")
         found = running()
         if found is None:
             return "No cluster runs."
@@ -337,10 +340,10 @@ class Commands:
 
     def stopped(self, found: BaseCluster) -> str:
         """Report that a cluster was stopped, and make another one that runs the current one."""
-        self._adopt()
+        self._adopt_current()
         left = running()
         told = found.farewell
-        return told if left is None else f"{told} The current one is now: {self._take(left)}"
+        return told if left is None else f"{told} The current one is now: {self._make_current(left)}"
 
     def stop_started(self) -> None:
         """Stop the clusters that were started here, and leave those that were joined."""
@@ -361,7 +364,7 @@ def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
         warn(complaint)
 
 
-def _plain(action: str, words: Words) -> Words:
+def _normalize_options(action: str, words: Words) -> Words:
     """Split `--kind=kernel` into `--kind kernel`. Raises UsageError for an option that the action does not take."""
     plain: Words = []
     for word in words:
@@ -375,7 +378,7 @@ def _plain(action: str, words: Words) -> Words:
     return plain
 
 
-def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
+def _extract_option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
     """Return the words without the option and its value, and that value."""
     if option not in words:
         return words, None
@@ -385,40 +388,40 @@ def _option(words: Words, option: str, complaint: str) -> tuple[Words, str | Non
     return [*words[:at], *words[at + 2 :]], words[at + 1]
 
 
-def _way(words: Words) -> tuple[Words, Way]:
+def _extract_arguments(words: Words) -> tuple[Words, Way]:
     """Return the words without options, and these as arguments of `Cluster`."""
-    words, kind = _option(words, "--kind", _WHICH_KIND)
+    words, kind = _extract_option(words, "--kind", _WHICH_KIND)
     if kind not in (None, *KINDS):
         raise UsageError(_WHICH_KIND)
     launchers = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
-    words, launcher = _option(words, "--launcher", launchers)
+    words, launcher = _extract_option(words, "--launcher", launchers)
     if launcher not in (None, *launcher_names()):
         raise UsageError(launchers)
-    words, grace = _option(words, "--grace", _WHICH_GRACE)
-    words, patience = _option(words, "--patience", _WHICH_PATIENCE)
-    words, gpus = _option(words, "--gpus", _WHICH_GPUS)
-    words, address = _option(words, "--address", _WHICH_ADDRESS)
-    words, python = _option(words, "--python", _WHICH_PYTHON)
-    words, env = _variables(words)
+    words, grace = _extract_option(words, "--grace", _WHICH_GRACE)
+    words, patience = _extract_option(words, "--patience", _WHICH_PATIENCE)
+    words, gpus = _extract_option(words, "--gpus", _WHICH_GPUS)
+    words, address = _extract_option(words, "--address", _WHICH_ADDRESS)
+    words, python = _extract_option(words, "--python", _WHICH_PYTHON)
+    words, env = _extract_variables(words)
     options = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
     way: Way = {
         "kind": kind, "launcher": launcher, "gpus": gpus, "address": address, "python": python, "env": env or None,
-        "grace": _seconds(grace, _WHICH_GRACE), "patience": _seconds(patience, _WHICH_PATIENCE),
+        "grace": _parse_seconds(grace, _WHICH_GRACE), "patience": _parse_seconds(patience, _WHICH_PATIENCE),
         "options": options or None,
     }  # fmt: skip
     way = {name: value for name, value in way.items() if value is not None}
     return [word for word in words if "=" not in word], way
 
 
-def _differences(way: Way, found: BaseCluster) -> str:
+def _describe_differences(way: Way, found: BaseCluster) -> str:
     """Return the options that a running cluster was not started with, as words of a line; empty if there are none."""
-    ours = _line({**found.arguments, "kind": found.kind})
-    others = {option: value for option, value in _line(way).items() if value != ours.get(option)}
+    ours = _line_options({**found.arguments, "kind": found.kind})
+    others = {option: value for option, value in _line_options(way).items() if value != ours.get(option)}
     has = {option: f"it has {option}{ours[option]}" if option in ours else "it has none" for option in others}
     return ", ".join(f"{option}{value} ({has[option]})" for option, value in others.items())
 
 
-def _line(way: Mapping[str, Any]) -> dict[str, str]:
+def _line_options(way: Mapping[str, Any]) -> dict[str, str]:
     """Return arguments of `Cluster` as words of `%cluster start`: each option with its value."""
     plain = {name: way[name] for name in ("address", "gpus", "grace", "patience") if way.get(name) is not None}
     kind = way.get("launcher") or way.get("kind")
@@ -427,21 +430,21 @@ def _line(way: Mapping[str, Any]) -> dict[str, str]:
     line |= {"--launcher ": KINDS.get(kind, kind)} if kind else {}
     line |= {f"--env {name}=": value for name, value in (way.get("env") or {}).items()}
     line |= {f"{name}=": value for name, value in options.items()}
-    return {option: _word(value) for option, value in line.items()}
+    return {option: _format_value(value) for option, value in line.items()}
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as it stands on a line: files and Python have numbers and lists."""
     if isinstance(value, list | tuple):
-        return ",".join(map(_word, value))
+        return ",".join(map(_format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _variables(words: Words) -> tuple[Words, dict[str, str]]:
+def _extract_variables(words: Words) -> tuple[Words, dict[str, str]]:
     """Return the words without `--env NAME=VALUE`, as often as it stands there, and the variables."""
     env: dict[str, str] = {}
     while "--env" in words:
-        words, word = _option(words, "--env", _WHICH_ENV)
+        words, word = _extract_option(words, "--env", _WHICH_ENV)
         name, equals, value = (word or "").partition("=")
         if not name or not equals:
             raise UsageError(_WHICH_ENV)
@@ -450,7 +453,7 @@ def _variables(words: Words) -> tuple[Words, dict[str, str]]:
 
 
 @contextlib.contextmanager
-def _usage() -> Iterator[None]:
+def _as_usage_error() -> Iterator[None]:
     """Raise a ValueError as a UsageError, which a notebook shows as one sentence."""
     try:
         yield
@@ -458,19 +461,19 @@ def _usage() -> Iterator[None]:
         raise UsageError(str(mistake)) from mistake
 
 
-def _seconds(word: str | None, complaint: str) -> float | None:
+def _parse_seconds(word: str | None, complaint: str) -> float | None:
     try:
         return None if word is None else float(word)
     except ValueError:
         raise UsageError(complaint) from None
 
 
-def _number(words: Words, complaint: str) -> int:
+def _parse_size(words: Words, complaint: str) -> int:
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
         raise UsageError(complaint)
     return int(words[0])
 
 
-def _nothing(words: Words, action: str) -> None:
+def _refuse_arguments(words: Words, action: str) -> None:
     if words:
         raise UsageError(f"%cluster {action} takes no arguments; remove {' '.join(words)}")

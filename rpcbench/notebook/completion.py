@@ -52,7 +52,7 @@ class Vocabulary(NamedTuple):
         free = {"%%remote": ran, "%%trace": ran, "%%step": (*targets, *_STEPS), "%chaos": ("off", *_FAULTS)}
         free["%%profile"] = (*ran, "notebook", "--save")
         if magic == "%%remote" and before[-1:] in (["-i"], ["-o"]):
-            return _transfers(begun, [SCATTER] if before[-1] == "-i" else COMBINATIONS)
+            return _transfer_words(begun, [SCATTER] if before[-1] == "-i" else COMBINATIONS)
         if magic in free:
             return [word for word in free[magic] if word not in before]
         if magic == "%cluster" and before:
@@ -75,7 +75,7 @@ class Vocabulary(NamedTuple):
         return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]
 
 
-def _transfers(begun: str, ways: Iterable[str]) -> list[str]:
+def _transfer_words(begun: str, ways: Iterable[str]) -> list[str]:
     """Return `x:scatter`, … for a variable with the colon; none for a name, which the notebook itself completes."""
     name, colon, _ = begun.rpartition(":")
     return [f"{name}:{way}" for way in ways] if colon and ":" not in name.rpartition(",")[2] else []
@@ -129,18 +129,20 @@ class Assist:
         if line and (reply := self._of_line(line, end)):
             return reply
         if spot := self.spot(code, end):
-            reply = await _answer(spot.worker, shell.complete, code[spot.start :], end - spot.start)
+            reply = await _query_worker(spot.worker, shell.complete, code[spot.start :], end - spot.start)
             if reply is not None:
-                return _moved(reply, spot.start)
-        return await _whole(self._own[0](code, cursor))
+                return _shift_offsets(reply, spot.start)
+        return await _await_reply(self._own[0](code, cursor))
 
     async def inspect(self, code: str, cursor: int, detail_level: int = 0, omit_sections: Any = ()) -> Reply:
         """Inspect a name, as the kernel's `do_inspect`."""
         if spot := self.spot(code, cursor):
-            reply = await _answer(spot.worker, shell.inspect, code[spot.start :], cursor - spot.start, detail_level)
+            reply = await _query_worker(
+                spot.worker, shell.inspect, code[spot.start :], cursor - spot.start, detail_level
+            )
             if reply is not None:
                 return reply
-        return await _whole(self._own[1](code, cursor, detail_level, omit_sections))
+        return await _await_reply(self._own[1](code, cursor, detail_level, omit_sections))
 
     def spot(self, code: str, cursor: int) -> RemoteCode | None:
         """Locate the worker's code at the cursor; None for code of the notebook, or the line of a magic."""
@@ -171,7 +173,7 @@ class Assist:
         }
 
 
-def _moved(reply: Reply, by: int) -> Reply:
+def _shift_offsets(reply: Reply, by: int) -> Reply:
     """Shift the offsets of a reply by `by` characters."""
     types = [
         {**found, "start": found["start"] + by, "end": found["end"] + by}
@@ -186,13 +188,13 @@ def _moved(reply: Reply, by: int) -> Reply:
     }
 
 
-async def _whole(reply: Any) -> Reply:
+async def _await_reply(reply: Any) -> Reply:
     # A kernel's `do_complete` may be a coroutine function or a plain one.
     answer: Reply = await reply if inspect.isawaitable(reply) else reply
     return answer
 
 
-async def _answer(worker: str, function: Callable[..., Reply | None], *args: Any) -> Reply | None:
+async def _query_worker(worker: str, function: Callable[..., Reply | None], *args: Any) -> Reply | None:
     """Return the worker's reply; None if it has none, or does not reply in time."""
     agent = find()
     if agent is None:

@@ -119,14 +119,15 @@ class FaultMagics(Magics):
         with short():
             options = _step_line().parse_args(shlex.split(line))
             running, screen = cluster(), OutputDisplay(self._shell)
-            start = self._start(running, screen, options.workers, cell)  # before messages are held: it may fail
+            # before messages are held: it may fail
+            start = self._make_start_call(running, screen, options.workers, cell)
             for word in options.of:  # raises for an unknown or lost worker
                 running.agent.member(word)
             stepper = Stepper.on(options.hold or PROGRAM, options.of, running.agent)
             stepper.cell = start()  # after: its first message is held, too
             return stepper
 
-    def _start(
+    def _make_start_call(
         self, running: BaseCluster, screen: OutputDisplay, words: list[str], code: str
     ) -> Callable[[], CellHandle]:
         """Return a function that starts the cell. Raises errors in the cell's syntax or its line at once."""
@@ -163,16 +164,16 @@ class FaultMagics(Magics):
         with short():
             drill = Drill.of(cluster().agent)
             if words == ["off"]:
-                sys.stdout.write(f"{_over(drill)}\n")
+                sys.stdout.write(f"{_end_faults(drill)}\n")
                 return
-            asked = _asked(words)
+            asked = _parse_settings(words)
             victim = asked.pop("kill", None)  # an action, not a setting
             if victim is not None and victim not in cluster().workers:
                 raise UsageError(f"kill={victim}: there is {', '.join(cluster().workers)}")
             if asked:
                 Drill.on(**asked, agent=cluster().agent)
             if asked or victim is None:  # not for `kill` alone, which changes no settings
-                sys.stdout.write(f"{_sentence(drill.settings)}\n")
+                sys.stdout.write(f"{_describe_faults(drill.settings)}\n")
             if victim is not None:
                 cluster().kill(victim)
                 sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
@@ -181,12 +182,12 @@ class FaultMagics(Magics):
 def _step_line() -> MagicParser:
     line = MagicParser("%%step")
     line.add_argument("workers", nargs="*", metavar="worker")
-    line.add_argument("--hold", type=_kinds, default=(), metavar="Call,Result")
+    line.add_argument("--hold", type=_parse_kinds, default=(), metavar="Call,Result")
     line.add_argument("--of", type=lambda text: text.split(","), default=(), metavar="worker1,worker2")
     return line
 
 
-def _kinds(text: str) -> list[str]:
+def _parse_kinds(text: str) -> list[str]:
     kinds = text.split(",")
     for kind in kinds:
         if kind not in PROGRAM:
@@ -194,9 +195,14 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _asked(words: list[str]) -> dict[str, Any]:
+def _parse_settings(words: list[str]) -> dict[str, Any]:
     """Parse the settings on a line of `%chaos`."""
-    read: dict[str, Callable[[str], Any]] = {"drop": _share, "duplicate": _share, "delay": _time, "seed": _whole}
+    read: dict[str, Callable[[str], Any]] = {
+        "drop": _parse_share,
+        "duplicate": _parse_share,
+        "delay": _parse_delay,
+        "seed": _parse_seed,
+    }
     found: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -208,7 +214,7 @@ def _asked(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -218,26 +224,26 @@ def _share(text: str) -> float:
     return share
 
 
-def _time(text: str) -> float:
+def _parse_delay(text: str) -> float:
     found = _SECONDS.fullmatch(text)
     if not found:
         raise UsageError(f"delay={text}: say how long, with its unit: delay=50ms, delay=0.2s")
     return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
 
-def _whole(text: str) -> int:
+def _parse_seed(text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"seed={text}: a seed is a whole number")
     return int(text)
 
 
-def _sentence(on: Settings | None) -> str:
+def _describe_faults(on: Settings | None) -> str:
     if on is None:
         return f"No faults are on. {_EXAMPLE} puts some on."
     return f"On the messages of programs between all members: {fault_text(on)}; seed {on.seed}. %chaos off ends it."
 
 
-def _over(drill: Drill) -> str:
+def _end_faults(drill: Drill) -> str:
     if drill.settings is None:
         return "No faults were on."
     counts = drill.off()
@@ -308,16 +314,16 @@ class RecordMagics(Magics):
         """
         words = shlex.split(line)
         with short():
-            sys.stdout.write(f"{self._do(words)}\n")
+            sys.stdout.write(f"{self._run_command(words)}\n")
 
-    def _do(self, words: list[str]) -> str:
+    def _run_command(self, words: list[str]) -> str:
         match words:
             case [] if self._recording is not None:
                 return f"To {self._recording.path}: {self._recording.record()}."
             case ["stop"]:
                 return self.stop()
             case ["mark", _, *_]:
-                self._running().mark(" ".join(words[1:]))
+                self._require_recording().mark(" ".join(words[1:]))
                 return "Marked."
             case [path] | [path, "--everything"] | ["--everything", path] if not path.startswith("-"):
                 if self._recording is not None:
@@ -326,14 +332,14 @@ class RecordMagics(Magics):
                 return f"Recording to {path} until %record stop."
         raise UsageError(_USAGE)
 
-    def _running(self) -> Recording:
+    def _require_recording(self) -> Recording:
         if self._recording is None:
             raise UsageError(f"nothing is recorded; {_USAGE}")
         return self._recording
 
     def stop(self) -> str:
         """Stop the recording and write its file; return a report. Raises UsageError if nothing is recorded."""
-        recording = self._running()
+        recording = self._require_recording()
         self._recording = None  # first: if writing fails, another recording can begin
         made = recording.stop()
         return f'{recording.path}: {made}. rpcbench.replay("{recording.path}") plays it.'
@@ -361,26 +367,28 @@ class Modes:
 
     def at(self, clusters: Mapping[str, BaseCluster]) -> list[dict[str, Any]]:
         """Return a row for each mode that is on: `name`, `text`, and `end`, the request of a page that ends it."""
-        return list(self._rows(clusters))
+        return list(self._mode_rows(clusters))
 
-    def _rows(self, clusters: Mapping[str, BaseCluster]) -> Iterator[dict[str, Any]]:
+    def _mode_rows(self, clusters: Mapping[str, BaseCluster]) -> Iterator[dict[str, Any]]:
         for of, one in clusters.items():
             where = f" ({of})" if len(clusters) > 1 else ""
             if (settings := Drill.of(one.agent).settings) is not None:
-                yield _mode("chaos", fault_text(settings) + where, of)
+                yield _mode_row("chaos", fault_text(settings) + where, of)
             if (stepper := Stepper.present(one.agent)) is not None:
                 held = len(stepper.held)
-                yield _mode("held", (f"{counted(held, 'message')} held" if held else "messages are held") + where, of)
+                yield _mode_row(
+                    "held", (f"{counted(held, 'message')} held" if held else "messages are held") + where, of
+                )
         if self._record.path is not None:
-            yield _mode("record", f"recording {self._record.path.name}")
+            yield _mode_row("record", f"recording {self._record.path.name}")
         if self.auto.targets:
-            yield _mode("autoremote", f"cells run on {self.auto.targets}")
+            yield _mode_row("autoremote", f"cells run on {self.auto.targets}")
 
     def end(self, mode: str, found: Callable[[], BaseCluster]) -> str:
         """End a mode and return a report, also if it has ended meanwhile. `found()` is the cluster of the request."""
         match mode:
             case "chaos":
-                return _over(Drill.of(found().agent))
+                return _end_faults(Drill.of(found().agent))
             case "held":
                 if (stepper := Stepper.present(found().agent)) is not None:
                     stepper.go()
@@ -392,7 +400,7 @@ class Modes:
         raise UsageError(f"there is no mode {mode!r}")
 
 
-def _mode(name: str, text: str, of: str = "") -> dict[str, Any]:
+def _mode_row(name: str, text: str, of: str = "") -> dict[str, Any]:
     return {"name": name, "text": text, "end": {"do": "end", "mode": name, "of": of}}
 
 

@@ -97,7 +97,7 @@ class WorkerDebugger:
         """Begin. Waits for the worker's main thread to be idle."""
         self._client.load_connection_file()
         self._client.start_channels(shell=False, stdin=False, hb=False)
-        self._listening = asyncio.create_task(self._listen())
+        self._listening = asyncio.create_task(self._receive_events())
         # Otherwise all threads would stop, and no thread could receive the stop button's interrupt.
         apart = {"stopAllThreadsOnSuspend": False, "steppingResumesAllThreads": False}
         begins = {"clientID": "rpcbench", "adapterID": "", "pathFormat": "path"}
@@ -165,7 +165,7 @@ class WorkerDebugger:
         if self._listening is not None:
             self._listening.cancel()
 
-    async def _listen(self) -> None:
+    async def _receive_events(self) -> None:
         try:
             while not self._gone():
                 with contextlib.suppress(queue.Empty):
@@ -193,14 +193,14 @@ class LabDebugger:
         self._waiting: deque[Stop] = deque()  # to be shown
         prepare_debugger(self._kernel.debugger)  # no thread stops that holds a lock of ours, which this class needs
         self._kernel.do_debug_request = self.answer
-        self._kernel.debugger.event_callback = functools.partial(self._heard, None)
-        shell.events.register("pre_run_cell", self._before)
+        self._kernel.debugger.event_callback = functools.partial(self._event_received, None)
+        shell.events.register("pre_run_cell", self._prepare_for_cell)
 
     def remove(self) -> None:
         """Restore the kernel's own functions, and end all debuggers of workers."""
-        self._shell.events.unregister("pre_run_cell", self._before)
+        self._shell.events.unregister("pre_run_cell", self._prepare_for_cell)
         self._kernel.do_debug_request, self._kernel.debugger.event_callback = self._own, self._show
-        asyncio.run_coroutine_threadsafe(self._detach(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._detach_workers(), self._loop)
 
     async def answer(self, message: Message) -> Message:
         """Reply to a request of JupyterLab, as the kernel's `do_debug_request`."""
@@ -212,15 +212,15 @@ class LabDebugger:
             self._cells[reply["body"]["sourcePath"]] = arguments["code"]
         elif command in _OF_ALL:
             self._wanted[arguments.get("source", {}).get("path", "")] = command, arguments
-            await self._place()
+            await self._place_breakpoints()
         elif command == "debugInfo" and self._shown is not None and self._shown.where is not None:
             reply["body"]["stoppedThreads"] = [self._shown.thread]  # for a page that was loaded again
         elif command == "disconnect":
-            await self._detach()
+            await self._detach_workers()
         return reply
 
     # -- workers
-    def _before(self, info: Any) -> None:
+    def _prepare_for_cell(self, info: Any) -> None:
         """Have workers get the breakpoints before a cell runs, which does not run if this is interrupted. On the main
         thread."""
         transformers = self._shell.ast_transformers
@@ -228,20 +228,20 @@ class LabDebugger:
         if not (self._wanted and self._kernel.debugger.is_started and isinstance(cluster := running(), Cluster)):
             return
         try:
-            self._prepare(cluster, info)
+            self._prepare_workers(cluster, info)
         except KeyboardInterrupt:  # IPython would report it, and run the cell
             transformers.append(_Rejection())
 
-    def _prepare(self, cluster: Cluster, info: Any) -> None:
+    def _prepare_workers(self, cluster: Cluster, info: Any) -> None:
         if cluster.kind == "kernel":
-            new = [name for name in cluster.workers if _process(cluster, name) not in self._workers]
+            new = [name for name in cluster.workers if _process_of_worker(cluster, name) not in self._workers]
             busy = [
                 name
                 for name in new
                 if cluster.agent.call(name, is_busy, label="the start of the debugger", own=True).wait()
             ]
             idle = [name for name in new if name not in busy]
-            busy += asyncio.run_coroutine_threadsafe(self._reach(cluster, idle), self._loop).result()
+            busy += asyncio.run_coroutine_threadsafe(self._attach_workers(cluster, idle), self._loop).result()
             if busy:
                 warn(_BUSY.format(", ".join(busy)))
         elif part_of_worker(info.raw_cell)[1] and self._has_breakpoints(info.raw_cell):
@@ -251,30 +251,30 @@ class LabDebugger:
         path = get_file_name(cell)  # type: ignore[no-untyped-call]
         return bool(self._wanted.get(path, ("", {}))[1].get("breakpoints"))
 
-    async def _reach(self, cluster: Cluster, names: list[str]) -> list[str]:
+    async def _attach_workers(self, cluster: Cluster, names: list[str]) -> list[str]:
         """Attach to these workers, and set all breakpoints on all; return the workers that are late."""
         tasks = {}
         for name in names:
-            file, pid = _process(cluster, name)
-            made = WorkerDebugger(name, file, cluster.end_of(name), self._heard)
+            file, pid = _process_of_worker(cluster, name)
+            made = WorkerDebugger(name, file, cluster.end_of(name), self._event_received)
             task = asyncio.create_task(made.attach())
             self._workers[file, pid], tasks[task] = (made, task), name
         _, late = await asyncio.wait(tasks, timeout=_PATIENCE) if tasks else (set(), set())
         for task in late:
-            task.add_done_callback(lambda _: asyncio.ensure_future(self._place()))
-        await self._place()
+            task.add_done_callback(lambda _: asyncio.ensure_future(self._place_breakpoints()))
+        await self._place_breakpoints()
         for task in tasks.keys() - late:
             if error := task.exception():
                 warn(f"{error}: breakpoints do not stop there.")
         return sorted(tasks[task] for task in late)
 
-    async def _place(self) -> None:
+    async def _place_breakpoints(self) -> None:
         """Set all breakpoints on all workers that are attached."""
         for worker, attaching in list(self._workers.values()):
             if _is_attached(attaching):
                 await worker.place(self._wanted, self._cells)
 
-    async def _detach(self) -> None:
+    async def _detach_workers(self) -> None:
         """End the debuggers of all workers."""
         ended, self._workers, self._wanted = list(self._workers.values()), {}, {}
         self._shown = None
@@ -287,10 +287,10 @@ class LabDebugger:
                 worker.close()
 
     # -- stops
-    def _heard(self, where: WorkerDebugger | None, event: Message | None) -> None:
+    def _event_received(self, where: WorkerDebugger | None, event: Message | None) -> None:
         """Show an event, or remember it to be shown; None once the worker has ended."""
         if event is None:
-            self._ended(where)
+            self._worker_ended(where)
         elif event["event"] == "stopped":
             stop = Stop(where, event)
             if self._shown is None or (self._shown.where, self._shown.thread) == (where, stop.thread):
@@ -299,11 +299,11 @@ class LabDebugger:
             else:
                 self._waiting.append(stop)
         elif event["event"] == "continued":
-            self._continued(where, event)
+            self._thread_continued(where, event)
         elif where is None:
             self._show(event)
 
-    def _continued(self, where: WorkerDebugger | None, event: Message) -> None:
+    def _thread_continued(self, where: WorkerDebugger | None, event: Message) -> None:
         thread = None if event["body"].get("allThreadsContinued") else event["body"]["threadId"]
 
         def goes_on(stop: Stop) -> bool:
@@ -320,15 +320,15 @@ class LabDebugger:
             self._shown = self._waiting.popleft()
             self._show(self._shown.event)
 
-    def _ended(self, where: WorkerDebugger | None) -> None:
+    def _worker_ended(self, where: WorkerDebugger | None) -> None:
         """End the stops of a worker that has ended, and forget its debugger."""
         for key in [key for key, (worker, _) in self._workers.items() if worker is where]:
             del self._workers[key]
         body = {"threadId": self._shown.thread if self._shown else 0, "allThreadsContinued": True}
-        self._continued(where, {"type": "event", "event": "continued", "seq": 0, "body": body})
+        self._thread_continued(where, {"type": "event", "event": "continued", "seq": 0, "body": body})
 
 
-def _process(cluster: Cluster, name: str) -> tuple[str, int]:
+def _process_of_worker(cluster: Cluster, name: str) -> tuple[str, int]:
     """Return the connection file and the process id of a worker."""
     return cluster.connection_file(name), cluster.pid(name)
 

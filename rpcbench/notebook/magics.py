@@ -97,12 +97,12 @@ class Frames:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._before = shell.showtraceback
-        shell.showtraceback = self._show
+        shell.showtraceback = self._show_traceback
 
     def give_back(self) -> None:
         self._shell.showtraceback = self._before
 
-    def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+    def _show_traceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         kind, error, frames = exc_tuple or sys.exc_info()
         from_worker = isinstance(getattr(error, "__cause__", None), RemoteError)
         if from_worker or isinstance(error, RpcError | PipelineError | NamesError | KeyboardInterrupt):
@@ -116,7 +116,7 @@ class Frames:
 _HERE = CellOptions()
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     """Split `a,b` into names of variables."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
@@ -136,14 +136,14 @@ class Transfer(NamedTuple):
         return f"{self.name}:{self.how}" if self.how else self.name
 
 
-def _transfers(text: str, ways: Collection[str]) -> tuple[Transfer, ...]:
+def _parse_transfers(text: str, ways: Collection[str]) -> tuple[Transfer, ...]:
     """Split `a,x:scatter,y:cat:1` into transfers, each in one of these ways or whole."""
-    return tuple(_transfer(word.strip(), ways) for word in text.split(","))
+    return tuple(_parse_transfer(word.strip(), ways) for word in text.split(","))
 
 
-def _transfer(word: str, ways: Collection[str]) -> Transfer:
+def _parse_transfer(word: str, ways: Collection[str]) -> Transfer:
     name, *rest = word.split(":")
-    _names(name)
+    _parse_names(name)
     if not rest:
         return Transfer(name)
     how, dim, *more = rest if len(rest) > 1 else [*rest, "0"]
@@ -155,7 +155,7 @@ def _transfer(word: str, ways: Collection[str]) -> Transfer:
     return Transfer(name, how, int(dim) if number else dim)
 
 
-def _scattered(sent: Transfer, value: Any, count: int) -> list[Any]:
+def _split_value(sent: Transfer, value: Any, count: int) -> list[Any]:
     """Return the parts of a variable's value; report sizes that differ."""
     try:
         parts = split(sent.name, value, count, sent.dim)
@@ -166,7 +166,7 @@ def _scattered(sent: Transfer, value: Any, count: int) -> list[Any]:
     return parts.values
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) > 0:
             return seconds
@@ -247,31 +247,31 @@ class ClusterMagics(Magics):
         """
         with short():
             if cell is None:
-                return self._value(line)
+                return self._evaluate_line(line)
             line = self._shell.var_expand(line, _CALLER)  # not of code: the line above is left alone
             options = _remote_line().parse_args(shlex.split(line))
-            names = self._meant(options.workers)
-            ask = self._inputs(options, names)
+            names = self._select_workers(options.workers)
+            ask = self._make_inputs(options, names)
             way = CellOptions(options.timeout, options.label, options.areas)
             if options.later:
-                return self._begin(options, names, cell, ask, way)
-            self._run(names, cell, ask, way)
+                return self._begin_cell(options, names, cell, ask, way)
+            self._run_cell(names, cell, ask, way)
         if options.local:
             self.run_here(cell)
         return None
 
-    def _value(self, line: str) -> Any:
+    def _evaluate_line(self, line: str) -> Any:
         words = line.split(maxsplit=1)
         if len(words) < 2:
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
-        return self._run(self._meant(words[:1]), words[1], CellInputs(value=True)).get("")
+        return self._run_cell(self._select_workers(words[:1]), words[1], CellInputs(value=True)).get("")
 
-    def _run(self, names: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
+    def _run_cell(self, names: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
         """Run the cell, bind its variables and return them; raise its error."""
         answer = cluster().agent.part(CellClient).run(OutputDisplay(self._shell), names, code, ask, way)
         return self.settled(len(names) > 1, ask, answer)
 
-    def _begin(
+    def _begin_cell(
         self, options: argparse.Namespace, names: list[str], code: str, ask: CellInputs, way: CellOptions
     ) -> CellHandle:
         """Start the cell and return its handle at once."""
@@ -284,7 +284,7 @@ class ClusterMagics(Magics):
             lambda answer: self.settled(len(names) > 1, ask, answer),
         )
 
-    def _meant(self, words: list[str]) -> list[str]:
+    def _select_workers(self, words: list[str]) -> list[str]:
         """Return the selected workers; warn if the selection may have included a lost one."""
         running = cluster()
         names = self.targets.find(words, running.workers)
@@ -316,7 +316,7 @@ class ClusterMagics(Magics):
         if (error := result.error_before_exec or result.error_in_exec) is not None:
             raise with_rendering(error, [])  # `run_cell` has shown it; raised again, so that this cell fails, too
 
-    def _inputs(self, options: argparse.Namespace, workers: list[str]) -> CellInputs:
+    def _make_inputs(self, options: argparse.Namespace, workers: list[str]) -> CellInputs:
         """Return the variables that the line gives these workers and wants back; report parts of different size."""
         push: dict[str, Any] = {}
         own: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -327,7 +327,7 @@ class ClusterMagics(Magics):
             if not sent.how:
                 push[sent.name] = value
                 continue
-            for worker, part in zip(workers, _scattered(sent, value, len(workers)), strict=True):
+            for worker, part in zip(workers, _split_value(sent, value, len(workers)), strict=True):
                 own[worker][sent.name] = part
         wanted = tuple(each.name for each in options.o)
         combined = {each.name: (each.how, each.dim) for each in options.o if each.how}
@@ -391,7 +391,7 @@ class ClusterMagics(Magics):
     def debug_on(self, worker: str) -> None:
         """Open a debugger on the worker, on the cell that failed last."""
         with short():
-            self._run(self._meant([worker]), POST_MORTEM, CellInputs())
+            self._run_cell(self._select_workers([worker]), POST_MORTEM, CellInputs())
 
     def first_of(self, line: str) -> str | None:
         """Return the first worker that a `%%remote` line selects, or None."""
@@ -423,11 +423,11 @@ class ClusterMagics(Magics):
 def _remote_line() -> MagicParser:
     line = MagicParser("%%remote")
     line.add_argument("workers", nargs="+", metavar="worker")
-    line.add_argument("-i", type=lambda text: _transfers(text, [SCATTER]), default=(), metavar="a,b")
-    line.add_argument("-o", type=lambda text: _transfers(text, COMBINATIONS), default=(), metavar="y")
-    line.add_argument("--rref", type=_names, default=(), metavar="y")
+    line.add_argument("-i", type=lambda text: _parse_transfers(text, [SCATTER]), default=(), metavar="a,b")
+    line.add_argument("-o", type=lambda text: _parse_transfers(text, COMBINATIONS), default=(), metavar="y")
+    line.add_argument("--rref", type=_parse_names, default=(), metavar="y")
     line.add_argument("--async", dest="later", action="store_true")
-    line.add_argument("--timeout", type=_seconds, default=math.inf, metavar="seconds")
+    line.add_argument("--timeout", type=_parse_seconds, default=math.inf, metavar="seconds")
     line.add_argument("--local", action="store_true")
     line.add_argument("--label", action="store_true")
     shown = line.add_mutually_exclusive_group()

@@ -46,7 +46,7 @@ class ProfileMagics(Magics):
         """
         with short():
             options, words = _profile_line().parse_known_args(shlex.split(line))
-            members, run = self._plan(words, cell)
+            members, run = self._plan_run(words, cell)
             _check_folder(options.save)
             made: Profile | None = None
             try:
@@ -62,7 +62,7 @@ class ProfileMagics(Magics):
                     sys.stdout.write(f"{path}: open it at ui.perfetto.dev, or in chrome://tracing.\n")
             return made
 
-    def _plan(self, words: list[str], cell: str) -> tuple[Sequence[str], Callable[[], object]]:
+    def _plan_run(self, words: list[str], cell: str) -> tuple[Sequence[str], Callable[[], object]]:
         """Return the members to profile, and a function that runs the cell."""
         me = cluster().agent.name
         if not words or words == [HERE]:

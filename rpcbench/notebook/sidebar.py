@@ -81,7 +81,7 @@ class SidebarWatchers:
         with self._lock:
             self._watching[page.comm_id] = _Watcher(page)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rpcbench-sidebar", daemon=True)
+                self._thread = threading.Thread(target=self._watch_loop, name="rpcbench-sidebar", daemon=True)
                 self._thread.start()
         self.changed()
 
@@ -115,10 +115,10 @@ class SidebarWatchers:
         for watcher in left:
             watcher.page.close({})
 
-    def _run(self) -> None:
-        while watching := self._present():
+    def _watch_loop(self) -> None:
+        while watching := self._drop_expired():
             self._stale = False  # before the look: a change during it causes another one
-            state = self._state()
+            state = self._read_state()
             for watcher in watching:
                 if watcher.told == state:
                     continue
@@ -130,7 +130,7 @@ class SidebarWatchers:
                     self.remove(watcher.page.comm_id)
             self._changes.wait_for(lambda: self._stale, self._period)
 
-    def _present(self) -> list[_Watcher]:
+    def _drop_expired(self) -> list[_Watcher]:
         """Drop expired pages and return the others; if there are none, the thread ends."""
         oldest = time.monotonic() - self._lease
         with self._lock:
@@ -143,7 +143,7 @@ class SidebarWatchers:
             watcher.page.close({})
         return watching
 
-    def _state(self) -> PageState:
+    def _read_state(self) -> PageState:
         try:
             return self._look()
         except Exception as error:  # shown in the page: a failed look must not end the thread
@@ -176,7 +176,7 @@ class Sidebar:
         self._manager.unregister_target(TARGET, self.opened)
         self._watchers.close()
         for comm_id in list(self._panels):
-            self._shut(comm_id)
+            self._close_panel(comm_id)
 
     def state(self) -> ClusterState:
         """Return the state that watching pages show."""
@@ -189,8 +189,11 @@ class Sidebar:
             "clusters": self._standing.at(clusters, chosen),
             "auto": self._modes.auto.targets,
             "modes": self._modes.at(clusters),
-            "doing": [*filter(None, [self._starting]), *(what for one in clusters.values() for what in _doing(one))],
-            "panels": _panels(),
+            "doing": [
+                *filter(None, [self._starting]),
+                *(what for one in clusters.values() for what in _describe_actions(one)),
+            ],
+            "panels": _panel_names(),
         }
 
     def opened(self, page: Any, message: dict[str, Any]) -> None:
@@ -203,41 +206,41 @@ class Sidebar:
             case {"do": "stay", "watch": str(watch)}:
                 page.close({"there": self._watchers.stay(watch)})
             case {"do": "panel", "name": str(name)}:
-                page.on_close(lambda _: self._shut(page.comm_id))
-                self._beside(page, functools.partial(self._open, page, name))
+                page.on_close(lambda _: self._close_panel(page.comm_id))
+                self._run_on_thread(page, functools.partial(self._open_panel, page, name))
             case asked:
-                self._beside(page, functools.partial(self._answer, page, asked))
+                self._run_on_thread(page, functools.partial(self._answer_request, page, asked))
 
     # -- requests, each on a thread of its own
-    def _beside(self, page: Any, deed: Callable[[], object]) -> None:
+    def _run_on_thread(self, page: Any, deed: Callable[[], object]) -> None:
         def attempt() -> None:
             try:
                 deed()
             except Exception as error:  # noqa: BLE001  (any error is the reply to the page)
-                page.close({"error": _words(error)})
+                page.close({"error": _error_text(error)})
             self._watchers.changed()
 
         threading.Thread(target=attempt, name="rpcbench-deed", daemon=True).start()
 
-    def _answer(self, page: Any, asked: dict[str, Any]) -> None:
+    def _answer_request(self, page: Any, asked: dict[str, Any]) -> None:
         warnings: list[str] = []
-        text = self._do(asked, warnings.append)
+        text = self._serve_request(asked, warnings.append)
         page.close({"text": "\n".join([*warnings, text])})
 
-    def _do(self, asked: dict[str, Any], warn: Callable[[str], object]) -> str:
+    def _serve_request(self, asked: dict[str, Any], warn: Callable[[str], object]) -> str:
         match asked:
             case {"do": "start", "size": int(size)} if size > 0:
-                with self._told(f"Starting {counted(size, 'worker')}") as told:
+                with self._show_progress(f"Starting {counted(size, 'worker')}") as told:
                     return self._commands.start(size, voice=StartReports(told, warn))
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.by_name["use"]([name]))
             case {"do": "end", "mode": str(mode), "of": str(name)}:
-                return self._modes.end(mode, functools.partial(self._found, name))
+                return self._modes.end(mode, functools.partial(self._find_cluster, name))
             case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
-                return self._act(self._found(name), action, target, warn)
+                return self._run_action(self._find_cluster(name), action, target, warn)
         raise UsageError(f"this kernel's rpcbench has no {asked.get('do')!r}: the page has another version of rpcbench")
 
-    def _act(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
+    def _run_action(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
             warn_of_room(int(target), found.kind, warn)
@@ -251,14 +254,14 @@ class Sidebar:
                 return self._commands.stopped(found)
         return restarted(names) if action == "restart" else interrupted(names)
 
-    def _found(self, name: str) -> BaseCluster:
+    def _find_cluster(self, name: str) -> BaseCluster:
         there = self._commands.present()
         if name not in there:
             raise UsageError(f"no cluster {name} runs" if there else NONE_RUNS)
         return there[name]
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[Callable[[int], Progress]]:
+    def _show_progress(self, what: str) -> Iterator[Callable[[int], Progress]]:
         """Show pages the progress of a start meanwhile; yield a function for `StartReports.progress`."""
 
         def say(text: str) -> None:
@@ -273,7 +276,7 @@ class Sidebar:
                 self._starting = ""
 
     # -- panels
-    def _open(self, page: Any, name: str) -> None:
+    def _open_panel(self, page: Any, name: str) -> None:
         with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import panel
 
@@ -281,13 +284,13 @@ class Sidebar:
         data, *_ = made._repr_mimebundle_() or ({},)
         page.send({"bundle": data})
 
-    def _shut(self, comm_id: str) -> None:
+    def _close_panel(self, comm_id: str) -> None:
         made = self._panels.pop(comm_id, None)
         if made is not None:
             made.close()
 
 
-def _panels() -> list[str]:
+def _panel_names() -> list[str]:
     """Return the names of panels that can be opened; none if widgets are not installed."""
     try:
         from rpcbench.panels import PANELS
@@ -296,12 +299,12 @@ def _panels() -> list[str]:
     return list(PANELS)
 
 
-def _doing(one: BaseCluster) -> list[str]:
+def _describe_actions(one: BaseCluster) -> list[str]:
     """Describe the running actions on a cluster's workers, of all pages and panels."""
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Describe an error to the user, without its class if it is the user's mistake."""
     return str(error) if isinstance(error, UsageError | ValueError) else f"{type(error).__name__}: {error}"

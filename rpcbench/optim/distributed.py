@@ -61,13 +61,15 @@ def clip_grad_norm_(
     recorder().recorded(context_id)
     with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
         call = partial(current.current().call, label="clip_grad_norm_")
-        norms = settle_all([call(owner, _norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()])
+        norms = settle_all(
+            [call(owner, _compute_norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()]
+        )
     total = total_norm(norms, norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
 
     def scale(factor: float) -> None:
-        settle_all([call(owner, _scale, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
+        settle_all([call(owner, _scale_gradients, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
 
     limit_norm(total, max_norm, scale)
     return total
@@ -75,7 +77,7 @@ def clip_grad_norm_(
 
 def local_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
     """Return the norm of the gradients of one worker, as of one vector."""
-    norms = [torch.linalg.vector_norm(_values(gradient), norm_type).double().cpu() for gradient in gradients]
+    norms = [torch.linalg.vector_norm(_stored_values(gradient), norm_type).double().cpu() for gradient in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms), norm_type)) if norms else 0.0
 
 
@@ -92,16 +94,16 @@ def limit_norm(total: float, max_norm: float, scale: Callable[[float], object]) 
 
 
 # -- on the owners
-def _norm(context_id: int, rrefs: list[RRef[Any]], norm_type: float) -> float:
+def _compute_norm(context_id: int, rrefs: list[RRef[Any]], norm_type: float) -> float:
     gradients = recorder().gradients(context_id)
     return local_norm([gradients[param] for rref in rrefs if (param := rref.local_value()) in gradients], norm_type)
 
 
-def _values(gradient: torch.Tensor) -> torch.Tensor:
+def _stored_values(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-def _scale(context_id: int, rrefs: list[RRef[Any]], factor: float) -> None:
+def _scale_gradients(context_id: int, rrefs: list[RRef[Any]], factor: float) -> None:
     recorder().scale(context_id, [rref.local_value() for rref in rrefs], factor)
 
 
@@ -126,7 +128,8 @@ def check_class(optimizer_class: Any) -> None:
     """Raise TypeError unless given a class, ValueError for an optimizer that cannot step from gradients alone."""
     if not isinstance(optimizer_class, type):
         raise TypeError(
-            f"DistributedOptimizer takes a class such as torch.optim.SGD, not {_named(optimizer_class)}; each owner "
+            "DistributedOptimizer takes a class such as torch.optim.SGD, not "
+            f"{_describe_value(optimizer_class)}; each owner "
             "makes an optimizer of that class, with the arguments that follow the parameters"
         )
     check_steps_from_gradients(optimizer_class)
@@ -134,9 +137,9 @@ def check_class(optimizer_class: Any) -> None:
 
 def shares(params_rref: Params) -> dict[int, Share]:
     """Return each owner's share, by worker id. ValueError without parameters, TypeError for other values."""
-    groups = _groups(params_rref)
+    groups = _parse_groups(params_rref)
     found: dict[int, Share] = defaultdict(lambda: Share([{**group, "params": []} for group in groups], []))
-    for number, (place, rref) in enumerate(_numbered(groups)):
+    for number, (place, rref) in enumerate(_number_parameters(groups)):
         share = found[rref.owner().id]  # made at its first use, with all groups
         share.groups[place]["params"].append(rref)
         share.numbers.append(number)
@@ -145,31 +148,31 @@ def shares(params_rref: Params) -> dict[int, Share]:
     return found
 
 
-def _groups(params_rref: Any) -> list[dict[str, Any]]:
+def _parse_groups(params_rref: Any) -> list[dict[str, Any]]:
     if isinstance(params_rref, RRef | torch.Tensor | Mapping | str):
-        raise TypeError(_WANTED.format(_named(params_rref)))
+        raise TypeError(_WANTED.format(_describe_value(params_rref)))
     given = list(params_rref)
     if not any(isinstance(one, Mapping) for one in given):
         return [{"params": given}]
     for one in given:
         if not isinstance(one, Mapping) or "params" not in one:
-            raise TypeError(_WANTED.format(f"{_named(one)} among groups"))
+            raise TypeError(_WANTED.format(f"{_describe_value(one)} among groups"))
     return [dict(one) for one in given]
 
 
-def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
+def _number_parameters(groups: list[dict[str, Any]]) -> Iterator[tuple[int, RRef[Any]]]:
     """Yield each parameter with the number of its group, in the order of their numbers."""
     for place, group in enumerate(groups):
         params = group["params"]
         for rref in [params] if isinstance(params, RRef) else params:
             if not isinstance(rref, RRef):
                 raise TypeError(
-                    _WANTED.format(_named(rref)) + ": make one of your own parameters an rpc.RRef(parameter)"
+                    _WANTED.format(_describe_value(rref)) + ": make one of your own parameters an rpc.RRef(parameter)"
                 )
             yield place, rref
 
 
-def _named(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Return a name for a value in errors."""
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)}"
@@ -207,7 +210,7 @@ class DistributedOptimizer:
         check_class(optimizer_class)
         owned = shares(params_rref)
         self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
-        create = partial(current.current().create, function=_make, label=_MADE)
+        create = partial(current.current().create, function=_make_optimizer, label=_MADE)
         made = [create(owner, args=(optimizer_class, share, args, kwargs)) for owner, share in owned.items()]
         self.remote_optimizers = cast("list[RRef[Any]]", made)
         # The number of parameters; also waits for the owners, and raises their errors.
@@ -223,7 +226,7 @@ class DistributedOptimizer:
                 if rref.is_owner():
                     here.append(rref)
                 else:
-                    stepped.append(_labelled(rref, "DistributedOptimizer.step").step(context_id))
+                    stepped.append(_make_labelled_proxy(rref, "DistributedOptimizer.step").step(context_id))
         try:
             for rref in here:  # on this thread, while the other owners step
                 rref.local_value().step(context_id)
@@ -271,7 +274,7 @@ class DistributedOptimizer:
 
     def _on_each(self, label: str, method: str, *args: Any) -> list[Any]:
         """Call a method of every owner's `LocalOptimizer`. `label`: the name of the user's call, for errors."""
-        return wait_all([getattr(_labelled(rref, label), method)(*args) for rref in self.remote_optimizers])
+        return wait_all([getattr(_make_labelled_proxy(rref, label), method)(*args) for rref in self.remote_optimizers])
 
 
 class DistributedScheduler:
@@ -301,13 +304,13 @@ class DistributedScheduler:
         self._optimizer._on_each("DistributedScheduler.load_state_dict", "load_schedule", state_dict, self._number)
 
 
-def _labelled(rref: RRef[Any], label: str) -> RRefProxy:
+def _make_labelled_proxy(rref: RRef[Any], label: str) -> RRefProxy:
     """Return a proxy as `rref.rpc_async()` does, whose calls have this label."""
-    return RRefProxy(rref, partial(rref._call, label=label))
+    return RRefProxy(rref, partial(rref._call_owner, label=label))
 
 
 # -- on an owner
-def _make(
+def _make_optimizer(
     optimizer_class: type[torch.optim.Optimizer], share: Share, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> LocalOptimizer:
     groups = [{**group, "params": [rref.local_value() for rref in group["params"]]} for group in share.groups]

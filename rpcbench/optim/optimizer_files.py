@@ -58,10 +58,10 @@ def load(path: Path, mmap: bool = False) -> Any:
     except OSError:
         raise
     except Exception:  # noqa: BLE001  (torch raises many kinds, with advice that is wrong here)
-        raise ValueError(f"{path} {_strange(path)}. Nothing was loaded") from None
+        raise ValueError(f"{path} {_load_error_text(path)}. Nothing was loaded") from None
 
 
-def _strange(path: Path) -> str:
+def _load_error_text(path: Path) -> str:
     try:
         classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # noqa: BLE001  (not even a file of torch's)
@@ -112,7 +112,9 @@ def save(name: str, size: int, directory: str | Path, on_each: Callable[[str, st
 def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
     """Return file → numbers of its parameters. ValueError if the state is not of such an optimizer."""
     path = Path(directory) / MANIFEST
-    *found, inside = manifest(path, _fields, f"{directory} holds no complete optimizer state: there is no {MANIFEST}")
+    *found, inside = manifest(
+        path, _parse_manifest, f"{directory} holds no complete optimizer state: there is no {MANIFEST}"
+    )
     if found != [_FORMAT, name, size]:
         raise ValueError(
             f"{directory} holds format {found[0]}, {found[1]} over {found[2]} parameters; wanted: format {_FORMAT}, "
@@ -123,7 +125,7 @@ def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
     return inside
 
 
-def _fields(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]] | None:
+def _parse_manifest(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]] | None:
     match manifest:
         case {"format": format_, "optimizer": name, "parameters": size, "files": dict(inside)}:
             numbers = [number for each in inside.values() for number in (each if isinstance(each, list) else [None])]
@@ -133,7 +135,7 @@ def _fields(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]] | None:
 
 def write(state: State, directory: str) -> str:
     """Write a draft of one owner's share. Returns the name that `adopt` gives it."""
-    path = _share(directory)
+    path = _share_path(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)  # of a save that has failed
@@ -144,10 +146,10 @@ def write(state: State, directory: str) -> str:
 
 def adopt(directory: str) -> None:
     """Give the owner's draft its name."""
-    rename(_share(directory).with_suffix(".draft"), _share(directory))
+    rename(_share_path(directory).with_suffix(".draft"), _share_path(directory))
 
 
-def _share(directory: str) -> Path:
+def _share_path(directory: str) -> Path:
     return Path(directory) / f"{current.current().name}.pt"
 
 

@@ -82,7 +82,7 @@ class _Entry:
         return True
 
 
-def _phase(source: Source) -> Phase:
+def _phase_of_source(source: Source) -> Phase:
     found: Phase = getattr(source, "phase", LIVE)
     return found
 
@@ -103,13 +103,13 @@ class PanelFeed:
     def open(self, viewer: Panel, source: Source) -> None:
         """Show `viewer` the source's world now and after each change. Idempotent."""
         entry = _Entry(viewer, source)
-        entry.unsubscribe = source.subscribe(partial(self._wake, entry))
+        entry.unsubscribe = source.subscribe(partial(self._world_changed, entry))
         with self._lock:
             new = id(viewer) not in self._entries
             if new:
                 self._entries[id(viewer)] = entry
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="rpcbench-panels", daemon=True)
+                    self._thread = threading.Thread(target=self._feed_loop, name="rpcbench-panels", daemon=True)
                     self._thread.start()
         if not new:  # outside the lock, as this runs code of the source
             entry.unsubscribe()
@@ -126,24 +126,24 @@ class PanelFeed:
         if entry is not None:
             entry.unsubscribe()
 
-    def _wake(self, entry: _Entry) -> None:
+    def _world_changed(self, entry: _Entry) -> None:
         if entry.stale:  # `begin_look` clears it before the world is read, which so has this change
             return
         entry.stale = True
         self._changes.notify_all()
 
-    def _run(self) -> None:
-        while due := self._next():
+    def _feed_loop(self) -> None:
+        while due := self._wait_for_due():
             began = time.monotonic()
-            self._push(due)
-            pause = self._pause(time.monotonic() - began)
+            self._push_worlds(due)
+            pause = self._pause_seconds(time.monotonic() - began)
             self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
-    def _pause(self, took: float) -> float:
+    def _pause_seconds(self, took: float) -> float:
         """Return the seconds from one look to the next."""
         return max(self._period, min(_LONG_REST * took, _CALM), _REST * took)
 
-    def _next(self) -> list[tuple[_Entry, bool]]:
+    def _wait_for_due(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries that are due; return each with whether its world changed, or [] if no viewer is left."""
         while True:
             with self._lock:
@@ -155,14 +155,14 @@ class PanelFeed:
             if due := [(entry, entry.begin_look()) for entry in entries if entry.stale or entry.whole_at <= now]:
                 return due
             first = min(entry.whole_at for entry in entries)
-            self._changes.wait_for(partial(self._differs, entries), None if first == math.inf else first - now)
+            self._changes.wait_for(partial(self._has_changes, entries), None if first == math.inf else first - now)
 
-    def _differs(self, entries: list[_Entry]) -> bool:
+    def _has_changes(self, entries: list[_Entry]) -> bool:
         """Return whether viewers were opened or closed, or a world changed."""
         with self._lock:
             return list(self._entries.values()) != entries or any(entry.stale for entry in entries)
 
-    def _push(self, due: list[tuple[_Entry, bool]]) -> None:
+    def _push_worlds(self, due: list[tuple[_Entry, bool]]) -> None:
         worlds: dict[int, World] = {}
         for entry, changed in due:
             with self._lock:
@@ -171,7 +171,7 @@ class PanelFeed:
                 self._pushing = entry.viewer
             try:
                 if changed:
-                    self._show(entry, worlds)
+                    self._show_entry(entry, worlds)
                 if entry.whole_at <= time.monotonic():
                     entry.whole_at = math.inf
                     entry.viewer.send_whole()
@@ -181,7 +181,7 @@ class PanelFeed:
                 self._pushing = None
                 self._changes.notify_all()
 
-    def _show(self, entry: _Entry, worlds: dict[int, World]) -> None:
+    def _show_entry(self, entry: _Entry, worlds: dict[int, World]) -> None:
         """Show one viewer the world; one look at a source serves all its viewers."""
         source = entry.source
         if id(source) not in worlds:
@@ -298,13 +298,13 @@ class Panel(anywidget.AnyWidget):
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, **traits: Any) -> None:
         world = source.world() if isinstance(source, Still) else {}  # the next cell may print it before the first look
         state = {"version": 0, "view": type(self).look(world)}
-        super().__init__(state=state, phase=_phase(source)._asdict(), **traits)
+        super().__init__(state=state, phase=_phase_of_source(source)._asdict(), **traits)
         receive_on_named_subshell(self.comm)
         self._source = source
         self._publisher = publisher
         self._cell: OutputDisplay | None = None  # the output of the cell that displays it
         self._open_views: set[str] = set()  # ids of the browsers' views that are open
-        self.on_msg(self._heard)
+        self.on_msg(self._message_received)
         publisher.open(self, source)
 
     @classmethod
@@ -314,7 +314,7 @@ class Panel(anywidget.AnyWidget):
 
     def show(self, world: World) -> bool:
         """Send browsers the changes since the last call; return False if there are none. On the feed's thread."""
-        phase = _phase(self._source)
+        phase = _phase_of_source(self._source)
         if phase.name == "stopped" and not world:  # nobody looked at the end of this world: the last picture stays
             world, view = {}, self.view
         else:
@@ -354,16 +354,16 @@ class Panel(anywidget.AnyWidget):
 
     def snapshot(self) -> Snapshot:
         """Return the present view as a picture and text that need no kernel, for notebooks that are committed."""
-        return Snapshot(type(self).look(self._settled()))
+        return Snapshot(type(self).look(self._collect_world()))
 
     def export(self, path: str | Path) -> Path:
         """Write the present state of the panel's source as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
         Messages, and the calls that they belong to, are in it only while a messages panel or a `%%trace` is open.
         """
-        return trace.save(self._settled(), path)
+        return trace.save(self._collect_world(), path)
 
-    def _settled(self) -> World:
+    def _collect_world(self) -> World:
         """Return the source's world with all pending reports of members, even if no browser shows the panel."""
         # Subscribed for the time: a source without a subscriber does not collect.
         stop = self._source.subscribe(lambda: None)
@@ -386,7 +386,7 @@ class Panel(anywidget.AnyWidget):
         embedded: dict[str, Any] = super()._get_embed_state(drop_defaults=False)
         return embedded
 
-    def _heard(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
+    def _message_received(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
         """Count the browsers that show this panel, and unsubscribe after the last one closes it."""
         match content:
             case {"kind": "opened", "eye": str(eye)}:

@@ -66,7 +66,7 @@ def played(record: Record, kind: type[Panel]) -> dict[str, Any]:
     """Return `seconds`, `note` (on frames left out, or "") and `frames`: each `time`, `name`, `delta` of the view."""
     frames: list[dict[str, Any]] = []
     size, before, player = 0, View(), Player(record)
-    for at in _chosen(record):
+    for at in _choose_frames(record):
         player.go(at)
         view = kind.look(player.world())
         seconds, _, name = record.frames[at]
@@ -83,7 +83,7 @@ def played(record: Record, kind: type[Panel]) -> dict[str, Any]:
     return {"seconds": round(record.seconds, 3), "note": note, "frames": frames}
 
 
-def _chosen(record: Record) -> list[int]:
+def _choose_frames(record: Record) -> list[int]:
     """Choose the frames within the limits: evenly spaced ones, those with a name, the first and the last."""
     count = len(record.frames)
     rows = sum(len(change["set"]) for _, delta, _ in record.frames for change in delta.values() if change)
@@ -120,14 +120,14 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self._slider.observe(lambda change: self.go(change["new"]), "value")
         self._back.on_click(lambda _: self.step(-1))
         self._on.on_click(lambda _: self.step(1))
-        self._which.observe(lambda change: self._show(change["new"]), "value")
-        self._tell()
+        self._which.observe(lambda change: self._show_panel(change["new"]), "value")
+        self._update_label()
 
     def go(self, frame: int) -> None:
         """Show a frame, or the nearest one."""
         self.player.go(frame)
         self._slider.value = max(0, self.player.at)
-        self._tell()
+        self._update_label()
 
     def step(self, by: int = 1) -> None:
         """Move by a number of frames, back if it is negative."""
@@ -137,12 +137,12 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         """Return the present view as a picture and text that need no kernel."""
         return self.panel.snapshot()
 
-    def _show(self, name: str) -> None:
+    def _show_panel(self, name: str) -> None:
         before, self.panel = self.panel, self._kinds[name](self.player)
         self.children = (*self._above, self.panel)
         before.close()  # after the change: the box never shows a closed widget
 
-    def _tell(self) -> None:
+    def _update_label(self) -> None:
         frames, at = self.player.record.frames, self.player.at
         seconds, _, name = frames[at] if frames else (0.0, {}, "empty")
         self._said.value = f"{seconds:.2f} s of {self.player.record.seconds:.2f} s{f', {name}' if name else ''}"

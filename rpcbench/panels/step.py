@@ -41,14 +41,14 @@ class _StepperSource:
 
     def __init__(self, stepper: Steps) -> None:
         self._stepper = stepper
-        self._over = LIVE
+        self._last_phase = LIVE
         self.subscribe = stepper.subscribe
 
     @property
     def phase(self) -> Phase:
-        if self._over is LIVE and not self._stepper.is_on:
-            self._over = Phase("stopped", time.time())
-        return self._over
+        if self._last_phase is LIVE and not self._stepper.is_on:
+            self._last_phase = Phase("stopped", time.time())
+        return self._last_phase
 
     def world(self) -> World:
         stepper, held = self._stepper, self._stepper.held
@@ -60,10 +60,10 @@ def step_view(world: World) -> View:
     """Return the view of held messages: the sections stepper (one row) and held."""
     # A row of held has n, sender, to, kind, `words` that describe the message, and `about`: its kind and ids as text.
     none = {"on": True, "delivered": 0, "dropped": 0, "order": []}
-    return {"stepper": {"0": world.get(0, none)}, "held": {str(n): _row(one) for n, one in world.items() if n}}
+    return {"stepper": {"0": world.get(0, none)}, "held": {str(n): _make_row(one) for n, one in world.items() if n}}
 
 
-def _row(one: dict[str, Any]) -> dict[str, Any]:
+def _make_row(one: dict[str, Any]) -> dict[str, Any]:
     about = " · ".join([one["kind"], *(f"{name} {value}" for name, value in one["ids"].items())])
     rref = f"RRef {one['ids']['rref']}" if "rref" in one["ids"] and one["label"] in ("", "to_here") else ""
     words = plain_words(one["kind"], rref or one["label"])
@@ -82,19 +82,19 @@ class StepPanel(Panel):
         self._stepper = stepper
         super().__init__(_StepperSource(stepper), **how)
 
-    def _heard(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
+    def _message_received(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
         stepper = self._stepper
         match content:
             case {"kind": "deliver" | "drop" | "delay" as deed, "n": int() | None as n}:
-                self._do(lambda: getattr(stepper, deed)(n))
+                self._run_on_stepper(lambda: getattr(stepper, deed)(n))
             case {"kind": "go"}:
-                self._do(stepper.go)
+                self._run_on_stepper(stepper.go)
             case {"kind": "time", "seconds": int() | float() as seconds}:
-                self._do(lambda: stepper.pass_time(min(seconds, 60.0)))
+                self._run_on_stepper(lambda: stepper.pass_time(min(seconds, 60.0)))
             case _:
-                super()._heard(_, content, buffers)
+                super()._message_received(_, content, buffers)
 
-    def _do(self, deed: Callable[[], object]) -> None:
+    def _run_on_stepper(self, deed: Callable[[], object]) -> None:
         """Run an action of a button on the stepper's thread, so that a stuck member does not block the notebook."""
 
         def obey() -> None:

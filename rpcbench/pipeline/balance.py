@@ -31,7 +31,10 @@ def weigh(
     """Return the weight of each link, by this kind of `balance`: "params" (count), "time" (ns) or "memory" (bytes). The
     last two run every module on the `sample`, the model's inputs: forward, and backward as far as gradients flow.
     Memory is that of training: weights, their gradients, and the tensors that the backward keeps for the sample."""
-    kinds: dict[str, Callable[[nn.Module, tuple[Any, ...]], int]] = {"time": _nanoseconds, "memory": _kept}
+    kinds: dict[str, Callable[[nn.Module, tuple[Any, ...]], int]] = {
+        "time": _measure_nanoseconds,
+        "memory": _count_saved_bytes,
+    }
     if kind != "params" and kind not in kinds:
         raise PipelineError(
             f"unknown balance {kind!r}; there is 'params', 'time', 'memory', or a list with the modules per stage"
@@ -46,7 +49,7 @@ def weigh(
         return [sum(p.numel() for p in new) for new in _new_parameters(links)]
     if sample is None:
         raise PipelineError(f"balance={kind!r} runs the model here: give it a batch, as sample=x[:8]")
-    measured = _measured(kinds[kind], links, taken, sample)
+    measured = _measure_links(kinds[kind], links, taken, sample)
     if kind == "time":
         return measured
     held = [sum(p.nbytes * (2 if p.requires_grad else 1) for p in new) for new in _new_parameters(links)]
@@ -62,7 +65,7 @@ def _new_parameters(links: Sequence[ModuleLink]) -> Iterator[list[nn.Parameter]]
         yield new
 
 
-def _measured(
+def _measure_links(
     measure: Callable[[nn.Module, tuple[Any, ...]], int],
     links: Sequence[ModuleLink],
     taken: Sequence[tuple[Value, ...]],
@@ -75,25 +78,25 @@ def _measured(
         module, args = copy.deepcopy(link.module), link.terms.taken([held[value] for value in values])
         with seeded(0), torch.enable_grad():  # the process's random state stays as it was
             measured.append(measure(module, args))
-            made = module(*map(_own, args))
+            made = module(*map(_copy_as_input, args))
         held.update((Value(number, place), value) for place, value in enumerate(given(made, link.terms)))
     return measured
 
 
-def _nanoseconds(module: nn.Module, args: tuple[Any, ...]) -> int:
-    return int(median([_round(module, args) for _ in range(ROUNDS + 1)][1:]))  # the first warms up
+def _measure_nanoseconds(module: nn.Module, args: tuple[Any, ...]) -> int:
+    return int(median([_time_round(module, args) for _ in range(ROUNDS + 1)][1:]))  # the first warms up
 
 
-def _round(module: nn.Module, args: tuple[Any, ...]) -> int:
+def _time_round(module: nn.Module, args: tuple[Any, ...]) -> int:
     begin = time.perf_counter_ns()
-    made = module(*map(_own, args))
+    made = module(*map(_copy_as_input, args))
     values = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else (made,)
     roots = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return time.perf_counter_ns() - begin
 
 
-def _kept(module: nn.Module, args: tuple[Any, ...]) -> int:
+def _count_saved_bytes(module: nn.Module, args: tuple[Any, ...]) -> int:
     """Return the bytes that autograd saves for the backward, each memory once; parameters are counted elsewhere."""
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     kept: dict[int, int] = {}  # address → bytes
@@ -106,12 +109,12 @@ def _kept(module: nn.Module, args: tuple[Any, ...]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made = module(*map(_own, args))
+        made = module(*map(_copy_as_input, args))
     del made
     return sum(kept.values())
 
 
-def _own(value: Any) -> Any:
+def _copy_as_input(value: Any) -> Any:
     """Return the value as a stage would receive it: in a graph of its own, and free to be modified in place."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -143,11 +146,11 @@ def balanced(weights: Sequence[int], stages: int) -> tuple[int, ...]:
     best = {0: _Partition((), (), ())}  # modules so far → best plan for them
     for stage in range(1, stages + 1):
         ends = range(stage, len(weights) - (stages - stage) + 1)
-        best = {end: _extend(best, sums, end) for end in ends}
+        best = {end: _add_stage(best, sums, end) for end in ends}
     return best[len(weights)].sizes
 
 
-def _extend(best: dict[int, _Partition], sums: Sequence[int], end: int) -> _Partition:
+def _add_stage(best: dict[int, _Partition], sums: Sequence[int], end: int) -> _Partition:
     """Return the best plan up to `end`, with one more stage than those in `best`."""
     begins = sorted((begin for begin in best if begin < end), reverse=True)  # late cuts first: they win ties
     found = best[begins[0]].extended(sums[end] - sums[begins[0]], end - begins[0])

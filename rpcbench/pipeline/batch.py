@@ -38,7 +38,7 @@ from rpcbench.pipeline.timeline import Timeline
 from rpcbench.runtime.locked_node import uninterrupted
 
 
-def _norm(own: StageWorker, context: int, norm_type: float) -> float:
+def _compute_norm(own: StageWorker, context: int, norm_type: float) -> float:
     held = recorder().gradients(context)
     params = dict.fromkeys(param for module in own.modules.values() for param in module.parameters())
     return local_norm([held[p] for p in params if p in held and not own.copies.repeats(p)], norm_type)
@@ -95,31 +95,33 @@ class BatchRunner:
         self.worker_group = worker_group
         self.reduction, self.has_loss = reduction, has_loss
         self.updates = schedule_cache.whole.updates  # optimizers step within the step
-        self._book, self._names, self._inputs = schedule_cache, names, inputs
+        self._schedule_cache, self._names, self._inputs = schedule_cache, names, inputs
         self._seeds = seeds
         self._windows: dict[tuple[int, bool], int] = {}  # (micro-batches, trains) → window
 
     def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Run forward and backward of a batch, as its share of `whole` samples, by default its own number."""
         samples = self._to_train(x, y)
-        tasks = self._tasks(x, y, samples, whole=whole)
-        return self._result(tasks, self.worker_group.steps.run(tasks), samples, whole)
+        tasks = self._make_tasks(x, y, samples, whole=whole)
+        return self._make_result(tasks, self.worker_group.steps.run(tasks), samples, whole)
 
     def step(self, x: Any, y: Any, keeps: bool, done: Callable[[StepResult, list[int]], object]) -> None:
         """As `train`, then a step of the optimizers. `done` gets the result, and ids that have released the context."""
         samples = self._to_train(x, y)
-        tasks = self._tasks(x, y, samples, applies=True, keeps=keeps)
+        tasks = self._make_tasks(x, y, samples, applies=True, keeps=keeps)
         self.worker_group.check_optimizer()
-        self.worker_group.steps.step(tasks, lambda reports, over: done(self._result(tasks, reports, samples), over))
+        self.worker_group.steps.step(
+            tasks, lambda reports, over: done(self._make_result(tasks, reports, samples), over)
+        )
 
     def outputs(self, x: Any) -> Any:
         """Return the outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        return microbatch.join(self._forwards(x, None, microbatch.samples(x)))
+        return microbatch.join(self._run_forwards(x, None, microbatch.samples(x)))
 
     def scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
         """Return for each micro-batch its samples and the values of loss and metrics, in evaluation mode."""
-        samples = self._samples(x, y)
-        found = self._forwards(x, y, samples, metrics)
+        samples = self._count_samples(x, y)
+        found = self._run_forwards(x, y, samples, metrics)
         return list(zip(microbatch.sizes(samples, len(found)), found, strict=True))
 
     # -- inside
@@ -127,9 +129,9 @@ class BatchRunner:
         """Return the number of samples of a batch to train on. Raises PipelineError if that is not possible."""
         if not self.has_loss:
             raise PipelineError("this pipeline has no loss_fn, so it cannot train; give Pipeline one")
-        return self._samples(x, y)
+        return self._count_samples(x, y)
 
-    def _result(
+    def _make_result(
         self, tasks: Mapping[int, Task], reports: Sequence[StepReport], samples: int, whole: int | None = None
     ) -> StepResult:
         step = next(iter(tasks.values())).step
@@ -140,19 +142,19 @@ class BatchRunner:
         ran = [(id_, task.plan, report.stamps) for (id_, task), report in zip(tasks.items(), reports, strict=True)]
         return StepResult(step, loss, tuple(ran), self._names, samples)
 
-    def _samples(self, x: Any, y: Any) -> int:
+    def _count_samples(self, x: Any, y: Any) -> int:
         samples, others = microbatch.samples(x), microbatch.samples(y)
         if samples != others:
             raise PipelineError(f"the batch has {counted(samples, 'sample')}, but its targets {others}")
         return samples
 
-    def _forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
+    def _run_forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """Return the output or the scores of each micro-batch, in order."""
-        reports = self.worker_group.steps.run(self._tasks(x, y, samples, train=False, metrics=metrics))
+        reports = self.worker_group.steps.run(self._make_tasks(x, y, samples, train=False, metrics=metrics))
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
-    def _tasks(
+    def _make_tasks(
         self,
         x: Any,
         y: Any,
@@ -164,7 +166,7 @@ class BatchRunner:
         keeps: bool = False,
         metrics: Mapping[str, Metric] | None = None,
     ) -> dict[int, Task]:
-        orders = self._book.fitting(samples)
+        orders = self._schedule_cache.fitting(samples)
         microbatch.sizes(samples, orders.microbatches)  # raises before anything is sent
         orders = orders if train else orders.forwards
         step, seed, inputs = next(_STEPS), self._seeds.draw(train), model_inputs(x, self._inputs)
@@ -182,7 +184,7 @@ class BatchRunner:
                 whole=whole,
                 ideal=orders.ideal,
                 seed=seed,
-                window=self._window(orders, train),
+                window=self._send_window(orders, train),
                 applies=applies,
                 keeps=keeps,
                 metrics=metrics if last else None,
@@ -191,7 +193,7 @@ class BatchRunner:
             )
         return tasks
 
-    def _window(self, orders: Orders, train: bool) -> int:
+    def _send_window(self, orders: Orders, train: bool) -> int:
         """Return how many micro-batches a stage may be ahead of another; 0: no limit."""
         key = orders.microbatches, train
         if key not in self._windows:
@@ -281,27 +283,27 @@ class Batch:
         self._recorder.recorded(self.context)  # raises if the context has ended, before anything is sent
         self._closed = _BROKEN
         with self._recorder.inside(self.context):
-            self._runs.step(x, y, self._keeps, self._stepped)
+            self._runs.step(x, y, self._keeps, self._step_ended)
         return self.result
 
-    def _stepped(self, result: StepResult, over: Sequence[int]) -> None:
+    def _step_ended(self, result: StepResult, over: Sequence[int]) -> None:
         self.results.append(result)
         self._whole = self.samples = result.samples
-        self._committed(over)
+        self._mark_applied(over)
 
-    def _committed(self, over: Sequence[int]) -> None:
+    def _mark_applied(self, over: Sequence[int]) -> None:
         self._closed, self._told, self.applied = _APPLIED, over, True
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients of all parameters that have one, under the names of the un-split model."""
-        self._settle()
+        self._rescale_gradients()
         return self._runs.worker_group.gradients(self.context)
 
     def grad_norm(self, norm_type: float = 2.0) -> float:
         """Return the norm of all gradients, over all stages. PipelineError if the schedule has applied them already."""
         self._check_there()
-        self._settle()
-        return total_norm(self._runs.worker_group.on_row(_norm, self.context, norm_type), norm_type)
+        self._rescale_gradients()
+        return total_norm(self._runs.worker_group.on_row(_compute_norm, self.context, norm_type), norm_type)
 
     def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale the gradients to a norm over all stages of at most `max_norm`, as torch.nn.utils.clip_grad_norm_.
@@ -332,18 +334,18 @@ class Batch:
         self._check_open()
         self._check_added()
         self._runs.worker_group.check_optimizer()
-        self._settle()
+        self._rescale_gradients()
         self._recorder.recorded(self.context)  # raises if the context has ended, before anything is sent
         self._closed = _APPLIED  # first: they are applied once or not at all
         with uninterrupted:  # all stages or none; a second Ctrl-C ends one that hangs
-            self._runs.worker_group.steps.apply(self.context, self._keeps, last, self._committed)
+            self._runs.worker_group.steps.apply(self.context, self._keeps, last, self._mark_applied)
 
     def release(self) -> None:
         """Free the gradients on the workers."""
         self._runs.worker_group.steps.after_applying(lambda: self._recorder.release(self.context, self._told))
 
     # -- inside
-    def _settle(self) -> None:
+    def _rescale_gradients(self) -> None:
         """Divide the gradients by the number of all samples; until now the divisor was that of the first `add`."""
         if self._closed == _BROKEN:
             self._check_open()

@@ -83,7 +83,7 @@ class Deferred:
         for layer in (layer for module in modules for _, layer in _batch_norms(module)):
             if layer.track_running_stats and layer.running_mean is not None:
                 layer.track_running_stats = False  # in training it leaves its buffers alone; in evaluation it uses them
-                layer.register_forward_pre_hook(self._see)
+                layer.register_forward_pre_hook(self._add_input)
                 self._moments[layer] = _Moments()
 
     def __bool__(self) -> bool:
@@ -96,7 +96,7 @@ class Deferred:
         yield
         for layer, moments in self._moments.items():
             if moments.count:
-                _move(layer, moments)
+                _update_statistics(layer, moments)
 
     @contextlib.contextmanager
     def counting(self, first: bool) -> Iterator[None]:
@@ -110,25 +110,27 @@ class Deferred:
     # -- over replicas of a module
     def told(self, module: nn.Module, replica: int, replicas: int) -> list[torch.Tensor]:
         """Return each layer's moments in this step, a row for each replica, of which only the own one is filled."""
-        return [_row(layer, self._moments[layer], replica, replicas) for layer in self._own(module)]
+        return [
+            _make_moment_row(layer, self._moments[layer], replica, replicas) for layer in self._layers_of_module(module)
+        ]
 
     def take(self, module: nn.Module, told: Sequence[torch.Tensor]) -> None:
         """Replace the moments of a module's layers by those of all replicas. `told`: their rows, summed."""
-        for layer, rows in zip(self._own(module), told, strict=True):
+        for layer, rows in zip(self._layers_of_module(module), told, strict=True):
             moments = self._moments[layer] = _Moments()
             for row in rows:
                 if row[0]:  # no samples: zeros
                     moments.join(int(row[0]), *row[1:].chunk(2))
 
-    def _own(self, module: nn.Module) -> list[Any]:
+    def _layers_of_module(self, module: nn.Module) -> list[Any]:
         return [layer for layer in module.modules() if layer in self._moments]
 
-    def _see(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+    def _add_input(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if self._counting and layer.training:
             self._moments[layer].add(args[0])
 
 
-def _move(layer: Any, moments: _Moments) -> None:
+def _update_statistics(layer: Any, moments: _Moments) -> None:
     """Update running statistics as torch's own forward does, by these moments."""
     with torch.no_grad():
         layer.num_batches_tracked.add_(1)  # first, as its share depends on it
@@ -140,7 +142,7 @@ def _move(layer: Any, moments: _Moments) -> None:
             running.copy_((1 - share) * running.double() + share * new)
 
 
-def _row(layer: Any, moments: _Moments, replica: int, replicas: int) -> torch.Tensor:
+def _make_moment_row(layer: Any, moments: _Moments, replica: int, replicas: int) -> torch.Tensor:
     """Return number of samples, means, sums of squares in the row of this replica: (replicas, 1 + 2 * channels)."""
     device = layer.running_mean.device
     rows = torch.zeros(replicas, 1 + 2 * layer.num_features, dtype=torch.double, device=device)

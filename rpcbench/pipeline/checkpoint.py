@@ -72,15 +72,15 @@ def write(worker: StageWorker, stage: int, folder: str, name: str) -> Shard:
     """Write a stage's state to a new file."""
     path, optimizer = Path(folder) / name, worker.optimizers.get(stage)
     with worker.step_lock, optimizer_files.name_faults(path), make_file(path) as file:
-        torch.save(_held(worker.modules[stage], optimizer), file)
+        torch.save(_collect_state(worker.modules[stage], optimizer), file)
     with path.open("rb") as written:  # read back: the digest is of the bytes on disk
         digest = hashlib.file_digest(written, "sha256").hexdigest()
-    return Shard(path.name, path.stat().st_size, digest, shapes(worker, stage), _count(optimizer))
+    return Shard(path.name, path.stat().st_size, digest, shapes(worker, stage), _count_groups(optimizer))
 
 
 def check(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
     """Raise PipelineError if a file has changed since it was written, or does not fit. Nothing is loaded."""
-    own = _count(worker.optimizers.get(stage))
+    own = _count_groups(worker.optimizers.get(stage))
     for source in sources:
         if own and source.groups not in (0, own):  # 0: no optimizer then
             raise PipelineError(
@@ -94,14 +94,14 @@ def check(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) ->
         if digest != source.sha256:
             raise PipelineError(f"{path} was changed: it has {path.stat().st_size} bytes and another "
                                 f"SHA-256; {source.bytes} bytes were written")  # fmt: skip
-        _opened(source, mmap=True)  # without reading the tensors into memory
+        _open_file(source, mmap=True)  # without reading the tensors into memory
 
 
 def read(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
     """Load a stage's part of the files into it."""
     if not sources:  # a stage without tensors
         return
-    kept = [_opened(source) for source in sources]
+    kept = [_open_file(source) for source in sources]
     tensors: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for source, held in zip(sources, kept, strict=True):
@@ -112,7 +112,7 @@ def read(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> 
         module.load_state_dict(tensors)
         if optimizer is not None:
             held = next((each for each in kept if each["groups"]), kept[0])
-            _load(optimizer, _shard_names(module), states, held)
+            _load_optimizer(optimizer, _shard_names(module), states, held)
         torch.set_rng_state(kept[0]["random"])
 
 
@@ -123,7 +123,7 @@ def take(worker: StageWorker, stage: int, tensors: dict[str, torch.Tensor]) -> N
 
 
 # -- inside
-def _opened(source: CheckpointFile, mmap: bool = False) -> dict[str, Any]:
+def _open_file(source: CheckpointFile, mmap: bool = False) -> dict[str, Any]:
     """Return the content of a file. Raises PipelineError if that does not match its manifest."""
     try:
         held = optimizer_files.load(Path(source.path), mmap)
@@ -143,17 +143,19 @@ def _opened(source: CheckpointFile, mmap: bool = False) -> dict[str, Any]:
     raise PipelineError(f"{source.path} does not match its manifest. Nothing was loaded")
 
 
-def _held(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
+def _collect_state(module: torch.nn.Module, optimizer: LocalOptimizer | None) -> dict[str, Any]:
     held: dict[str, Any] = {"tensors": module.state_dict(), "states": {}, "groups": [], "schedule": None}
     if optimizer is not None:
         state = optimizer.state()
-        held["states"] = {name: state["state"][number] for name, number in _numbers(module) if number in state["state"]}
+        held["states"] = {
+            name: state["state"][number] for name, number in _number_parameters(module) if number in state["state"]
+        }
         held["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
         held["schedule"] = optimizer.scheduler and optimizer.scheduler.state_dict()
     return {**held, "random": torch.get_rng_state()}
 
 
-def _load(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], held: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: LocalOptimizer, names: list[str], states: dict[str, Any], held: dict[str, Any]) -> None:
     state = {number: states[name] for number, name in enumerate(names) if name in states}
     own = optimizer.state()["param_groups"]
     groups = [{**saved, "params": group["params"]} for saved, group in zip(held["groups"] or own, own, strict=True)]
@@ -167,7 +169,7 @@ def _shard_names(module: torch.nn.Module) -> list[str]:
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
-def _numbers(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
+def _number_parameters(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
     """Yield all names of the trained parameters, of which a shared one has several, with their numbers."""
     numbers = {module.get_parameter(name): number for number, name in enumerate(_shard_names(module))}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -175,7 +177,7 @@ def _numbers(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
             yield name, numbers[parameter]
 
 
-def _count(optimizer: LocalOptimizer | None) -> int:
+def _count_groups(optimizer: LocalOptimizer | None) -> int:
     return 0 if optimizer is None else len(optimizer.optimizer.param_groups)
 
 
@@ -208,15 +210,19 @@ class Checkpoints:
     def applied(self, worker_group: WorkerGroup, number: int) -> None:
         """Write a checkpoint if one is due."""
         if self._folder is not None and number % self._every == 0:
-            self._write(worker_group, self._folder, f"optimizer step {number} is done; the checkpoint after it failed")
+            self._save_with_note(
+                worker_group, self._folder, f"optimizer step {number} is done; the checkpoint after it failed"
+            )
             self._newest = number
 
     def moved(self, worker_group: WorkerGroup) -> None:
         """Write the checkpoint of this optimizer step again, if there is one: learning rates have changed."""
         if self._folder is not None and self._newest is not None and self._newest == worker_group.commit_state.number:
-            self._write(worker_group, self._folder, "the learning rates have moved; the checkpoint after it failed")
+            self._save_with_note(
+                worker_group, self._folder, "the learning rates have moved; the checkpoint after it failed"
+            )
 
-    def _write(self, worker_group: WorkerGroup, folder: str | Path, failed: str) -> None:
+    def _save_with_note(self, worker_group: WorkerGroup, folder: str | Path, failed: str) -> None:
         try:
             self.save(worker_group, folder)
         except Exception as error:
@@ -237,17 +243,17 @@ class Checkpoints:
             written: dict[int, Shard] = worker_group.on_stages(write, files)
             if unseen := [name for name in names.values() if not (target / name).exists()]:
                 raise PipelineError(
-                    f"{target} has no {_few(unseen)} as seen from here: all workers must reach the folder"
+                    f"{target} has no {_shorten_list(unseen)} as seen from here: all workers must reach the folder"
                 )
-            optimizer_files.publish(target / MANIFEST, self._manifest(worker_group, written))
+            optimizer_files.publish(target / MANIFEST, self._make_manifest(worker_group, written))
         except BaseException:  # Ctrl-C, too, leaves no files
-            _discard(target, token)
+            _discard_files(target, token)
             raise
         for path in target.iterdir():
             if (_FILE.fullmatch(path.name) and path.name not in names.values()) or _DRAFT.fullmatch(path.name):
                 path.unlink()
 
-    def _manifest(self, worker_group: WorkerGroup, written: Mapping[int, Shard]) -> dict[str, Any]:
+    def _make_manifest(self, worker_group: WorkerGroup, written: Mapping[int, Shard]) -> dict[str, Any]:
         stages = [
             {
                 "stage": stage.index,
@@ -278,9 +284,9 @@ class Checkpoints:
     def load(self, worker_group: WorkerGroup, folder: str | Path) -> int:
         """Load a checkpoint into all stages. Returns the optimizer step that it was written after."""
         source = Path(folder).absolute()
-        manifest = _read(source, self._optimizer)
-        names = _names(worker_group, _shapes_in(manifest), f"the checkpoint in {source}")
-        sources = {stage: (own,) for stage, own in _sources(source, manifest, names).items()}
+        manifest = _read_manifest(source, self._optimizer)
+        names = _names_by_stage(worker_group, _shapes_in(manifest), f"the checkpoint in {source}")
+        sources = {stage: (own,) for stage, own in _sources_by_stage(source, manifest, names).items()}
         worker_group.on_stages(check, sources)
         self._newest = None
         with worker_group.commit_state.replaced(manifest["optimizer_step"]):  # all files fit: now the stages change
@@ -293,32 +299,32 @@ class Checkpoints:
 
 def load_state(worker_group: WorkerGroup, state: Mapping[str, torch.Tensor], what: str = "the state") -> None:
     """Load these parameters and buffers into the stages; optimizers, and the count of their steps, stay."""
-    names = _names(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, what)
+    names = _names_by_stage(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, what)
     parts = {stage: ({own: state[name] for own, name in owns.items()},) for stage, owns in names.items()}
     with worker_group.commit_state.replaced(worker_group.commit_state.least):
         worker_group.on_stages(take, parts)
 
 
-def _names(worker_group: WorkerGroup, given: Shapes, what: str) -> dict[int, dict[str, str]]:
+def _names_by_stage(worker_group: WorkerGroup, given: Shapes, what: str) -> dict[int, dict[str, str]]:
     """Return stage → own name → un-split name, which a tensor that parts of a stage share has several times. Raises
     PipelineError if `given` has other names or shapes."""
     found: dict[int, Shapes] = worker_group.on_stages(shapes, dict.fromkeys(worker_group.modules, ()))
     names = {stage.index: {own: stage.key(own) for own in found[stage.index]} for stage in worker_group.stages}
-    _fit(given, {name: found[stage][own] for stage, owns in names.items() for own, name in owns.items()}, what)
+    _check_shapes(given, {name: found[stage][own] for stage, owns in names.items() for own, name in owns.items()}, what)
     return names
 
 
-def _fit(given: Shapes, wanted: Shapes, what: str) -> None:
+def _check_shapes(given: Shapes, wanted: Shapes, what: str) -> None:
     missing = [name for name in wanted if name not in given]
     besides = [name for name in given if name not in wanted]
     other = [f"{name} {given[name]}, not {shape}" for name, shape in wanted.items() if given.get(name, shape) != shape]
-    told = [f"{words} {_few(names)}" for words, names in
+    told = [f"{words} {_shorten_list(names)}" for words, names in
             (("it lacks", missing), ("it has besides", besides), ("of another shape are", other)) if names]  # fmt: skip
     if told:
         raise PipelineError(f"{what} does not fit this model, and nothing was loaded: {'; '.join(told)}")
 
 
-def _sources(
+def _sources_by_stage(
     folder: Path, manifest: dict[str, Any], names: Mapping[int, dict[str, str]]
 ) -> dict[int, list[CheckpointFile]]:
     sources: dict[int, list[CheckpointFile]] = {stage: [] for stage in names}
@@ -339,12 +345,12 @@ def _shapes_in(manifest: dict[str, Any]) -> Shapes:
     }
 
 
-def _read(folder: Path, optimizer: str) -> dict[str, Any]:
+def _read_manifest(folder: Path, optimizer: str) -> dict[str, Any]:
     """Return the manifest. Raises PipelineError if there is none, or it is of another format or optimizer."""
     path = folder / MANIFEST
     missing = f"{folder} has no whole checkpoint: there is no {MANIFEST}"
     try:
-        manifest = optimizer_files.manifest(path, _checked, missing)
+        manifest = optimizer_files.manifest(path, _check_manifest, missing)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     if manifest.get("format") != _FORMAT:
@@ -352,11 +358,11 @@ def _read(folder: Path, optimizer: str) -> dict[str, Any]:
     if optimizer and manifest["optimizer"] != optimizer:
         raise PipelineError(f"{folder} is of a pipeline with optimizer {manifest['optimizer']!r}, not {optimizer!r}")
     if strange := [each["file"] for each in manifest["stages"] if not _FILE.fullmatch(each["file"])]:
-        raise PipelineError(f"{path} names files that no pipeline writes: {_few(strange)}")
+        raise PipelineError(f"{path} names files that no pipeline writes: {_shorten_list(strange)}")
     return manifest
 
 
-def _checked(found: Any) -> dict[str, Any] | None:
+def _check_manifest(found: Any) -> dict[str, Any] | None:
     """Return the manifest if it has all fields, else None."""
     match found:
         case {"format": int(format_)} if format_ != _FORMAT:  # another format may have other fields
@@ -382,7 +388,7 @@ def _is_stage(found: Any) -> bool:
     return False
 
 
-def _discard(folder: Path, token: str) -> None:
+def _discard_files(folder: Path, token: str) -> None:
     """Remove the files of a write that failed, unless the manifest has their names already."""
     manifest = folder / MANIFEST
     if manifest.exists() and token in manifest.read_text():
@@ -391,5 +397,5 @@ def _discard(folder: Path, token: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _few(names: Sequence[str]) -> str:
+def _shorten_list(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -111,10 +111,10 @@ class Bucket:
 
     def __init__(self, params: Sequence[torch.Tensor]) -> None:
         self._params = params
-        sizes = [_real(param).numel() for param in params]  # complex numbers as pairs of real ones
-        self.flat = torch.zeros(sum(sizes) + len(params), dtype=_real(params[0]).dtype, device=params[0].device)
+        sizes = [_view_as_real(param).numel() for param in params]  # complex numbers as pairs of real ones
+        self.flat = torch.zeros(sum(sizes) + len(params), dtype=_view_as_real(params[0]).dtype, device=params[0].device)
         *parts, self._counts = torch.split(self.flat, [*sizes, len(params)])  # the counts are summed, too
-        self.views = {param: _as(param, part) for param, part in zip(params, parts, strict=True)}
+        self.views = {param: _view_as_param(param, part) for param, part in zip(params, parts, strict=True)}
         self._places = {param: place for place, param in enumerate(params)}  # parameter → its count
 
     def add(self, param: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -144,12 +144,12 @@ def buckets(params: Iterable[torch.Tensor]) -> list[Bucket]:
     return [Bucket(each) for own in kinds.values() for each in own]
 
 
-def _real(param: torch.Tensor) -> torch.Tensor:
+def _view_as_real(param: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(param.detach()) if param.is_complex() else param.detach()
 
 
-def _as(param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    shaped = part.view(_real(param).shape)
+def _view_as_param(param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    shaped = part.view(_view_as_real(param).shape)
     return torch.view_as_complex(shaped) if param.is_complex() else shaped
 
 
@@ -164,7 +164,10 @@ class ReplicaGroup:
         self._agent, self._key, self._slots, self._send = agent, key, slots, send
         self.ids, self.rank = homes.column, homes.replica  # replica → id of its worker; its own place
         self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
-        self._told, self._names = agent.part(CollectiveEvents), tuple(agent.member_table.name(id_) for id_ in self.ids)
+        self._collective_events, self._names = (
+            agent.part(CollectiveEvents),
+            tuple(agent.member_table.name(id_) for id_ in self.ids),
+        )
         self._count = 0  # operations for one stage in a step: the same on all replicas
         self.since = _NO_GROUP  # the step in which the group was made, the same on all replicas
         self._group: Any = None
@@ -172,11 +175,11 @@ class ReplicaGroup:
     def ready(self, step: int, stage: int) -> int:
         """Wait for all replicas. Returns the step in which their group was made, or _NOBODY: they have none."""
         self._count = 0
-        with self._enter(step, stage, "barrier"):
-            found = {since for (since,) in self._exchange(Slot(step, READY, stage, 0, 0), (self.since,))}
+        with self._begin_operation(step, stage, "barrier"):
+            found = {since for (since,) in self._exchange_messages(Slot(step, READY, stage, 0, 0), (self.since,))}
         return self.since if found == {self.since} else _NO_GROUP
 
-    def _exchange(self, slot: Slot, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def _exchange_messages(self, slot: Slot, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Send a message to all others, and return theirs."""
         for rank in self.peers:
             self._send(slot._replace(microbatch=rank, source=self.rank), message)
@@ -189,7 +192,7 @@ class ReplicaGroup:
         self.drop_group()  # some may have none, or a broken one
         rounds = itertools.count()  # each key that gloo sets is an exchange of its own
         meeting = RendezvousStore(
-            lambda key, value: self._exchange(Slot(step, GROUP, next(rounds), 0, 0), (key, value))
+            lambda key, value: self._exchange_messages(Slot(step, GROUP, next(rounds), 0, 0), (key, value))
         )
         host, slot = host_for(self._agent, self.ids), Slot(step, DONE, _NO_GROUP, 0, self.rank)
         make(meeting, self.rank, len(self.ids), host, lambda made: self._slots.put(slot, lambda: made))
@@ -207,21 +210,21 @@ class ReplicaGroup:
 
     def add_up(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
         """Replace each tensor by its sum over all replicas."""
-        self._together(step, stage, "all_reduce(SUM)", flats, lambda flat: self._group.allreduce([flat]))
+        self._run_collective(step, stage, "all_reduce(SUM)", flats, lambda flat: self._group.allreduce([flat]))
 
     def copy_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
         """Replace the tensor by the first replica's."""
-        self._together(step, stage, "broadcast(src=0)", [flat], lambda flat: self._group.broadcast(flat, 0))
+        self._run_collective(step, stage, "broadcast(src=0)", [flat], lambda flat: self._group.broadcast(flat, 0))
 
-    def _together(
+    def _run_collective(
         self, step: int, stage: int, op: str, flats: Sequence[torch.Tensor], begin: Callable[[torch.Tensor], Any]
     ) -> None:
         """Start an operation on each tensor, and wait for all, or the end of the step. Raises the first error."""
         slots = [Slot(step, DONE, stage, number, self.rank) for number in range(len(flats))]
-        entered = [self._enter(step, stage, op, flat) for flat in flats]
+        entered = [self._begin_operation(step, stage, op, flat) for flat in flats]
         try:
             for slot, one, work in zip(slots, entered, [begin(flat) for flat in flats], strict=True):
-                work.get_future().add_done_callback(partial(self._done, slot, one))
+                work.get_future().add_done_callback(partial(self._operation_done, slot, one))
             for slot in slots:
                 (error,) = self._slots.take(slot)
                 if error is not None:
@@ -231,7 +234,7 @@ class ReplicaGroup:
                 one.leave(failed=True)
             raise
 
-    def _done(self, slot: Slot, entered: CollectivePart, future: Any) -> None:
+    def _operation_done(self, slot: Slot, entered: CollectivePart, future: Any) -> None:
         """Fill the slot, on a thread of gloo."""
         error = None
         try:
@@ -241,12 +244,12 @@ class ReplicaGroup:
         entered.leave(failed=error is not None)
         self._slots.put(slot, lambda: (error,))
 
-    def _enter(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> CollectivePart:
+    def _begin_operation(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> CollectivePart:
         """Record that the next operation of all replicas of a stage has begun here."""
         self._count += 1
         scope, group = f"{self._key}.{step}.{stage}", f"replicas of stage {stage}"
         shape, size = ("", 0) if flat is None else (layout_of(flat), flat.nbytes)
-        return self._told.enter(CollectivePart(scope, self._count, group, op, self._names, shape, size))
+        return self._collective_events.enter(CollectivePart(scope, self._count, group, op, self._names, shape, size))
 
 
 class GradientAllReduce:
@@ -260,13 +263,13 @@ class GradientAllReduce:
         """Add gradients of a stage's `params` to its buckets. Returns False if there is nothing to do."""
         if self._column is None:
             return False
-        kept = self._buckets(stage, params)
+        kept = self._buckets_of_stage(stage, params)
         for param, gradient in zip(params, gradients, strict=True):
             if gradient is not None:
                 next(bucket for bucket in kept if param in bucket.views).add(param, gradient)
         return True
 
-    def _buckets(self, stage: int, params: Iterable[torch.Tensor]) -> list[Bucket]:
+    def _buckets_of_stage(self, stage: int, params: Iterable[torch.Tensor]) -> list[Bucket]:
         if stage not in self._kept:
             self._kept[stage] = buckets(params)
         return self._kept[stage]
@@ -282,7 +285,7 @@ class GradientAllReduce:
         """Return the stage's gradients of the whole batch, and the number of bytes that were summed."""
         column = self._column
         assert column is not None
-        kept = self._buckets(stage, params)
+        kept = self._buckets_of_stage(stage, params)
         try:
             column.make_group(self._step, agreed)
             column.add_up(self._step, stage, [bucket.flat for bucket in kept])

@@ -88,10 +88,10 @@ class StepDriver:
         self._losses.tasks = tasks
         running: _Running = {}
         try:
-            return self._reports(running)
+            return self._gather_reports(running)
         except BaseException as error:
-            for id_ in [id_ for id_ in tasks if not (id_ in running and _succeeded(running[id_]))]:
-                self._end(id_, error)  # it may wait for another worker; its answer is not needed
+            for id_ in [id_ for id_ in tasks if not (id_ in running and _has_succeeded(running[id_]))]:
+                self._notify_abort(id_, error)  # it may wait for another worker; its answer is not needed
             self._not_run(error)
             raise
 
@@ -99,15 +99,15 @@ class StepDriver:
         """As `run`, then step all optimizers. `done` is called before a Ctrl-C. Raises as `run` and `apply`."""
         self.check()
         self._losses.tasks = tasks
-        opened = self._begin(None)  # the workers decide
+        opened = self._begin_commit(None)  # the workers decide
         try:
-            reports = self._reports(opened.running)
+            reports = self._gather_reports(opened.running)
             with uninterrupted:
-                self._applied(opened, self._report(done, reports))
+                self._step_applied(opened, self._bind_reports(done, reports))
         except BaseException as error:
             with uninterrupted:
                 if self._open is opened:
-                    self._after(error, opened, done)
+                    self._handle_error(error, opened, done)
             raise
 
     def apply(
@@ -118,7 +118,7 @@ class StepDriver:
         that have released it. Raises a worker's error as it was, or StageLostError; both have the step of each stage,
         and the error of a checkpoint after `done`."""
         self.check()
-        opened = self._begin(self._ids)
+        opened = self._begin_commit(self._ids)
         try:
             with uninterrupted:  # a Ctrl-C comes after the requests are recorded
                 for id_ in self._ids:
@@ -126,11 +126,11 @@ class StepDriver:
                     opened.running[id_] = self._ask(id_, execution.apply, *what)
             free = wait_all(opened.running.values())
         except BaseException as error:
-            self._settle(_GRACE_SECONDS)
+            self._await_outcomes(_GRACE_SECONDS)
             self._not_applied(error, opened.number)
             raise
         over = [id_ for id_, released in zip(opened.running, free, strict=True) if released]
-        self._applied(opened, lambda: done(over) if done is not None else None)
+        self._step_applied(opened, lambda: done(over) if done is not None else None)
 
     def after_applying(self, job: Callable[[], object]) -> None:
         """Run a job once no worker applies any more: now, or when the last worker has answered after a Ctrl-C."""
@@ -145,83 +145,83 @@ class StepDriver:
         """Raise StageLostError if a stage is lost, PipelineError if the stages hold different optimizer steps."""
         self.check_there(changed=False)
         if self.commit_state.number is None:
-            raise PipelineError(self._apart())
+            raise PipelineError(self._difference_text())
 
     def check_there(self, *, changed: bool) -> None:
         """Raise StageLostError if a stage is lost."""
         self._losses.repeat()
         if self._open is not None and self._open.going is None:  # a Ctrl-C left it undecided
-            self._decide(self._open, PipelineError("its driver no longer waits for it"), None)
-        self._settle(None)
+            self._abort_or_record(self._open, PipelineError("its driver no longer waits for it"), None)
+        self._await_outcomes(None)
         self._losses.look(changed=changed)
 
-    def _apart(self) -> str:
+    def _difference_text(self) -> str:
         return f"{self.commit_state.words(self._homes)}. Before the pipeline can go on, {RECOVERY_ADVICE}"
 
     # -- inside
     @property
-    def _step(self) -> int:
+    def _current_step(self) -> int:
         return next(iter(self._losses.tasks.values())).step
 
-    def _begin(self, going: Collection[int] | None) -> _OpenStep:
+    def _begin_commit(self, going: Collection[int] | None) -> _OpenStep:
         # first: a Ctrl-C may come before the next line
         opened = self._open = _OpenStep(self.commit_state.least + 1, going=going)
         self.commit_state.begin()
         return opened
 
-    def _reports(self, running: _Running) -> list[StepReport]:
+    def _gather_reports(self, running: _Running) -> list[StepReport]:
         """Start the tasks of all workers, and wait for their reports."""
         for id_, task in self._losses.tasks.items():
             with uninterrupted:  # each request that was sent is in `running`
                 running[id_] = self._ask(id_, execution.run, *task.packed)
         return [StepReport.unpacked(told) for told in wait_all(running.values())]
 
-    def _end(self, id_: int, error: BaseException) -> None:
-        self._notify_end(id_, self._step, error_text(error))
+    def _notify_abort(self, id_: int, error: BaseException) -> None:
+        self._notify_end(id_, self._current_step, error_text(error))
 
-    def _report(self, done: Done, reports: Sequence[StepReport]) -> Callable[[], object]:
+    def _bind_reports(self, done: Done, reports: Sequence[StepReport]) -> Callable[[], object]:
         over = [id_ for id_, report in zip(self._losses.tasks, reports, strict=True) if report.over]
         return lambda: done([*reports], over)
 
-    def _applied(self, opened: _OpenStep, done: Callable[[], object]) -> None:
+    def _step_applied(self, opened: _OpenStep, done: Callable[[], object]) -> None:
         """Record that all stages have done the step, before a checkpoint of it, which may fail."""
         self._open = None
         self.commit_state.reached(opened.number)
         done()
         self.on_applied(opened.number)
 
-    def _settle(self, seconds: float | None) -> None:
+    def _await_outcomes(self, seconds: float | None) -> None:
         """Wait until all that apply have answered, or `seconds`, and record which stages have stepped."""
         opened = self._open
         if opened is None or opened.going is None:
             return
         applying = {id_: future for id_, future in opened.running.items() if id_ in opened.going}
-        answered = _await(applying, seconds)
+        answered = _await_answers(applying, seconds)
         for stage, id_ in self._homes.items():
-            if id_ not in applying or _succeeded(applying[id_]):
+            if id_ not in applying or _has_succeeded(applying[id_]):
                 self.commit_state.reached(opened.number - (id_ not in applying), [stage])
         if answered:
             self._open = None
 
     # -- a step that fails
-    def _after(self, error: BaseException, opened: _OpenStep, done: Done) -> None:
+    def _handle_error(self, error: BaseException, opened: _OpenStep, done: Done) -> None:
         """Find out which workers do the step in spite of an error: all, if it is a late Ctrl-C. May raise another."""
-        self._decide(opened, error, _GRACE_SECONDS)
+        self._abort_or_record(opened, error, _GRACE_SECONDS)
         if opened.going is None:
-            self._losses.raise_if_lost(error, f"in step {self._step}", changed=True)
+            self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=True)
             add_note(
                 error, f"A worker has not reported whether the step is done: {self.commit_state.words(self._homes)}."
             )
             return
         interrupted = not isinstance(error, Exception)  # Ctrl-C: the workers are alive, so wait for all
-        self._settle(None if interrupted else _GRACE_SECONDS)
+        self._await_outcomes(None if interrupted else _GRACE_SECONDS)
         if not opened.going or (self._ids[1:] and not set(opened.going) - {self._ids[0]}):
             self._not_run(error)  # no worker that is left applies it
         elif not interrupted:
             self._not_applied(error, opened.number)
-        elif all(map(_succeeded, opened.running.values())):
+        elif all(map(_has_succeeded, opened.running.values())):
             reports = [StepReport.unpacked(future.value()) for future in opened.running.values()]
-            self._applied(opened, self._report(done, reports))
+            self._step_applied(opened, self._bind_reports(done, reports))
         else:
             try:
                 wait_all(opened.running.values())
@@ -229,33 +229,35 @@ class StepDriver:
                 self._not_applied(failed, opened.number)
                 raise
 
-    def _decide(self, opened: _OpenStep, error: BaseException, seconds: float | None) -> None:
+    def _abort_or_record(self, opened: _OpenStep, error: BaseException, seconds: float | None) -> None:
         """Abort the step, unless it is committed, and record in `going` which workers do it, if that can be found out.
         While the first worker lives, only it has the answer. If it is lost, each of the others reports for itself."""
         first, *others = self._ids
         asked = self._asked_to_stop([first], error)
-        _await(asked, seconds)
-        stopped = _answer(asked.get(first))
+        _await_answers(asked, seconds)
+        stopped = _answer_or_none(asked.get(first))
         if stopped is not None:
             for id_ in others if stopped else ():  # wakes those that wait for it
-                self._end(id_, error)
+                self._notify_abort(id_, error)
             opened.going = [] if stopped else self._ids  # last: a Ctrl-C before it repeats all this
         elif self._is_gone(first, asked):
             rest = self._asked_to_stop(others, error)
-            _await(rest, seconds)
-            going = [id_ for id_ in others if not _answer(rest.get(id_))]
-            alone = self._losses.watch.has_ended(first, self._step)  # it may have committed without notifying any
+            _await_answers(rest, seconds)
+            going = [id_ for id_ in others if not _answer_or_none(rest.get(id_))]
+            alone = self._losses.watch.has_ended(
+                first, self._current_step
+            )  # it may have committed without notifying any
             opened.going = [first, *going] if going or alone else []
         elif first in asked:  # alive, but slow: its answer comes later
-            asked[first].add_done_callback(partial(self._late, self._step, error))
+            asked[first].add_done_callback(partial(self._late_answer_received, self._current_step, error))
 
     def _asked_to_stop(self, ids: Sequence[int], error: BaseException) -> _Running:
         """Ask the workers that are left to abort the step: id → future, True if it is aborted there."""
         asked: _Running = {}
         for id_ in ids:
             with contextlib.suppress(WorkerLostError):
-                self._end(id_, error)  # a notice, as calls may fill its thread pool
-                asked[id_] = self._ask(id_, execution.stop, self._step, error_text(error))
+                self._notify_abort(id_, error)  # a notice, as calls may fill its thread pool
+                asked[id_] = self._ask(id_, execution.stop, self._current_step, error_text(error))
         return asked
 
     def _is_gone(self, id_: int, asked: _Running) -> bool:
@@ -264,31 +266,33 @@ class StepDriver:
         found = asked[id_].outcome() if id_ in asked else None
         return id_ in (watch.await_gone(found[1]) if found else watch.gone())  # a call fails before the report comes
 
-    def _late(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
+    def _late_answer_received(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
         """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""
         first, *others = self._ids
-        for id_ in others if _answer(stopped) else ():
+        for id_ in others if _answer_or_none(stopped) else ():
             self._notify_end(id_, step, error_text(error))
         found = stopped.outcome()
         if found is not None and isinstance(found[1], ConnectionLostError):  # no answer, but it lives: ask again
             with contextlib.suppress(WorkerLostError):
                 again = self._ask(first, execution.stop, step, error_text(error))
-                again.add_done_callback(partial(self._late, step, error))
+                again.add_done_callback(partial(self._late_answer_received, step, error))
 
     def _not_run(self, error: BaseException) -> None:
         """Handle an error before the commit. Raises StageLostError if its cause is the loss of a worker."""
         changed = any(op.kind is Kind.UPDATE for task in self._losses.tasks.values() for op in task.ops)
         if changed:  # the schedule updates within the step, and no process counts how far
             self.commit_state.unknown()
-        self._losses.raise_if_lost(error, f"in step {self._step}", changed=changed)
+        self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=changed)
 
     def _not_applied(self, error: BaseException, number: int) -> None:
         """Handle an error while optimizers stepped. Raises StageLostError if its cause is the loss of a worker."""
         self._losses.raise_if_lost(error, f"while optimizer step {number} was applied", changed=True)
-        add_note(error, self._apart() if self.commit_state.number is None else self.commit_state.words(self._homes))
+        add_note(
+            error, self._difference_text() if self.commit_state.number is None else self.commit_state.words(self._homes)
+        )
 
 
-def _await(running: _Running, seconds: float | None) -> bool:
+def _await_answers(running: _Running, seconds: float | None) -> bool:
     """Wait until all have answered, or `seconds`. Returns whether they have."""
     changes, futures = Condition(), list(running.values())
     for future in futures:
@@ -296,12 +300,12 @@ def _await(running: _Running, seconds: float | None) -> bool:
     return changes.wait_for(lambda: all(future.done() for future in futures), seconds)
 
 
-def _answer(future: Future[bool] | None) -> bool | None:
+def _answer_or_none(future: Future[bool] | None) -> bool | None:
     """Return the value of a future; None if it has none."""
-    return future.value() if future is not None and _succeeded(future) else None
+    return future.value() if future is not None and _has_succeeded(future) else None
 
 
-def _succeeded(future: Future[Any]) -> bool:
+def _has_succeeded(future: Future[Any]) -> bool:
     found = future.outcome()
     return found is not None and found[1] is None
 
@@ -335,34 +339,42 @@ class WorkerGroup:
         self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
         self.commit_state = CommitState(self.homes, self.layout)
         self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
-        self.modules = {stage.index: self._create(stage.index, built, stage.module, stage.tied) for stage in stages}
+        self.modules = {
+            stage.index: self._create_on_stage(stage.index, built, stage.module, stage.tied) for stage in stages
+        }
         self.workers: dict[int, Any] = {}
-        self._taken: dict[int, list[int]] = {}  # id → numbers of the model inputs that its stages take
+        self._inputs_by_worker: dict[int, list[int]] = {}  # id → numbers of the model inputs that its stages take
         self.ties = ties(self.row)  # within a replica; the all-reduce keeps replicas equal
         ids = list(dict.fromkeys(self.homes.values()))
         watch = ProcessWatch(agent, ids)
         processes = watch.processes | {agent.id: agent.incarnation}
         self._losses = LostStages(watch, self.homes, self.commit_state)
-        self.steps = StepDriver(self._ask, self._end, ids, self.homes, self._losses, self.commit_state)
+        self.steps = StepDriver(self._call_worker, self._notify_abort, ids, self.homes, self._losses, self.commit_state)
         with watch.opening() as records:  # the files are removed once both processes have mapped them
             for id_ in ids:
-                modules = self._own(id_, self.modules)
+                modules = self._values_of_worker(id_, self.modules)
                 ports = {stage: self.row[stage].ports for stage in modules}
                 homes, record = self.layout.homes(id_, self.homes), records.get(id_, "")
                 made = (self._key, modules, homes, loss_fn, ports, self.ties, record, numerics, ids, processes)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0, label=_SETUP)
-                self._taken[id_] = inputs_of(ports.values())
+                self._inputs_by_worker[id_] = inputs_of(ports.values())
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:  # after the modules, whose errors are to be raised first
-            make, names = execution.make_optimizer, self._names()
+            make, names = execution.make_optimizer, self._names_by_stage()
             self.optimizers = {
-                s: self._create(s, make, m, names[self.layout.stage(s)], *optimizer) for s, m in self.modules.items()
+                s: self._create_on_stage(s, make, m, names[self.layout.stage(s)], *optimizer)
+                for s, m in self.modules.items()
             }
             self._await_made(self.optimizers.values())
-            wait_all([self._ask(id_, execution.learn, self._own(id_, self.optimizers)) for id_ in self.workers])
+            wait_all(
+                [
+                    self._call_worker(id_, execution.learn, self._values_of_worker(id_, self.optimizers))
+                    for id_ in self.workers
+                ]
+            )
 
-    def _names(self) -> dict[int, Callable[[str], str]]:
+    def _names_by_stage(self) -> dict[int, Callable[[str], str]]:
         """Return stage → a function from own name to un-split name. All copies of a tied weight have one name."""
         first: dict[int, dict[str, str]] = {stage.index: {} for stage in self.row}
         for tie in self.ties:
@@ -371,22 +383,22 @@ class WorkerGroup:
                 first[stage][own] = name
         return {stage.index: partial(whole_name, stage.prefixes, first[stage.index]) for stage in self.row}
 
-    def _create(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
+    def _create_on_stage(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
         return self._agent.create(self.homes[stage], function, args, timeout=0, label=_SETUP)
 
     def _await_made(self, rrefs: Any) -> None:
         call = partial(self._agent.call, function=execution.made, timeout=0, label=_SETUP)
         wait_all([call(rref._owner, args=(rref,)) for rref in rrefs])
 
-    def _own(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
+    def _values_of_worker(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
         """Return the values of a worker's stages, by the stage numbers that it uses itself."""
         return {self.layout.stage(number): own for number, own in each.items() if self.homes[number] == id_}
 
-    def _ask(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
+    def _call_worker(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
         return self._agent.call(id_, function, (self._key, *args), timeout=0, label=f"pipeline {function.__name__}")
 
-    def _end(self, id_: int, step: int, reason: str) -> None:
+    def _notify_abort(self, id_: int, step: int, reason: str) -> None:
         self._agent.notify(id_, ENDS, (self._key, step, reason))
 
     def check_optimizer(self) -> None:
@@ -407,16 +419,16 @@ class WorkerGroup:
 
     def inputs(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
         """Return the model inputs that a worker's stages take."""
-        return tuple([given[number] for number in self._taken[id_]])
+        return tuple([given[number] for number in self._inputs_by_worker[id_]])
 
     # -- what stages hold
     def state(self) -> dict[str, torch.Tensor]:
         """Return all parameters and buffers."""
-        return self._gather(execution.state)
+        return self._gather_tensors(execution.state)
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
         """Return the gradients in a context; that of a tied weight under its first name."""
-        return self._without_copies(self._gather(execution.gradients, context))
+        return self._without_copies(self._gather_tensors(execution.gradients, context))
 
     def kept(self) -> dict[str, torch.Tensor]:
         """Return the gradients that the workers kept last; that of a tied weight under its first name."""
@@ -430,28 +442,30 @@ class WorkerGroup:
         copies = {copy for first, *others in names for copy in others if copy != first}
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
-    def _gather(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
+    def _gather_tensors(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
         found = self.on_stages(function, {stage.index: args for stage in self.row})
         return {stage.key(own): t for stage in self.row for own, t in found[stage.index].items()}
 
     def on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call `function(its StageWorker, stage there, *args[stage])` for each stage, all at once: stage → result.
         Raises StageLostError."""
-        found = self._on([(self.homes[s], (self.layout.stage(s), *own)) for s, own in args.items()], function)
+        found = self._call_workers([(self.homes[s], (self.layout.stage(s), *own)) for s, own in args.items()], function)
         return dict(zip(args, found, strict=True))
 
     def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
         """Call `function(its StageWorker, *args)` on each worker. Raises StageLostError."""
-        return self._on([(id_, args) for id_ in self.workers], function)
+        return self._call_workers([(id_, args) for id_ in self.workers], function)
 
     def on_row(self, function: Callable[..., T], *args: Any) -> list[T]:
         """As `on_workers`, on the workers of the first replica."""
-        return self._on([(id_, args) for id_ in dict.fromkeys(self.homes[s.index] for s in self.row)], function)
+        return self._call_workers(
+            [(id_, args) for id_ in dict.fromkeys(self.homes[s.index] for s in self.row)], function
+        )
 
     def scale(self, context: int, factor: float) -> None:
         self.on_workers(execution.scale, context, factor)
 
-    def _on(self, asked: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
+    def _call_workers(self, asked: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
         """Call a function on workers, all at once. `asked`: ids, with the arguments after the `StageWorker`."""
         self.steps.check_there(changed=True)
         served = partial(self._agent.call, function=execution.served, timeout=0, label=label_of(function))

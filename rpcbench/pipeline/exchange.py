@@ -63,11 +63,11 @@ class Slot(NamedTuple):
 
     def __str__(self) -> str:
         """Return the name as in pictures: "F3 for stage 1"."""
-        return _told(self.kind, self.stage, self.microbatch)
+        return _slot_text(self.kind, self.stage, self.microbatch)
 
 
 @lru_cache(maxsize=1024)  # the same in each step
-def _told(kind: int, stage: int, microbatch: int) -> str:
+def _slot_text(kind: int, stage: int, microbatch: int) -> str:
     if kind in REPLICA_KINDS:
         return f"{kind:c} for replica {microbatch} of stage {stage}"
     if kind in COMMIT_KINDS:
@@ -81,7 +81,7 @@ Look = Callable[["Slots", Slot], object]
 """Run by a thread that needs a slot: fetches values from shared memory, which come without a notice."""
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Do nothing: there are no other workers."""
 
 
@@ -89,13 +89,13 @@ class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward. `changed` runs after a change ends a wait."""
 
     def __init__(
-        self, help_along: Help = _nothing, look: Look = _nothing, changed: Callable[[], object] = _nothing
+        self, help_along: Help = _do_nothing, look: Look = _do_nothing, changed: Callable[[], object] = _do_nothing
     ) -> None:
         self._help_along, self._look, self._changed = help_along, look, changed
         self._lock = threading.Lock()
         self._changes = Condition()
         self._filled: dict[tuple[int, ...], Opened] = {}
-        self._over: float = -1  # this step and all before it are over; infinity: all
+        self._ended_through: float = -1  # this step and all before it are over; infinity: all
         self._voted = -1  # the latest step that this worker has voted for, not as the coordinator
         self._committed = -1  # the latest step that was committed: it can no longer be aborted
         self._aborted: dict[int, str] = {}  # step → reason
@@ -103,7 +103,7 @@ class Slots:
 
     def put(self, slot: tuple[int, ...], values: Opened) -> None:
         with self._lock:  # else a value that comes while a step ends would stay
-            if slot[0] > self._over and slot[0] not in self._aborted:
+            if slot[0] > self._ended_through and slot[0] not in self._aborted:
                 self._filled[slot] = values
         self.wake_waiters()
 
@@ -112,11 +112,11 @@ class Slots:
         self._look(self, slot)
         while (values := self._filled.pop(slot, None)) is None:  # one operation under the GIL: no lock
             self.check(slot.step)
-            self.wait_for(slot.step, lambda: self._found(slot), lambda reached: self._help_along(reached, slot))
+            self.wait_for(slot.step, lambda: self._has_arrived(slot), lambda reached: self._help_along(reached, slot))
         found = values()  # unpickles, on this thread
         return found if type(found) is tuple else (found,)
 
-    def _found(self, slot: Slot) -> bool:
+    def _has_arrived(self, slot: Slot) -> bool:
         self._look(self, slot)
         return slot in self._filled
 
@@ -144,7 +144,7 @@ class Slots:
         """Raise as `take` if the step cannot go on; WorkerLostError also if another worker has reported the loss."""
         if not self.aborted(step):
             return
-        if self._over == math.inf:
+        if self._ended_through == math.inf:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
         reason = self._aborted.get(step, "it has ended on this worker")
         died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
@@ -152,16 +152,16 @@ class Slots:
 
     def aborted(self, step: int) -> bool:
         """Return whether a step is aborted or over."""
-        return step <= self._over or step in self._aborted
+        return step <= self._ended_through or step in self._aborted
 
     def abort(self, step: int, reason: str) -> bool:
         """Abort a step, which wakes all threads that wait for it. Returns False if it was committed."""
         with self._lock:
             if step == self._committed:
                 return False
-            if step > self._over:
+            if step > self._ended_through:
                 self._aborted[step] = reason
-            dropped = self._drop(step)
+            dropped = self._drop_values(step)
         self.wake_waiters()
         del dropped
         return True
@@ -187,22 +187,22 @@ class Slots:
         voted for. Otherwise that step still waits for its decision or an abort, and is the last one."""
         with self._lock:
             self._closed = reason
-            if not in_doubt and self._voted > self._over:
+            if not in_doubt and self._voted > self._ended_through:
                 return  # until `finish`
-            self._over = math.inf
-            dropped = self._drop(self._over)
+            self._ended_through = math.inf
+            dropped = self._drop_values(self._ended_through)
         self.wake_waiters()
         del dropped
 
     def finish(self, step: int) -> None:
         """End a step on this worker, and drop its values."""
         with self._lock:
-            self._over = math.inf if self._closed else max(self._over, step)
+            self._ended_through = math.inf if self._closed else max(self._ended_through, step)
             self._aborted = {later: reason for later, reason in self._aborted.items() if later > step}
-            dropped = self._drop(self._over)
+            dropped = self._drop_values(self._ended_through)
         del dropped
 
-    def _drop(self, last: float) -> list[Any]:
+    def _drop_values(self, last: float) -> list[Any]:
         # returned, so that tensors are freed after the lock is released
         return [self._filled.pop(slot, None) for slot in list(self._filled) if slot[0] <= last]
 

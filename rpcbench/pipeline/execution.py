@@ -16,7 +16,7 @@ Here a stage receives and returns a tuple of values; a stage of a plain chain ha
 #
 #     wait ─────────────► run ───────────────► send ──────────────► add up
 #     for its input, in   its handler, from    its messages, by     gradients of parameters, after the
-#     a slot (`Slots`)    `_ways`              `Mailbox.send`       messages that other workers wait for
+#     a slot (`Slots`)    `_op_handlers`       `Mailbox.send`       messages that other workers wait for
 #
 #     kind         waits for                   runs                                  sends
 #     FORWARD      activations                 module; at the last stage also loss   activations
@@ -28,8 +28,8 @@ Here a stage receives and returns a tuple of values; a stage of a plain chain ha
 #     UPDATE       -                           optimizer of the stage                -
 #
 # After the last operation the copies of tied weights exchange gradients, and the sums become the leaves of the context.
-# A task with `applies` then waits for the two-phase commit (`mailboxes`), and `_apply` steps the optimizers. The crash
-# record has the phase:  WAITS ─► RUNS ─► SENDS ─► ... ─► READY ─► commit ─► APPLIES ─► APPLIED
+# A task with `applies` then waits for the two-phase commit (`mailboxes`), and `_apply_gradients` steps the optimizers.
+# The crash record has the phase:  WAITS ─► RUNS ─► SENDS ─► ... ─► READY ─► commit ─► APPLIES ─► APPLIED
 #
 # A step ends early when its slots are aborted: by `stop`, by a notice of another worker, or by the loss of a worker
 # unless this one has voted. The next wait raises. `run` holds `worker.step_lock`, so a step begins only after the rest
@@ -143,7 +143,7 @@ def run(key: str, *told: Any) -> tuple[Any, ...]:
         report = StepExecution(worker, task).run()
         if task.applies:
             assert context is not None, "gradients are those of a context"  # and the commit is reached
-            report = report._replace(over=_apply(worker, Apply(task.step, context, task.keeps, last=True)))
+            report = report._replace(over=_apply_gradients(worker, Apply(task.step, context, task.keeps, last=True)))
         return report.packed
 
 
@@ -154,10 +154,10 @@ def stop(key: str, step: int, reason: str) -> bool:
 
 def apply(key: str, *told: Any) -> bool:
     """Step the optimizers here, as an `Apply` says. Returns whether this worker has released the context."""
-    return _apply(here(key), Apply(*told))
+    return _apply_gradients(here(key), Apply(*told))
 
 
-def _apply(worker: StageWorker, what: Apply) -> bool:
+def _apply_gradients(worker: StageWorker, what: Apply) -> bool:
     note = worker.record.note
     if what.keeps:
         worker.keep(what.context)
@@ -220,19 +220,19 @@ class StepExecution:
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
         self._stash = WeightStash(task.plan, worker.modules, worker.optimizers, self._weights)
         self._shared = GradientAllReduce(task.step, worker.column, worker.forward_context.norms)
-        self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs)
+        self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs_of_op)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # (stage, micro-batch) → in, out, bytes
         self._held: dict[int, int] = dict.fromkeys(worker.modules, 0)  # stage → bytes in `_kept`
         self._halves: dict[tuple[int, int], SplitBackward] = {}  # between INPUT and WEIGHT
         self._made: Gradients | None = None  # of the latest operation, for its stage's parameters; not summed yet
         # kind → a function that waits for the input, and the handler that returns the messages to send
-        self._ways: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
-            Kind.FORWARD: (self._exchange.taken, self._forward),
-            Kind.BACKWARD: (self._gradients, self._backward),
-            Kind.INPUT: (self._gradients, self._input_half),
+        self._op_handlers: dict[Kind, tuple[Callable[[Op], Any], Callable[[Op, Any], Messages]]] = {
+            Kind.FORWARD: (self._exchange.taken, self._run_forward),
+            Kind.BACKWARD: (self._receive_gradients, self._run_backward),
+            Kind.INPUT: (self._receive_gradients, self._input_half),
             Kind.WEIGHT: (lambda op: None, self._weight_half),
-            Kind.RECOMPUTE: (lambda op: None, self._recompute),
-            Kind.UPDATE: (lambda op: None, self._update),
+            Kind.RECOMPUTE: (lambda op: None, self._run_recompute),
+            Kind.UPDATE: (lambda op: None, self._run_update),
             Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
         self._later = places_in(task.plan, Kind.RECOMPUTE)  # (stage, micro-batch) of forwards that run again
@@ -245,25 +245,25 @@ class StepExecution:
         """Run the step. Returns after all operations here and, if the step is to be applied, after the commit."""
         self._worker.mail.begin(self._step, self._task.window)
         try:
-            report = self._logged()
+            report = self._run_logged()
             if self._task.applies:
                 self._worker.commit_protocol.reach(self._step)
             return report
         finally:
             self._worker.slots.finish(self._step)  # also after an error: late messages of the step are dropped
 
-    def _logged(self) -> StepReport:
+    def _run_logged(self) -> StepReport:
         task, worker = self._task, self._worker
         self._log = worker.log.open(task.step, task.plan, worker.workers, task.ideal, task.samples, worker.replica)
         state = FAILED
         try:
-            self._run()
+            self._run_and_commit()
             state = DONE
         finally:
-            self._log.close(state, **self._loss())  # an aborted step has a row, too
+            self._log.close(state, **self._loss_fields())  # an aborted step has a row, too
         return StepReport(self._log.stamps, self._losses, self._outputs)
 
-    def _loss(self) -> dict[str, float | None]:
+    def _loss_fields(self) -> dict[str, float | None]:
         """Return this worker's part of the batch's loss for its row; none without the last stage."""
         task, loss = self._task, sum(self._losses.values())
         if task.reduction == "mean" and task.whole is not None:
@@ -271,12 +271,12 @@ class StepExecution:
         # None for a number that a record or JSON cannot hold, as NaN
         return {"loss": loss if abs(loss) < 2**63 else None} if self._losses else {}
 
-    def _run(self) -> None:
+    def _run_and_commit(self) -> None:
         train, worker = self._task.train, self._worker
         worker.recorder.told.in_step(self._context, self._step, worker.modules)
         worker.modes.set(train)
         with torch.set_grad_enabled(train), worker.forward_context.norms.step():
-            self._operate()
+            self._run_operations()
         worker.mail.lanes.settle()  # records the sends and recvs that are left
         worker.record.note(self._step, WorkerPhase.READY)
         if self._context is not None and train:
@@ -287,7 +287,7 @@ class StepExecution:
             leaves = [*self._sums.leaves(), *self._engine_sums.leaves()]
             worker.recorder.passes.replace(self._context, leaves)
 
-    def _operate(self) -> None:
+    def _run_operations(self) -> None:
         """Run the operations: for each, wait for its input, run it, send its messages, add up its gradients."""
         log, send, word = self._log, self._worker.mail.send, self._worker.record.word
         # prepared words: to note a phase in the crash record is then one store of eight bytes
@@ -295,7 +295,7 @@ class StepExecution:
             noted(self._step, doing) for doing in (WorkerPhase.WAITS, WorkerPhase.RUNS, WorkerPhase.SENDS)
         ]
         for index, op in enumerate(self._task.ops):
-            where, (needs, does) = index % PLACES, self._ways[op.kind]
+            where, (needs, does) = index % PLACES, self._op_handlers[op.kind]
             word[0] = waits + where
             needed = needs(op)
             word[0] = runs + where
@@ -321,71 +321,75 @@ class StepExecution:
                 self._add_up(op, self._made)
 
     # -- forward
-    def _inputs(self, op: Op) -> _Values:
+    def _inputs_of_op(self, op: Op) -> _Values:
         begin_, end = self._bounds[op.microbatch]
         inputs = self._worker.ports[op.stage].inputs
         return tuple([microbatch.part(self._given[number], begin_, end) for number in inputs])
 
-    def _targets(self, op: Op) -> Any:
+    def _targets_of_op(self, op: Op) -> Any:
         return microbatch.part(self._task.targets, *self._bounds[op.microbatch])
 
-    def _forward(self, op: Op, values: _Values) -> Messages:
+    def _run_forward(self, op: Op, values: _Values) -> Messages:
         if not self._task.train:
-            return self._evaluate(op, values)
-        given = self._once(op, values) if (op.stage, op.microbatch) in self._later else self._compute(op, values)
+            return self._run_evaluation(op, values)
+        given = (
+            self._compute_without_graph(op, values)
+            if (op.stage, op.microbatch) in self._later
+            else self._compute_outputs(op, values)
+        )
         if op.stage == self._worker.last_stage:
             self._losses[op.microbatch] = given[0].item() * self._weights[op.microbatch]
-        self._keep(op, values, given)
+        self._store_values(op, values, given)
         return self._exchange.given(op, given)
 
-    def _evaluate(self, op: Op, values: _Values) -> Messages:
+    def _run_evaluation(self, op: Op, values: _Values) -> Messages:
         with seeded(seed(self._task.seed, op)):  # dropout as a function, for example, draws in evaluation, too
-            made = self._module(op, values)
+            made = self._call_module(op, values)
             if op.stage == self._worker.last_stage:
-                self._outputs[op.microbatch] = self._shown(op, made)
+                self._outputs[op.microbatch] = self._output_or_scores(op, made)
                 return []
         return self._exchange.given(op, self._worker.values(op.stage, made))
 
-    def _shown(self, op: Op, output: Any) -> Any:
+    def _output_or_scores(self, op: Op, output: Any) -> Any:
         """Return the output for the driver in evaluation, or its scores where there are targets."""
         if self._task.targets is None:
             return output
         loss = {} if self._worker.loss_fn is None else {"loss": self._worker.loss_fn}
         judges: dict[str, Metric] = {**loss, **(self._task.metrics or {})}
-        output, targets = self._worker.forward_context.for_loss(output), self._targets(op)
+        output, targets = self._worker.forward_context.for_loss(output), self._targets_of_op(op)
         return {name: float(judge(output, targets)) for name, judge in judges.items()}
 
-    def _module(self, op: Op, values: _Values) -> Any:
+    def _call_module(self, op: Op, values: _Values) -> Any:
         if op.stage in self._worker.changes_inputs:  # the input is kept, perhaps in the memory of another stage
             values = tuple([value.clone() if isinstance(value, Tensor) else value for value in values])
         with self._worker.forward_context.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
             return self._stash.forward(op, values)
 
-    def _compute(self, op: Op, values: _Values) -> _Values:
+    def _compute_outputs(self, op: Op, values: _Values) -> _Values:
         """Return the stage's outputs; at the last stage its loss."""
         worker, before = self._worker, begin_rng(seed(self._task.seed, op))
         try:
-            made = self._module(op, values)
+            made = self._call_module(op, values)
             if op.stage < worker.last_stage:
                 return worker.values(op.stage, made)
             assert worker.loss_fn is not None
-            loss = scalar(worker.loss_fn(worker.forward_context.for_loss(made), self._targets(op)))
-            if not loss.requires_grad and torch.is_grad_enabled() and self._trains(op, values):
+            loss = scalar(worker.loss_fn(worker.forward_context.for_loss(made), self._targets_of_op(op)))
+            if not loss.requires_grad and torch.is_grad_enabled() and self._has_trained_params(op, values):
                 raise PipelineError(DETACHED)
             return (loss,)
         finally:
             resume_rng(before)  # a stage draws from the step's seed, so that a recomputed forward draws the same
 
-    def _trains(self, op: Op, values: _Values) -> bool:
+    def _has_trained_params(self, op: Op, values: _Values) -> bool:
         """Return whether this stage, or one before it, has parameters to train."""
         return bool(self._worker.params[op.stage]) or any(map(requires_grad, values))
 
-    def _once(self, op: Op, values: _Values) -> _Values:
-        """Run the forward of a stage that is recomputed later: as `_compute`, without a graph."""
-        wants = self._trains(op, values)
+    def _compute_without_graph(self, op: Op, values: _Values) -> _Values:
+        """Run the forward of a stage that is recomputed later: as `_compute_outputs`, without a graph."""
+        wants = self._has_trained_params(op, values)
         before = versions(values)
         with torch.no_grad():
-            given = self._compute(op, values)
+            given = self._compute_outputs(op, values)
         if versions(values) != before:  # the recomputed forward would start from another input
             raise PipelineError(IN_PLACE)
         return tuple(
@@ -395,12 +399,12 @@ class StepExecution:
             for value in given
         )
 
-    def _recompute(self, op: Op, _: None) -> Messages:
+    def _run_recompute(self, op: Op, _: None) -> Messages:
         values, _given = self._let_go(op)
-        self._keep(op, values, self._compute(op, values))
+        self._store_values(op, values, self._compute_outputs(op, values))
         return []
 
-    def _keep(self, op: Op, values: _Values, given: _Values) -> None:
+    def _store_values(self, op: Op, values: _Values, given: _Values) -> None:
         """Store inputs and outputs for the backward, with their bytes, without those that autograd saves."""
         size = nbytes(values) + nbytes(given)
         self._kept[op.stage, op.microbatch] = (values, given, size)
@@ -412,11 +416,11 @@ class StepExecution:
         return values, given
 
     # -- backward
-    def _gradients(self, op: Op) -> Gradients:
+    def _receive_gradients(self, op: Op) -> Gradients:
         """Wait for the gradients of the stage's outputs; at the last stage there are none."""
         return self._exchange.gradients(op, len(self._kept[op.stage, op.microbatch][1]))
 
-    def _roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
+    def _backward_roots(self, op: Op, given: _Values, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
         if op.stage == self._worker.last_stage:
             # the weight is the loss's gradient: to multiply by it instead would be two more operations of torch
             losses = [loss for loss in given if requires_grad(loss)]
@@ -428,20 +432,20 @@ class StepExecution:
                 came.append(gradient)
         return roots, came
 
-    def _backward(self, op: Op, gradients: Gradients) -> Messages:
+    def _run_backward(self, op: Op, gradients: Gradients) -> Messages:
         values, given = self._let_go(op)
-        roots, came = self._roots(op, given, gradients)
+        roots, came = self._backward_roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
         if op.stage in self._engine_sums:
             return self._exchange.returned(op, values, wanted, self._engine_sums.add(op.stage, roots, came, wanted))
         inputs = [*wanted, *self._stash.parameters(op, self._worker.params[op.stage])]
-        found = _grad(roots, inputs, came) if roots and inputs else [None] * len(inputs)
+        found = _compute_gradients(roots, inputs, came) if roots and inputs else [None] * len(inputs)
         self._made = found[len(wanted) :]
         return self._exchange.returned(op, values, wanted, found[: len(wanted)])
 
     def _input_half(self, op: Op, gradients: Gradients) -> Messages:
         values, given, _ = self._kept[op.stage, op.microbatch]  # kept until WEIGHT
-        roots, came = self._roots(op, given, gradients)
+        roots, came = self._backward_roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
         params = self._stash.parameters(op, self._worker.params[op.stage])
         found: Gradients = [None] * len(wanted)
@@ -472,12 +476,12 @@ class StepExecution:
         self._made, self._reduced = self._shared.total(op.stage, module, params, agreed)
         return []
 
-    def _update(self, op: Op, _: None) -> Messages:
+    def _run_update(self, op: Op, _: None) -> Messages:
         self._stash.update(op)
         return []
 
 
-def _grad(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Gradients:
+def _compute_gradients(roots: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Gradients:
     """As `torch.autograd.grad`, without its checks, which cost more than a small backward pass."""
     # a gradient comes from a value of its shape; other classes and dtypes get the checks
     if not _PLAIN.issuperset(map(type, (*roots, *inputs))) or not all(map(Tensor.is_floating_point, roots)):

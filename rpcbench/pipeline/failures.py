@@ -89,7 +89,7 @@ class CommitState:
         for stage in sorted(stages):
             groups.setdefault(self.held[stage], []).append(stage)
         return ", ".join(
-            f"{self.layout.named(same)} {'hold' if len(same) > 1 else 'holds'} {_amount(held)}"
+            f"{self.layout.named(same)} {'hold' if len(same) > 1 else 'holds'} {_describe_held(held)}"
             for held, same in groups.items()
         )
 
@@ -100,7 +100,7 @@ def lost_error(lost: Sequence[Lost], when: str, commit_state: CommitState, chang
     left = [stage for stage in commit_state.held if stage not in gone]  # the survivors
     them = "it" if len(lost) == 1 else "them"
     told = [f"{each.worker} was lost {when}, {each.at}" for each in lost]
-    amounts = " and ".join(dict.fromkeys(_amount(commit_state.held[stage]) for stage in gone))
+    amounts = " and ".join(dict.fromkeys(_describe_held(commit_state.held[stage]) for stage in gone))
     told.append(f"{commit_state.layout.named(gone)}, at {amounts}, went with {them}")
     if left:
         sure = not changed and all(held is not None and held[0] == held[1] for held in map(commit_state.held.get, left))
@@ -112,7 +112,7 @@ def lost_error(lost: Sequence[Lost], when: str, commit_state: CommitState, chang
     return StageLostError("; ".join(told) + f". The reason: {reasons}", at, tuple(gone), dict(commit_state.held))
 
 
-def _amount(held: Held) -> str:
+def _describe_held(held: Held) -> str:
     if held is None:
         return "an unknown mixture of optimizer steps"
     least, most = held
@@ -125,24 +125,24 @@ class LostStages:
     def __init__(self, watch: ProcessWatch, homes: Mapping[int, int], commit_state: CommitState) -> None:
         self.watch, self._homes, self._standing = watch, homes, commit_state
         self.tasks: Mapping[int, Task] = {}  # id → its task in the latest step
-        self._told: StageLostError | None = None  # to be raised at every later request
+        self._known_loss: StageLostError | None = None  # to be raised at every later request
 
     def repeat(self) -> None:
         """Raise the error of an earlier loss again."""
-        if self._told is not None:
-            raise StageLostError(*self._told.args)  # a new one: its traceback grows with each raise
+        if self._known_loss is not None:
+            raise StageLostError(*self._known_loss.args)  # a new one: its traceback grows with each raise
 
     def look(self, *, changed: bool) -> None:
         """Raise StageLostError if a worker was lost between two steps."""
         if gone := self.watch.gone():
-            raise self._lost(gone, "between two steps", changed)
+            raise self._make_loss_error(gone, "between two steps", changed)
 
     def raise_if_lost(self, error: BaseException, when: str, *, changed: bool) -> None:
         """Raise StageLostError if the cause of an error is the loss of a worker; else return."""
         if isinstance(error, WorkerLostError | ConnectionLostError) and (gone := self.watch.await_gone(error)):
-            raise self._lost(gone, when, changed) from error
+            raise self._make_loss_error(gone, when, changed) from error
 
-    def _lost(self, gone: Sequence[int], when: str, changed: bool) -> StageLostError:
+    def _make_loss_error(self, gone: Sequence[int], when: str, changed: bool) -> StageLostError:
         """Return the error to raise now, and keep one for later."""
         lost = []
         for id_ in gone:
@@ -151,7 +151,7 @@ class LostStages:
             stages = tuple(stage for stage, home in self._homes.items() if home == id_)
             lost.append(Lost(self.watch.name(id_), at, self.watch.reason(id_), stages))
         error = lost_error(lost, when, self._standing, changed)
-        self._told = StageLostError(*error.args)  # without a traceback, which would keep frames alive
+        self._known_loss = StageLostError(*error.args)  # without a traceback, which would keep frames alive
         return error
 
 

@@ -53,10 +53,10 @@ _trained, _grad = attrgetter("requires_grad"), attrgetter("grad")
 def summable(params: Mapping[int, Sequence[Tensor]]) -> dict[int, Sequence[Tensor]]:
     """Return the stages whose parameters are all plain and used by no other stage here."""
     uses = Counter([id(param) for own in params.values() for param in own])
-    return {stage: own for stage, own in params.items() if all(uses[id(p)] == 1 and _plain(p) for p in own)}
+    return {stage: own for stage, own in params.items() if all(uses[id(p)] == 1 and _is_plain(p) for p in own)}
 
 
-def _plain(param: Tensor) -> bool:
+def _is_plain(param: Tensor) -> bool:
     return type(param) in _PLAIN and param.is_leaf and param.layout is torch.strided
 
 
@@ -95,39 +95,39 @@ class EngineSums:
         own = self._params[stage]
         if inputs := (*wanted, *own):  # with no inputs the engine would take all leaves
             before = [*map(_grad, own)]  # the user's
-            _put(own, self._sums[stage])
+            _set_gradients(own, self._sums[stage])
             try:
                 _engine_run_backward(
                     tuple(roots), tuple(gradients), False, False, inputs, allow_unreachable=True, accumulate_grad=True
                 )
             finally:  # also after an error no sum stays in `.grad`
                 self._sums[stage] = [*map(_grad, own)]
-                _put(own, before)
+                _set_gradients(own, before)
             if self._new[stage]:
-                self._part(stage)
+                self._unshare_sums(stage)
         return [value.grad for value in wanted]
 
-    def _part(self, stage: int) -> None:
+    def _unshare_sums(self, stage: int) -> None:
         """Copy each new sum that shares its memory with another tensor."""
         sums, new = self._sums[stage], []
         for place in self._new[stage]:
             if (came := sums[place]) is None:
                 new.append(place)
-            elif came.layout is not torch.strided or _uses(came) > 1:
+            elif came.layout is not torch.strided or _count_aliases(came) > 1:
                 sums[place] = came.clone()
         self._new[stage] = new
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """Return the parameters with their sums."""
-        return [leaf for stage, own in self._params.items() for leaf in _given(own, self._sums[stage])]
+        return [leaf for stage, own in self._params.items() for leaf in _pair_present(own, self._sums[stage])]
 
 
-def _put(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
 
 
-def _uses(tensor: Tensor) -> int:
+def _count_aliases(tensor: Tensor) -> int:
     """Return how many tensors share the memory of one."""
     storage = tensor.untyped_storage()
     count: int = torch._C._storage_Use_Count(storage._cdata)
@@ -161,9 +161,9 @@ class SplitBackward:
         """Return the gradients of the values: the first half."""
         if not self._values:
             return []
-        way, branches = _branches(self._outputs, self._values, self._weights)
-        self._starts = self._apart(way)
-        hooks = [node.register_hook(partial(self._note, node, exits)) for node, exits in branches]
+        way, branches = _find_branches(self._outputs, self._values, self._weights)
+        self._starts = self._gradients_off_path(way)
+        hooks = [node.register_hook(partial(self._record_gradients, node, exits)) for node, exits in branches]
         try:
             whole = any(len(hook.hooks_dict_ref() or ()) > 1 for hook in hooks)  # a user's hook wants all gradients
             early = self._weights if whole else []
@@ -174,7 +174,7 @@ class SplitBackward:
             for hook in hooks:
                 hook.remove()
         if whole:
-            self._found = _given(early, found[len(self._values) :])
+            self._found = _pair_present(early, found[len(self._values) :])
         return list(found[: len(self._values)])
 
     def weights(self) -> Found:
@@ -183,7 +183,7 @@ class SplitBackward:
             return self._found or []
         if not self._values:  # the first half did nothing
             grads = torch.autograd.grad(self._outputs, self._weights, self._gradients, allow_unused=True)
-            return _given(self._weights, grads)
+            return _pair_present(self._weights, grads)
         self._outputs = ()
         came = [(edge, grad) for edge, grad in (*self._starts, *self._leave_path()) if grad is not None]
         if not came:
@@ -191,22 +191,24 @@ class SplitBackward:
         grads = _engine_run_backward(
             *zip(*came, strict=True), False, False, (*self._weights,), allow_unreachable=True, accumulate_grad=False
         )
-        return _given(self._weights, grads)
+        return _pair_present(self._weights, grads)
 
     def _leave_path(self) -> list[tuple[GradientEdge, Tensor | None]]:
         """Return the gradients at the exits of the path, in the order in which torch's engine computes them."""
         exits = [own for _, own, _ in self._ran]
         targets = [target for own in exits for _, target in own]
-        found = compute_apart(_emptied(self._ran), targets)
+        found = compute_apart(_drain_nodes(self._ran), targets)
         return [(target, down[place]) for own, down in zip(exits, found, strict=True) for place, target in own]
 
-    def _apart(self, way: set[Node]) -> list[tuple[GradientEdge, Tensor | None]]:
+    def _gradients_off_path(self, way: set[Node]) -> list[tuple[GradientEdge, Tensor | None]]:
         """Return the gradients of outputs that no value leads to: the first half does not pass them."""
         edges = [get_gradient_edge(output) for output in self._outputs]
         gradients = [*map(torch.ones_like, self._outputs)] if self._gradients is None else self._gradients
         return [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge.node not in way]
 
-    def _note(self, node: Node, exits: Exits, down: Sequence[Tensor | None], up: Sequence[Tensor | None]) -> None:
+    def _record_gradients(
+        self, node: Node, exits: Exits, down: Sequence[Tensor | None], up: Sequence[Tensor | None]
+    ) -> None:
         """Record the gradients with which a node of the path has run."""
         if is_in_python(node):
             self._starts += [(target, down[place]) for place, target in exits]
@@ -214,7 +216,9 @@ class SplitBackward:
             self._ran.append((node, exits, up))
 
 
-def _emptied(ran: list[tuple[Node, Exits, Sequence[Tensor | None]]]) -> Iterator[tuple[Node, Sequence[Tensor | None]]]:
+def _drain_nodes(
+    ran: list[tuple[Node, Exits, Sequence[Tensor | None]]],
+) -> Iterator[tuple[Node, Sequence[Tensor | None]]]:
     """Yield nodes with their gradients. Each frees what only it needs of the graph before the next one comes."""
     ran.reverse()
     while ran:
@@ -222,11 +226,11 @@ def _emptied(ran: list[tuple[Node, Exits, Sequence[Tensor | None]]]) -> Iterator
         yield node, up
 
 
-def _branches(
+def _find_branches(
     outputs: Sequence[Tensor], values: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> tuple[set[Node], list[tuple[Node, Exits]]]:
     """Return the nodes of the path, and those at which a backward leaves it for weights, with their exits."""
-    order = _postorder([get_gradient_edge(output).node for output in outputs])
+    order = _sort_postorder([get_gradient_edge(output).node for output in outputs])
     way = _leading_to({get_gradient_edge(value).node for value in values}, order)
     needed = _leading_to({get_gradient_edge(weight).node for weight in weights}, order) - way
     exits = {
@@ -245,12 +249,12 @@ def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
     """Return the nodes from which one of `ends` is reached; `order` has children before parents."""
     leading = set(ends)
     for node in order:
-        if any(child in leading for child in _children(node)):
+        if any(child in leading for child in _child_nodes(node)):
             leading.add(node)
     return leading
 
 
-def _postorder(roots: Sequence[Node]) -> list[Node]:
+def _sort_postorder(roots: Sequence[Node]) -> list[Node]:
     """Return all reachable nodes, children before parents. The list keeps the Python object of each alive."""
     order: list[Node | None] = []
     seen: set[Node] = set()
@@ -263,15 +267,15 @@ def _postorder(roots: Sequence[Node]) -> list[Node]:
             stack.pop()
         else:
             seen.add(child)
-            stack.append((child, _children(child)))
+            stack.append((child, _child_nodes(child)))
     return [node for node in order if node is not None]
 
 
-def _children(node: Node) -> Iterator[Node]:
+def _child_nodes(node: Node) -> Iterator[Node]:
     return (child for child, _ in node.next_functions if child is not None)
 
 
-def _given(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Found:
+def _pair_present(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Found:
     return [(weight, grad) for weight, grad in zip(weights, grads, strict=True) if grad is not None]
 
 
@@ -341,14 +345,14 @@ class TiedGradients:
 
     def totals(self, take: Callable[[Slot], tuple[Any, ...]]) -> dict[int, Gradients]:
         """Wait for the gradients of all copies. Returns stage → sums in the places of its tied weights."""
-        found = {copy: self._total(copy, take) for copy in self._own}
+        found = {copy: self._sum_copies(copy, take) for copy in self._own}
         return {
             stage: [found[tied[place]] if place in tied else None for place in range(len(self._copies.params[stage]))]
             for stage, tied in self._copies.places.items()
             if tied
         }
 
-    def _total(self, copy: tuple[int, int], take: Callable[[Slot], tuple[Any, ...]]) -> torch.Tensor | None:
+    def _sum_copies(self, copy: tuple[int, int], take: Callable[[Slot], tuple[Any, ...]]) -> torch.Tensor | None:
         number, stage = copy
         total = None
         for other in sorted(self._copies.ties[number]):  # one order for all: the same bits
@@ -385,18 +389,18 @@ class Sums:
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # `no_grad` is six calls in Python
         try:
-            dense = _dense(gradients)  # then one call sums all parameters of a stage
+            dense = _is_all_dense(gradients)  # then one call sums all parameters of a stage
             if dense and all(held.own):
                 torch._foreach_add_(held.sums, gradients)  # type: ignore[arg-type]
-            elif dense and not any(held.own) and _dense(held.sums):
+            elif dense and not any(held.own) and _is_all_dense(held.sums):
                 held.sums[:] = torch._foreach_add(held.sums, gradients)  # type: ignore[arg-type]
                 held.own[:] = [True] * len(gradients)
             else:
-                self._add(held, self._params[stage], gradients)
+                self._add_each(held, self._params[stage], gradients)
         finally:
             torch._C._set_grad_enabled(before)
 
-    def _add(self, held: _StageSums, params: Sequence[Tensor], gradients: Gradients) -> None:
+    def _add_each(self, held: _StageSums, params: Sequence[Tensor], gradients: Gradients) -> None:
         for place, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -412,8 +416,8 @@ class Sums:
                 held.own[place] = made.layout is torch.strided
 
     def leaves(self) -> Leaves:
-        return [leaf for stage, held in self._stages.items() for leaf in _given(self._params[stage], held.sums)]
+        return [leaf for stage, held in self._stages.items() for leaf in _pair_present(self._params[stage], held.sums)]
 
 
-def _dense(gradients: Gradients) -> bool:
+def _is_all_dense(gradients: Gradients) -> bool:
     return {*map(type, gradients)} == {Tensor} and {*map(_layout, gradients)} == {torch.strided}

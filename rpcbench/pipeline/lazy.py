@@ -38,13 +38,13 @@ def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[ModuleLink]) -> N
     if len(found) < len(tie) or any(len(each) < 2 for each in found) or not all(isinstance(n, str) for n in names):
         raise PipelineError(f"tie must be lists of two or more names each, as [('0.weight', '7.weight')], not {tie!r}")
     for name in names:
-        place, _ = _place(name, links)
+        place, _ = _locate_weight(name, links)
         if not isinstance(links[place].module, Lazy):
             raise PipelineError(f"{name!r} cannot be tied by name: it exists already, so let the modules share it")
         if names.count(name) > 1:
             raise PipelineError(f"{name!r} is tied twice: put all names of one weight into one list")
     for each in found:
-        if len({_place(name, links)[0] for name in each}) < len(each):
+        if len({_locate_weight(name, links)[0] for name in each}) < len(each):
             raise PipelineError(f"{' and '.join(map(repr, each))}: a module has to tie its own weights itself")
     return found
 
@@ -53,7 +53,7 @@ def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> t
     """Return the ties of a stage that has the links from `begin` to `end`."""
     found = []
     for number, names in enumerate(ties):
-        places = sorted(_place(name, links) for name in names)  # the first in the row comes first
+        places = sorted(_locate_weight(name, links) for name in names)  # the first in the row comes first
         own = tuple(f"{place - begin}.{rest}" for place, rest in places if begin <= place < end)
         first, name = places[0]
         module = links[first].module
@@ -63,7 +63,7 @@ def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> t
     return tuple(found)
 
 
-def _place(name: str, links: Sequence[ModuleLink]) -> tuple[int, str]:
+def _locate_weight(name: str, links: Sequence[ModuleLink]) -> tuple[int, str]:
     """Return the number of the link with this weight, and the name in its module."""
     having = [number for number, link in enumerate(links) if name.startswith(link.keys)]
     if not having:
@@ -143,24 +143,24 @@ def built(stage: nn.Sequential, tied: Sequence[Tied] = ()) -> nn.Sequential:
             stage[place] = module.build()
     made = {first: first.build() for first in dict.fromkeys(each.first for each in tied) if first is not None}
     for each in tied:
-        own = [_weight(stage, name, each) for name in each.own]
-        first = own[0] if each.first is None else _weight(made[each.first], each.name, each)
-        _tie(stage, each, own, first)
+        own = [_find_weight(stage, name, each) for name in each.own]
+        first = own[0] if each.first is None else _find_weight(made[each.first], each.name, each)
+        _tie_parameters(stage, each, own, first)
     return stage
 
 
-def _weight(module: nn.Module, name: str, tied: Tied) -> nn.Parameter:
+def _find_weight(module: nn.Module, name: str, tied: Tied) -> nn.Parameter:
     try:
         return module.get_parameter(name)
     except AttributeError as error:
-        raise PipelineError(f"{_listed(tied)} cannot be tied: {error}") from error
+        raise PipelineError(f"{_format_names(tied)} cannot be tied: {error}") from error
 
 
-def _tie(stage: nn.Module, tied: Tied, own: Sequence[nn.Parameter], first: nn.Parameter) -> None:
+def _tie_parameters(stage: nn.Module, tied: Tied, own: Sequence[nn.Parameter], first: nn.Parameter) -> None:
     """Make all own parameters of a tie one parameter, with the values of the first."""
     kinds = dict.fromkeys(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (first, *own))
     if len(kinds) > 1:
-        raise PipelineError(f"{_listed(tied)} cannot be tied: they are {' and '.join(kinds)}")
+        raise PipelineError(f"{_format_names(tied)} cannot be tied: they are {' and '.join(kinds)}")
     with torch.no_grad():
         own[0].copy_(first).requires_grad_(first.requires_grad)
     for name in tied.own[1:]:
@@ -168,5 +168,5 @@ def _tie(stage: nn.Module, tied: Tied, own: Sequence[nn.Parameter], first: nn.Pa
         setattr(stage.get_submodule(holder), leaf, own[0])
 
 
-def _listed(tied: Tied) -> str:
+def _format_names(tied: Tied) -> str:
     return " and ".join(map(repr, tied.names))

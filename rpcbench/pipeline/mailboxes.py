@@ -159,7 +159,9 @@ class Mailbox:
     def __init__(self, agent: Agent, key: str, homes: StagePlacement) -> None:
         self._agent, self._key, self._homes = agent, key, homes
         self.lanes = lanes = StageRing(agent, key)
-        self.slots = Slots(partial(_receive, agent, homes, lanes), partial(_look, homes, lanes), lanes.wake)
+        self.slots = Slots(
+            partial(_receive_for_slot, agent, homes, lanes), partial(_fetch_from_ring, homes, lanes), lanes.wake
+        )
         self._credits: FlowControl | None = None  # None: the step is not counted
 
     def begin(self, step: int, window: int) -> None:
@@ -181,10 +183,10 @@ class Mailbox:
         values = self.slots.take(slot)  # the long wait: the source then sends messages, which wake this thread
         lanes.be(giver, POLLING)  # the source may use the ring again
         if not lanes.came_by_ring(slot) and self._credits is not None:  # a ring has its own limit
-            self._took(self._credits, slot, giver)
+            self._return_credit(self._credits, slot, giver)
         return values
 
-    def _took(self, credits_: FlowControl, slot: Slot, giver: int) -> None:
+    def _return_credit(self, credits_: FlowControl, slot: Slot, giver: int) -> None:
         of = channel(slot)
         if count := credits_.record_taken(of):
             self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
@@ -234,12 +236,12 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _look(homes: StagePlacement, lanes: StageRing, slots: Slots, slot: Slot) -> None:
+def _fetch_from_ring(homes: StagePlacement, lanes: StageRing, slots: Slots, slot: Slot) -> None:
     if slot.kind in _RING_KINDS and (giver := homes.sender_of(slot)) is not None:
         lanes.look(slots, slot, giver)
 
 
-def _receive(agent: Agent, homes: StagePlacement, lanes: StageRing, reached: Waits, slot: Slot) -> None:
+def _receive_for_slot(agent: Agent, homes: StagePlacement, lanes: StageRing, reached: Waits, slot: Slot) -> None:
     giver = homes.sender_of(slot)
     if giver is None:
         return

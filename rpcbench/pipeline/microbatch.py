@@ -69,14 +69,14 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, dict):
         return _like_dict(batch, {key: mapped(value, change) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
-        return _like(batch, [mapped(item, change) for item in batch])
+        return _rebuild_like(batch, [mapped(item, change) for item in batch])
     return _pytree.tree_map_only(torch.Tensor, change, batch)  # a class of the user's, registered with _pytree
 
 
 def samples(batch: Any) -> int:
     """Return the number of samples. PipelineError if tensors disagree, none is there, or other values are in it."""
     lengths: dict[int, str] = {}  # length -> path of the first tensor with it
-    for path, tensor in _tensors(batch, "batch"):
+    for path, tensor in _iterate_tensors(batch, "batch"):
         if tensor.dim() == 0:
             raise PipelineError(f"{path} has no dimension to cut: dimension 0 of every tensor must count the samples")
         lengths.setdefault(tensor.shape[0], path)
@@ -112,10 +112,10 @@ def join(parts: Sequence[Any]) -> Any:
         return torch.cat(list(parts))
     if isinstance(first, dict):
         return _like_dict(first, {key: join([part[key] for part in parts]) for key in first})
-    return _like(first, [join(column) for column in zip(*parts, strict=True)])
+    return _rebuild_like(first, [join(column) for column in zip(*parts, strict=True)])
 
 
-def _like(batch: Any, items: Sequence[Any]) -> Any:
+def _rebuild_like(batch: Any, items: Sequence[Any]) -> Any:
     """Return a list, tuple or named tuple of the same class as `batch`."""
     return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
 
@@ -133,15 +133,15 @@ def _like_dict(batch: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def _tensors(batch: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _iterate_tensors(batch: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each tensor of a batch with its path, for errors. PipelineError for anything that is not a batch."""
     if isinstance(batch, torch.Tensor):
         yield path, batch
     elif isinstance(batch, dict):
         for key, value in batch.items():
-            yield from _tensors(value, f"{path}[{key!r}]")
+            yield from _iterate_tensors(value, f"{path}[{key!r}]")
     elif isinstance(batch, list | tuple):
         for index, item in enumerate(batch):
-            yield from _tensors(item, f"{path}[{index}]")
+            yield from _iterate_tensors(item, f"{path}[{index}]")
     else:
         raise PipelineError(f"{path} is {type(batch).__name__}; a batch is tensors, in tuples, lists or dicts")

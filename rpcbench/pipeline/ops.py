@@ -148,7 +148,7 @@ def placement(ops: Ops) -> dict[int, int]:
     home: dict[int, int] = {}
     for worker, index, op in walk(ops):
         if home.setdefault(op.stage, worker) != worker:
-            raise _fault(worker, index, op, f"stage {op.stage} runs on worker number {home[op.stage]} already")
+            raise _make_op_error(worker, index, op, f"stage {op.stage} runs on worker number {home[op.stage]} already")
     return home
 
 
@@ -160,23 +160,23 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     for worker, index, op in walk(ops):
         if op.stage >= stages or op.microbatch >= microbatches:
             there = f"{counted(stages, 'stage')} and {counted(microbatches, 'micro-batch')}"
-            raise _fault(worker, index, op, f"the step has {there}, both from 0")
+            raise _make_op_error(worker, index, op, f"the step has {there}, both from 0")
         if op.kind is Kind.ALL_REDUCE:
-            raise _fault(worker, index, op, "the pipeline itself adds up the gradients of replicas")
+            raise _make_op_error(worker, index, op, "the pipeline itself adds up the gradients of replicas")
         if op in seen:
-            raise _fault(worker, index, op, f"{seen[op]} is the same operation")
+            raise _make_op_error(worker, index, op, f"{seen[op]} is the same operation")
         seen[op] = f"ops[{worker}][{index}]"
-    _complete(seen, stages, microbatches)
+    _check_complete(seen, stages, microbatches)
     placement(ops)
     _recomputed_in_time(ops)
     _updated_in_time(ops)
     for _ in playable(ops, stages):  # raises at a deadlock
         pass
     if most_live is not None:
-        _within(ops, most_live)
+        _check_activations(ops, most_live)
 
 
-def _complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> None:
+def _check_complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> None:
     """Check that each stage has a forward and a backward of each micro-batch, whole or in halves."""
     for stage, number in itertools.product(range(stages), range(microbatches)):
         kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
@@ -196,7 +196,7 @@ def _recomputed_in_time(ops: Ops) -> None:
     begun: set[Op] = set()
     for worker, index, op in walk(ops):
         if op.kind is Kind.RECOMPUTE and gives(Op(op.stage, Kind.BACKWARD, op.microbatch)) in begun:
-            raise _fault(worker, index, op, "its backward comes before")
+            raise _make_op_error(worker, index, op, "its backward comes before")
         begun.add(gives(op))
 
 
@@ -208,19 +208,19 @@ def _updated_in_time(ops: Ops) -> None:
         if op.kind in (Kind.BACKWARD, Kind.WEIGHT) and op.stage in updated:
             open_[op.stage, op.microbatch] = f"ops[{worker}][{index}] = {op}"
         elif op.kind is Kind.UPDATE and open_.pop((op.stage, op.microbatch), None) is None:
-            raise _fault(worker, index, op, "the gradients of its micro-batch do not come before")
+            raise _make_op_error(worker, index, op, "the gradients of its micro-batch do not come before")
     # These gradients would belong to no update, and be dropped.
     for first in open_.values():
         raise PipelineError(f"after {first} comes no update: a stage is updated after all of its backwards, or never")
 
 
-def _within(ops: Ops, most: int) -> None:
+def _check_activations(ops: Ops, most: int) -> None:
     """Check that no worker keeps more than `most` activations at once."""
     for worker, own in enumerate(ops):
         for index, kept in enumerate(live(own)):
             if kept > most:
                 why = f"it would keep the activations of {kept} micro-batches, and {most} are allowed"
-                raise _fault(worker, index, own[index], why)
+                raise _make_op_error(worker, index, own[index], why)
 
 
 def peak(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> float:
@@ -272,10 +272,10 @@ def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
                 at[worker] += 1
                 progress = True
     if any(at[worker] < len(own) for worker, own in enumerate(ops)):
-        raise _deadlock(ops, stages, at, done)
+        raise _make_deadlock_error(ops, stages, at, done)
 
 
-def _deadlock(ops: Ops, stages: int, at: list[int], done: set[Op]) -> PipelineError:
+def _make_deadlock_error(ops: Ops, stages: int, at: list[int], done: set[Op]) -> PipelineError:
     """Return an error with the waiting op of each worker, and the place of the op that it waits for."""
     place = {gives(op): (f"ops[{worker}][{index}]", op) for worker, index, op in walk(ops)}
     lines = []
@@ -293,5 +293,5 @@ def walk(ops: Ops) -> Iterator[tuple[int, int, Op]]:
     return ((worker, index, op) for worker, own in enumerate(ops) for index, op in enumerate(own))
 
 
-def _fault(worker: int, index: int, op: Op, why: str) -> PipelineError:
+def _make_op_error(worker: int, index: int, op: Op, why: str) -> PipelineError:
     return PipelineError(f"ops[{worker}][{index}] = {op} cannot be: {why}")

@@ -113,7 +113,7 @@ class Pipeline:
         checkpoint_every: int = 0,
     ) -> None:
         self._agent: Agent = current.current()
-        _check(stages, optimizer, lr_scheduler)
+        _check_arguments(stages, optimizer, lr_scheduler)
         _check_loss(loss_fn)
         names = {self._agent.member(worker).id: worker for worker in stages.workers}  # raises before a stage is created
         if chunks is None:
@@ -361,7 +361,7 @@ def _check_loss(loss_fn: LossFn | None) -> None:
         )
 
 
-def _check(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:
+def _check_arguments(stages: Stages, optimizer: OptimizerSpec | None, lr_scheduler: SchedulerSpec | None) -> None:
     """Raise PipelineError for arguments of other types."""
     if not isinstance(stages, Stages):
         raise PipelineError(f"stages must be the result of split(model, workers), not a {type(stages).__name__}")

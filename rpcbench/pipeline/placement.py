@@ -74,13 +74,15 @@ class WorkerMesh:
     def named(self, numbers: Iterable[int]) -> str:
         """Return a phrase such as "stages 0 and 1", or "stage 1 of replicas 0 and 1"."""
         if self.replicas == 1:
-            return _several("stage", sorted(numbers))
+            return _format_numbers("stage", sorted(numbers))
         replicas: dict[tuple[int, ...], list[int]] = {}
         for replica in range(self.replicas):
             own = tuple(self.stage(number) for number in sorted(numbers) if self.replica(number) == replica)
             replicas.setdefault(own, []).append(replica)  # replicas with the same stages make one phrase
         return " and ".join(
-            f"{_several('stage', own)} of {_several('replica', those)}" for own, those in replicas.items() if own
+            f"{_format_numbers('stage', own)} of {_format_numbers('replica', those)}"
+            for own, those in replicas.items()
+            if own
         )
 
 
@@ -107,7 +109,7 @@ def check_count(workers: Sequence[str], replicas: int) -> None:
         )
 
 
-def _several(what: str, numbers: Sequence[int]) -> str:
+def _format_numbers(what: str, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     *most, last = numbers

@@ -71,7 +71,7 @@ class ScheduleCache:
         self._schedule = maker(schedule)
         self._workers, self._chunks, self._recompute = workers, chunks, recompute
         self.microbatches, self._replicas = microbatches * replicas, replicas
-        self._cached = lru_cache(maxsize=16)(self._make)
+        self._cached = lru_cache(maxsize=16)(self._make_orders)
         self.whole = self._cached(self.microbatches)  # at once, so that errors are raised early
 
     def fitting(self, samples: int) -> Orders:
@@ -85,12 +85,12 @@ class ScheduleCache:
             )
         return orders
 
-    def _make(self, microbatches: int) -> Orders:
+    def _make_orders(self, microbatches: int) -> Orders:
         if self._replicas == 1:
-            return self._row(microbatches, 0)
+            return self._orders_of_replica(microbatches, 0)
         counts = [len(range(replica, microbatches, self._replicas)) for replica in range(self._replicas)]
         # A replica without micro-batches still takes part in the all-reduce, and needs an order that can be validated.
-        rows = [self._row(max(1, count), replica) for replica, count in enumerate(counts)]
+        rows = [self._orders_of_replica(max(1, count), replica) for replica, count in enumerate(counts)]
         ops: Ops = []
         for replica, (row, count) in enumerate(zip(rows, counts, strict=True)):
             ops += [
@@ -100,11 +100,11 @@ class ScheduleCache:
             raise PipelineError("the schedule puts stages on other workers if there is one micro-batch more")
         return Orders(ops, microbatches, rows[0].homes, simulate(ops).idle, self._replicas)
 
-    def _row(self, microbatches: int, replica: int) -> Orders:
+    def _orders_of_replica(self, microbatches: int, replica: int) -> Orders:
         """Return the orders of one replica, with its micro-batches counted from 0."""
         chunks = {} if self._chunks is None else {"chunks": self._chunks}
         made = read(self._schedule(self._workers, microbatches, **chunks))
-        ops = with_recompute(made, self._wanted(replica), microbatches)
+        ops = with_recompute(made, self._recompute_of_replica(replica), microbatches)
         stage_count = 1 + max((op.stage for own in ops for op in own), default=-1)
         validate(ops, stage_count, microbatches)
         if len(ops) != self._workers:
@@ -114,7 +114,7 @@ class ScheduleCache:
         homes = placement(ops)
         return Orders(ops, microbatches, tuple(homes[stage] for stage in range(stage_count)), simulate(ops).idle)
 
-    def _wanted(self, replica: int) -> Recompute:
+    def _recompute_of_replica(self, replica: int) -> Recompute:
         """Return the recompute option with micro-batch numbers of the batch converted from those of the replica."""
         wanted = self._recompute
         if isinstance(wanted, str) or self._replicas == 1:
@@ -196,7 +196,7 @@ def schedule(
     Raises:
         PipelineError: where the schedule is incomplete or can never end; it names the op.
     """
-    ops = read(_made(what, workers, microbatches, chunks))
+    ops = read(_make_ops(what, workers, microbatches, chunks))
     every = [op for own in ops for op in own]
     if not every:
         raise PipelineError("this schedule has no operation")
@@ -219,7 +219,7 @@ def maker(what: str | Schedule) -> Schedule:
     return what
 
 
-def _made(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
+def _make_ops(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
     if isinstance(what, list) or (isinstance(what, str) and is_text(what)):
         if (workers, microbatches, chunks) != (None, None, None):
             raise PipelineError("operations have numbers of their own: leave out workers, microbatches and chunks")

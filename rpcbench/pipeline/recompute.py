@@ -38,17 +38,17 @@ class StepSeeds:
         """Return the next seed, 0 to 2**62 - 1."""
         if train:
             self.drawn += 1
-            return _mixed(self.base, self.drawn) >> 2
+            return _mix_numbers(self.base, self.drawn) >> 2
         self.evaluated += 1
-        return _mixed(self.base + 1, self.evaluated) >> 2
+        return _mix_numbers(self.base + 1, self.evaluated) >> 2
 
 
 def seed(step_seed: int, op: Op) -> int:
     """Return the seed of a stage's forward of a micro-batch, 0 to 2**63 - 1."""
-    return _mixed(step_seed, op.stage, op.microbatch) >> 1
+    return _mix_numbers(step_seed, op.stage, op.microbatch) >> 1
 
 
-def _mixed(start: int, *numbers: int) -> int:
+def _mix_numbers(start: int, *numbers: int) -> int:
     """Return 64 bits that look random, from numbers that are small and alike."""
     mixed = start
     for number in numbers:
@@ -86,17 +86,17 @@ Recompute = str | Callable[[int, int], bool]
 
 def with_recompute(ops: Ops, recompute: Recompute, microbatches: int) -> Ops:
     """Return the ops with an R right before each backward that needs it. PipelineError for an unknown `recompute`."""
-    wanted = _wanted(recompute, microbatches)
-    return [[each for op in own for each in _before(op, wanted)] for own in ops]
+    wanted = _make_predicate(recompute, microbatches)
+    return [[each for op in own for each in _with_recompute(op, wanted)] for own in ops]
 
 
-def _before(op: Op, wanted: Callable[[int, int], bool]) -> list[Op]:
+def _with_recompute(op: Op, wanted: Callable[[int, int], bool]) -> list[Op]:
     if op.kind in (Kind.BACKWARD, Kind.INPUT) and wanted(op.stage, op.microbatch):  # not WEIGHT: INPUT comes before it
         return [Op(op.stage, Kind.RECOMPUTE, op.microbatch), op]
     return [op]
 
 
-def _wanted(recompute: Recompute, microbatches: int) -> Callable[[int, int], bool]:
+def _make_predicate(recompute: Recompute, microbatches: int) -> Callable[[int, int], bool]:
     if callable(recompute):
         return recompute
     words: dict[str, Callable[[int, int], bool]] = {

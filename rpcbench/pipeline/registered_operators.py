@@ -56,9 +56,9 @@ class OperatorName:
                 return find(torch.ops)
             except Exception as error:  # noqa: BLE001  (any error of the module; the cause of the one below)
                 failure = error
-        raise PipelineError(self._missing()) from failure
+        raise PipelineError(self._missing_text()) from failure
 
-    def _missing(self) -> str:
+    def _missing_text(self) -> str:
         agent = current.find()
         where = "this process" if agent is None else agent.name
         if self.module == "__main__":

@@ -55,8 +55,8 @@ def in_rounds(workers: int, microbatches: int, chunks: int, backward: Kind, apar
     count = -(-microbatches // workers) * workers * chunks  # of forwards, in whole rounds
     lists = []
     for w in range(workers):
-        forwards = [_nth(n, w, workers, chunks, Kind.FORWARD) for n in range(count)]
-        backwards = [_nth(n, w, workers, chunks, backward) for n in range(count)]
+        forwards = [_nth_op_of_worker(n, w, workers, chunks, Kind.FORWARD) for n in range(count)]
+        backwards = [_nth_op_of_worker(n, w, workers, chunks, backward) for n in range(count)]
         # Length of the warm-up: `apart` for each worker after this one, and a round for each further stage here.
         ahead = min(count, (workers - 1 - w) * apart + (chunks - 1) * workers)
         turns = [op for pair in zip(forwards[ahead:], backwards, strict=False) for op in pair]
@@ -64,7 +64,7 @@ def in_rounds(workers: int, microbatches: int, chunks: int, backward: Kind, apar
     return [[op for op in own if op.microbatch < microbatches] for own in lists]  # without the last round's gaps
 
 
-def _nth(number: int, worker: int, workers: int, chunks: int, kind: Kind) -> Op:
+def _nth_op_of_worker(number: int, worker: int, workers: int, chunks: int, kind: Kind) -> Op:
     """Return a worker's n-th forward or backward: the chunks in turn, `workers` micro-batches each."""
     whole, left = divmod(number, workers * chunks)
     chunk, within = divmod(left, workers)
@@ -82,7 +82,7 @@ def zb1p(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     activations of `workers` micro-batches at most for each of its stages, as 1F1B's first worker."""
     check(workers, microbatches, chunks)
     order = in_rounds(workers, microbatches, chunks, Kind.INPUT, apart=1)
-    return _played([_in_order(own, workers * chunks) for own in order], workers * chunks)
+    return _simulate_workers([_in_order(own, workers * chunks) for own in order], workers * chunks)
 
 
 def zbv(workers: int, microbatches: int, chunks: int = 2) -> Ops:
@@ -92,7 +92,7 @@ def zbv(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     check(workers, microbatches)
     check_chunks("zbv", chunks, 2)
     last = 2 * workers - 1
-    return _played([_most_urgent((w, last - w), microbatches, 2 * workers) for w in range(workers)], last + 1)
+    return _simulate_workers([_most_urgent((w, last - w), microbatches, 2 * workers) for w in range(workers)], last + 1)
 
 
 def dualpipev(workers: int, microbatches: int, chunks: int = 2) -> Ops:
@@ -102,7 +102,7 @@ def dualpipev(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     check_chunks("dualpipev", chunks, 2)
     # The phases need at least these; ops of micro-batches that do not exist are removed afterwards.
     padded = max(microbatches, 2 * workers)
-    lists = [list(_dualpipev(w, workers, padded)) for w in range(workers)]
+    lists = [list(_yield_dualpipev(w, workers, padded)) for w in range(workers)]
     return [[op for op in own if op.microbatch < microbatches] for own in lists]
 
 
@@ -161,7 +161,7 @@ def _most_urgent(stages: tuple[int, int], microbatches: int, most: int) -> _Work
     return _WorkerState(next_op)
 
 
-def _played(workers: list[_WorkerState], stages: int) -> Ops:
+def _simulate_workers(workers: list[_WorkerState], stages: int) -> Ops:
     """Simulate all workers, each op one unit of time, until no worker can begin an op; return their lists."""
     done: set[Op] = set()
     going = True
@@ -172,7 +172,7 @@ def _played(workers: list[_WorkerState], stages: int) -> Ops:
     return [worker.ops for worker in workers]
 
 
-def _dualpipev(w: int, workers: int, microbatches: int) -> Iterator[Op]:
+def _yield_dualpipev(w: int, workers: int, microbatches: int) -> Iterator[Op]:
     """Yield a worker's ops in eight phases; counters hold the next micro-batch of both its stages."""
     stages = (w, 2 * workers - 1 - w)
     forwards, backwards = [itertools.count(), itertools.count()], [itertools.count(), itertools.count()]
@@ -216,12 +216,17 @@ def sequential(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     check(workers, microbatches, chunks)
     kinds = (Kind.FORWARD, Kind.BACKWARD)
     return [
-        [Op(s, kind, i) for i in range(microbatches) for kind in kinds for s in _passed(w, workers, chunks, kind)]
+        [
+            Op(s, kind, i)
+            for i in range(microbatches)
+            for kind in kinds
+            for s in _stages_in_order(w, workers, chunks, kind)
+        ]
         for w in range(workers)
     ]
 
 
-def _passed(worker: int, workers: int, chunks: int, kind: Kind) -> list[int]:
+def _stages_in_order(worker: int, workers: int, chunks: int, kind: Kind) -> list[int]:
     """Return the worker's stages, in the order in which a micro-batch passes them."""
     stages = [chunk * workers + worker for chunk in range(chunks)]
     return stages if kind is Kind.FORWARD else stages[::-1]
@@ -249,10 +254,10 @@ def asynchronous(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019."""
     check(workers, microbatches)
     check_chunks("async", chunks, 1)
-    return [[each for op in own for each in _updated(op)] for own in one_f_one_b(workers, microbatches)]
+    return [[each for op in own for each in _with_update(op)] for own in one_f_one_b(workers, microbatches)]
 
 
-def _updated(op: Op) -> list[Op]:
+def _with_update(op: Op) -> list[Op]:
     return [op, Op(op.stage, Kind.UPDATE, op.microbatch)] if op.kind is Kind.BACKWARD else [op]
 
 

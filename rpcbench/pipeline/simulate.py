@@ -38,18 +38,18 @@ def chart(
     stages: dict[int, set[int]] = {}
     for span in spans:
         stages.setdefault(span.worker, set()).add(span.op.stage)
-    bars = tuple(_bar(span, len(stages[span.worker]) > 1, span in running) for span in spans)
+    bars = tuple(_make_bar(span, len(stages[span.worker]) > 1, span in running) for span in spans)
     kinds = {span.op.kind for span in spans}
     marks = tuple(mark for kind, mark in MARKS.items() if kind in kinds)
-    return Chart(bars, names, "Pipeline", title, marks, _legend(kinds, bool(running)), unit, per)
+    return Chart(bars, names, "Pipeline", title, marks, _legend_text(kinds, bool(running)), unit, per)
 
 
-def _bar(span: Span, staged: bool, running: bool) -> Bar:
+def _make_bar(span: Span, staged: bool, running: bool) -> Bar:
     labels = (str(span.op), span.op.label) if staged else (span.op.label,)
     return Bar(span.worker, span.begin, span.end, MARKS[span.op.kind], labels, running)
 
 
-def _legend(kinds: set[Kind], running: bool) -> str:
+def _legend_text(kinds: set[Kind], running: bool) -> str:
     told = {kind: mark.fill + mark.name[1:] for kind, mark in MARKS.items() if kind in kinds}
     besides = f"; A{told.pop(Kind.ALL_REDUCE)}" if Kind.ALL_REDUCE in told else ""
     still = f"; {RUNNING} still running" if running else ""
@@ -108,18 +108,22 @@ class Costs:
 
     def __call__(self, op: Op) -> float:
         if op.kind is Kind.FORWARD:
-            return _of(self.forward, op.stage)
+            return _value_of_stage(self.forward, op.stage)
         if op.kind is Kind.BACKWARD:
-            return 2 * _of(self.forward, op.stage) if self.backward is None else _of(self.backward, op.stage)
+            return (
+                2 * _value_of_stage(self.forward, op.stage)
+                if self.backward is None
+                else _value_of_stage(self.backward, op.stage)
+            )
         if op.kind in (Kind.UPDATE, Kind.ALL_REDUCE):
             return 0.0
         if op.kind is Kind.RECOMPUTE:
-            return _of(self.forward if self.recompute is None else self.recompute, op.stage)
+            return _value_of_stage(self.forward if self.recompute is None else self.recompute, op.stage)
         half = self.input if op.kind is Kind.INPUT else self.weight
-        return self(Op(op.stage, Kind.BACKWARD, op.microbatch)) / 2 if half is None else _of(half, op.stage)
+        return self(Op(op.stage, Kind.BACKWARD, op.microbatch)) / 2 if half is None else _value_of_stage(half, op.stage)
 
 
-def _of(each: Each, stage: int) -> float:
+def _value_of_stage(each: Each, stage: int) -> float:
     return float(each[stage] if isinstance(each, Sequence) else each)
 
 
@@ -186,7 +190,7 @@ def simulate(ops: Ops, cost: Cost = equal_stages, transfer: float = 0.0, activat
         clock[worker] = begin + cost(op)
         ended[gives(op)] = clock[worker], worker
         spans.append(Span(worker, op, begin, clock[worker]))
-    memory = tuple(peak(own, lambda stage: _of(activation, stage)) for own in ops)
+    memory = tuple(peak(own, lambda stage: _value_of_stage(activation, stage)) for own in ops)
     return Simulation(
         tuple(spans), max(clock, default=0.0), idle_share(spans, len(ops)), tuple(int(peak(own)) for own in ops), memory
     )

@@ -70,7 +70,7 @@ class Check:
         return "\n".join(lines)
 
 
-def _taken(
+def _gather_inputs(
     stage: Stage,
     given: dict[int, tuple[Any, ...]],
     inputs: tuple[Any, ...],
@@ -84,7 +84,7 @@ def _taken(
         else:
             (sent,) = (each for each in stages[way.stage].ports.gives if each.stage == stage.index)
             message = tuple(given[way.stage][place] for place in sent.places)
-            crossings.append(Crossing(way.stage, stage.index, tuple(map(_told, message)), nbytes(message)))
+            crossings.append(Crossing(way.stage, stage.index, tuple(map(_describe_value, message)), nbytes(message)))
         for place, value in zip(way.places, message, strict=True):
             values[place] = value
     return values
@@ -102,16 +102,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             each.training = mode
 
 
-def _told(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return layout_of(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _difference(found: Any, wanted: Any) -> float:
+def _largest_difference(found: Any, wanted: Any) -> float:
     """Return the largest difference between any two elements; dicts of any class are compared by their keys."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         if found.keys() != wanted.keys():
-            raise PipelineError(f"the split model gives {_keys(found)}, the whole one {_keys(wanted)}")
-        return max((_difference(found[key], wanted[key]) for key in wanted), default=0.0)
+            raise PipelineError(f"the split model gives {_format_keys(found)}, the whole one {_format_keys(wanted)}")
+        return max((_largest_difference(found[key], wanted[key]) for key in wanted), default=0.0)
     # A dict is a leaf, also of a class that _pytree does not enter; it is compared by the recursion above.
     (one, spec), (other, others) = (
         _pytree.tree_flatten(made, lambda v: isinstance(v, dict)) for made in (found, wanted)
@@ -119,19 +119,19 @@ def _difference(found: Any, wanted: Any) -> float:
     if spec != others or isinstance(found, dict) or isinstance(wanted, dict):
         raise PipelineError(f"the split model gives {type(found).__name__}, the whole one {type(wanted).__name__}")
     if spec.is_leaf():
-        return _apart(found, wanted)
-    return max(map(_difference, one, other), default=0.0)
+        return _tensor_distance(found, wanted)
+    return max(map(_largest_difference, one, other), default=0.0)
 
 
-def _keys(made: dict[Any, Any]) -> str:
+def _format_keys(made: dict[Any, Any]) -> str:
     return ", ".join(map(repr, made)) or "an empty dict"
 
 
-def _apart(one: Any, other: Any) -> float:
+def _tensor_distance(one: Any, other: Any) -> float:
     if not isinstance(one, torch.Tensor):
         return 0.0 if one == other else float("inf")
     if one.shape != other.shape or one.dtype != other.dtype:
-        raise PipelineError(f"the split model gives {_told(one)}, the whole one {_told(other)}")
+        raise PipelineError(f"the split model gives {_describe_value(one)}, the whole one {_describe_value(other)}")
     same = (one == other) | ((one != one) & (other != other))  # two NaN at one place are the same
     wide = torch.complex128 if one.is_complex() else torch.double
     apart = torch.where(same, 0.0, (one.to(wide) - other.to(wide)).abs())
@@ -181,8 +181,8 @@ class Stages:
     ties: Names = ()  # groups of names of weights that lazy modules share
 
     def __repr__(self) -> str:
-        sizes = "balanced" if self.sizes is None else f"of {_list([*map(str, self.sizes)])}"
-        return f"<Stages {sizes}, from {counted(len(self.links), 'module')}, for {_list(self.workers)}>"
+        sizes = "balanced" if self.sizes is None else f"of {_format_names([*map(str, self.sizes)])}"
+        return f"<Stages {sizes}, from {counted(len(self.links), 'module')}, for {_format_names(self.workers)}>"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class Stages:
                 a buffer.
         """
         homes = range(len(self.row)) if homes is None else homes
-        bounds = list(accumulate(self._sizes(len(homes)), initial=0))
+        bounds = list(accumulate(self._stage_sizes(len(homes)), initial=0))
         wiring = StageGraph(self.links, connect(self.links, self.inputs), bounds)
         own = [self.links[begin:end] for begin, end in pairwise(bounds)]
         stages = [
@@ -237,20 +237,20 @@ class Stages:
             modes.enter_context(evaluating(whole))
             for stage in stages:
                 modes.enter_context(evaluating(stage.module))
-                made = stage.module(*_taken(stage, given, inputs, crossings, stages))
+                made = stage.module(*_gather_inputs(stage, given, inputs, crossings, stages))
                 if stage is not stages[-1]:
                     given[stage.index] = sendable(made if isinstance(stage.module, Segment) else (made,), stage.index)
-            found = _difference(made, whole(*args, **kwargs))
+            found = _largest_difference(made, whole(*args, **kwargs))
         return Check(found, tuple(sorted(crossings, key=lambda c: (c.source, c.stage))))
 
-    def _sizes(self, stages: int) -> Sequence[int]:
+    def _stage_sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
-            _enough(self.links, stages)
+            _check_enough(self.links, stages)
             return balanced(self.weights, stages)
         if len(self.sizes) != stages:
             raise PipelineError(
                 f"the split has {counted(len(self.sizes), 'stage')}, but this schedule runs {stages} on "
-                f"{_list(self.row)}: split into as many, or choose other workers or another schedule"
+                f"{_format_names(self.row)}: split into as many, or choose other workers or another schedule"
             )
         return self.sizes
 
@@ -313,7 +313,7 @@ def split(
         parts = [expanded(child) for child in children(model)]
     links = tuple(link for part in parts for link in part)
     _refuse_shapeless(links)
-    _enough(links, len(row))
+    _check_enough(links, len(row))
     ties = checked_ties(tie, links)
     names = _checked_inputs(inputs)
     taken = connect(links, names)
@@ -334,7 +334,8 @@ def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, .
     """Return the sizes of the stages. PipelineError where they do not give each worker equally many stages."""
     if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
-            f"{counted(len(sizes), 'stage')} for {counted(len(row), 'worker')} ({_list(row)}): each worker needs as "
+            f"{counted(len(sizes), 'stage')} for {counted(len(row), 'worker')} ({_format_names(row)}): each "
+            "worker needs as "
             "many stages as the others. Split into fewer or more stages, or start more workers"
         )
     return None if sizes is None else tuple(sizes)
@@ -358,10 +359,10 @@ def _checked_workers(workers: Sequence[str]) -> tuple[str, ...]:
     return tuple(workers)
 
 
-def _enough(links: Sequence[ModuleLink], stages: int) -> None:
+def _check_enough(links: Sequence[ModuleLink], stages: int) -> None:
     if len(links) < stages:
         raise PipelineError(
-            f"{stages} stages need at least {stages} modules, but the model has {len(links)} ({_names(links)}): "
+            f"{stages} stages need at least {stages} modules, but the model has {len(links)} ({_link_names(links)}): "
             "use fewer workers, or cut the model finer"
         )
 
@@ -380,7 +381,7 @@ def _sizes_by_children(balance: Sequence[int], widths: Sequence[int]) -> list[in
 def _sizes_at(at: Sequence[str], links: Sequence[ModuleLink]) -> list[int]:
     if isinstance(at, str):
         raise PipelineError(f"at must be a list of names: at=[{at!r}]")
-    starts = [_start(name, links) for name in at]
+    starts = [_find_start(name, links) for name in at]
     bounds = [0, *starts, len(links)]
     for name, (before, start) in zip(at, pairwise(bounds[:-1]), strict=True):
         if start <= before:
@@ -391,11 +392,11 @@ def _sizes_at(at: Sequence[str], links: Sequence[ModuleLink]) -> list[int]:
     return [end - begin for begin, end in pairwise(bounds)]
 
 
-def _start(name: str, links: Sequence[ModuleLink]) -> int:
+def _find_start(name: str, links: Sequence[ModuleLink]) -> int:
     for index, link in enumerate(links):
         if f"{link.name}.".startswith(f"{name}."):  # a name may be that of a chain: its first link
             return index
-    raise PipelineError(f"the model cannot be cut at {name!r}; its modules are {_names(links)}")
+    raise PipelineError(f"the model cannot be cut at {name!r}; its modules are {_link_names(links)}")
 
 
 def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
@@ -449,11 +450,11 @@ def _refuse_shapeless(links: Sequence[ModuleLink]) -> None:
                 )
 
 
-def _names(links: Sequence[ModuleLink]) -> str:
-    return _list([link.name for link in links])
+def _link_names(links: Sequence[ModuleLink]) -> str:
+    return _format_names([link.name for link in links])
 
 
-def _list(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:12])  # enough to see a pattern, short enough for an error
     return shown if len(names) <= 12 else f"{shown}, … {names[-1]}"
 

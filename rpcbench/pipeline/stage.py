@@ -78,7 +78,9 @@ class WeightStash:
             return module(*values)
         if op.stage not in self._newest:
             # A copy, because the optimizer changes the parameters in place while this version is needed.
-            self._newest[op.stage] = {n: p.detach().clone().requires_grad_() for n, p in _trained(module).items()}
+            self._newest[op.stage] = {
+                n: p.detach().clone().requires_grad_() for n, p in _trained_params(module).items()
+            }
         version = self._used.setdefault((op.stage, op.microbatch), self._newest[op.stage])
         return functional_call(module, version, tuple(values))
 
@@ -92,7 +94,7 @@ class WeightStash:
         version = self._used.pop((op.stage, op.microbatch), None)
         if version is None:
             return False
-        params = _trained(self._modules[op.stage])
+        params = _trained_params(self._modules[op.stage])
         scale = self._weights[op.microbatch]  # an update takes the micro-batch as a whole batch, not as a share
         self._gradients[op.stage, op.microbatch] = [
             (params[name], gradient / scale)
@@ -110,7 +112,7 @@ class WeightStash:
         self._newest.pop(op.stage, None)  # the next forward copies the updated parameters
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+def _trained_params(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: param for name, param in module.named_parameters() if param.requires_grad}
 
 
@@ -146,10 +148,10 @@ class ForwardContext:
 
     def forward(self, module: nn.Module, first: bool = True) -> contextlib.AbstractContextManager[object]:
         """Return the context for a stage's forward. `first`: it is not a recomputed one."""
-        return _NOTHING if self._plain else self._around(module, first)
+        return _NOTHING if self._plain else self._enter_forward(module, first)
 
     @contextlib.contextmanager
-    def _around(self, module: nn.Module, first: bool) -> Iterator[None]:
+    def _enter_forward(self, module: nn.Module, first: bool) -> Iterator[None]:
         casting: Any = _NOTHING if self._autocast is None else torch.autocast(self._devices[module], self._autocast)
         with self.norms.counting(first), casting:  # a recomputed forward counts no statistics twice
             yield
@@ -217,13 +219,13 @@ class _Directory:
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
         self._member_table = agent.member_table
-        agent.on_member(self._member)
-        agent.on_notice(ENDS, self._ends)
-        agent.on_notice(CREDITS, self._taken)
-        agent.on_notice(RING_OPENED, partial(self._opened, agent))
-        agent.on_notice(VALUE_IN_RING, self._look)
+        agent.on_member(self._member_changed)
+        agent.on_notice(ENDS, self._abort_received)
+        agent.on_notice(CREDITS, self._credit_received)
+        agent.on_notice(RING_OPENED, partial(self._ring_opened, agent))
+        agent.on_notice(VALUE_IN_RING, self._ring_value_received)
 
-    def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         """Close the slots of each pipeline whose driver or worker has left. Only a step in doubt may still end well."""
         if kind in GONE:
             for worker in list(self.workers.values()):
@@ -232,17 +234,17 @@ class _Directory:
                     decides = who.id in (worker.driver, worker.workers[0])  # the latter is the coordinator
                     worker.slots.close(f"{who.name} has gone: {reason}", in_doubt=decides)
 
-    def _ends(self, _source: int, told: tuple[str, int, str]) -> None:
+    def _abort_received(self, _source: int, told: tuple[str, int, str]) -> None:
         key, step, reason = told
         if (worker := self.workers.get(key)) is not None:
             worker.slots.abort(step, reason)
 
-    def _taken(self, _source: int, told: tuple[str, int, int, int, int, int]) -> None:
+    def _credit_received(self, _source: int, told: tuple[str, int, int, int, int, int]) -> None:
         key, step, count, kind, stage, source = told
         if (worker := self.workers.get(key)) is not None:
             worker.mail.acknowledged(step, count, Channel(kind, stage, source))
 
-    def _opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
+    def _ring_opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
         key, place, name = told
         connection = agent.connection(source)
         if connection is None:
@@ -251,7 +253,7 @@ class _Directory:
         if lane is not None and (worker := self.workers.get(key)) is not None:
             worker.mail.lanes.offer(source, lane)
 
-    def _look(self, _source: int, key: str) -> None:
+    def _ring_value_received(self, _source: int, key: str) -> None:
         if (worker := self.workers.get(key)) is not None:
             worker.slots.wake_waiters()
 

@@ -60,30 +60,32 @@ class DimensionSpec(NamedTuple):
         """Return the module's arguments, with the stated names. `where`: a prefix for errors that names the stage."""
         if not self.dims_taken:
             return tuple(values)
-        return _under(self.dims_taken, zip(self.takes or (), values, strict=True), f"{where}{self.name!r} takes")
+        return _name_values(self.dims_taken, zip(self.takes or (), values, strict=True), f"{where}{self.name!r} takes")
 
     def given(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
         """Return the values that the module has returned, with the stated names; see `taken`."""
         if not self.dims_given:
             return tuple(values)
-        return _under(self.dims_given, zip(self.gives or (), values, strict=True), f"{where}{self.name!r} gives")
+        return _name_values(self.dims_given, zip(self.gives or (), values, strict=True), f"{where}{self.name!r} gives")
 
 
-def _under(dims: Stated, values: Iterable[tuple[str, Any]], who: str) -> tuple[Any, ...]:
-    return tuple(_named(value, dims[name], f"{who} {name!r}") if name in dims else value for name, value in values)
+def _name_values(dims: Stated, values: Iterable[tuple[str, Any]], who: str) -> tuple[Any, ...]:
+    return tuple(
+        _name_tensor(value, dims[name], f"{who} {name!r}") if name in dims else value for name, value in values
+    )
 
 
-def _named(value: Any, dims: Dims, who: str) -> Any:
+def _name_tensor(value: Any, dims: Dims, who: str) -> Any:
     # Imported here, so that a model without names of dimensions never loads the package.
     from rpcbench.named import NamesError, named
     from rpcbench.named.rules import show
 
     if not isinstance(value, torch.Tensor):
-        raise PipelineError(f"{who} as {_listed(dims)}, but it is no tensor: {value!r}")
+        raise PipelineError(f"{who} as {_format_dims(dims)}, but it is no tensor: {value!r}")
     try:
         return named(value, *dims)
     except NamesError:
-        raise PipelineError(f"{who} as {_listed(dims)}, but it is {show(value)}") from None
+        raise PipelineError(f"{who} as {_format_dims(dims)}, but it is {show(value)}") from None
 
 
 def stated(what: str, values: Values | None) -> Stated:
@@ -113,12 +115,13 @@ def agree(value: str, giver: DimensionSpec, taker: DimensionSpec) -> None:
     # The taker may name a dimension that the giver leaves open (None), but not the reverse: a name is never dropped.
     if len(given) != len(taken) or any(a not in (None, b) for a, b in zip(given, taken, strict=True)):
         raise PipelineError(
-            f"{taker.name!r} takes {value!r} as {_listed(taken)}, but {giver.name!r} gives it as {_listed(given)}: "
+            f"{taker.name!r} takes {value!r} as {_format_dims(taken)}, but {giver.name!r} gives it as "
+            f"{_format_dims(given)}: "
             "state the same names of dimensions in both parts, in the same order"
         )
 
 
-def _listed(dims: Dims) -> str:
+def _format_dims(dims: Dims) -> str:
     return f"({', '.join(map(str, dims))})"
 
 
@@ -172,7 +175,7 @@ def connect(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Va
     before = tuple(known.values()) or (Value(OUTSIDE, 0),)  # an input without a name is one value
     taken = []
     for number, link in enumerate(links):
-        taken.append(before if link.takes is None else tuple(_find(name, known, link) for name in link.takes))
+        taken.append(before if link.takes is None else tuple(_find_value(name, known, link) for name in link.takes))
         before = tuple(Value(number, place) for place in range(len(link.gives or [None])))
         known.update(zip(link.gives or (), before, strict=False))  # a later value of the same name hides this one
     for link, values in zip(links, taken, strict=True):
@@ -182,7 +185,7 @@ def connect(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Va
     return taken
 
 
-def _find(name: str, known: dict[str, Value], link: ModuleLink) -> Value:
+def _find_value(name: str, known: dict[str, Value], link: ModuleLink) -> Value:
     if name not in known:
         there = f"there are {', '.join(known)}" if known else "nothing before it has a name"
         raise PipelineError(
@@ -198,22 +201,26 @@ class StageGraph:
     def __init__(self, links: Sequence[ModuleLink], taken: Sequence[tuple[Value, ...]], bounds: Sequence[int]) -> None:
         self._links, self._taken, self._bounds = links, taken, bounds
         self._count = len(bounds) - 1
-        self._home = {link: s for s in range(self._count) for link in range(bounds[s], bounds[s + 1])}  # link -> stage
-        self._home[OUTSIDE] = OUTSIDE
-        self._needs = [sorted(self._needed(s)) for s in range(self._count)]
+        self._stage_of_link = {
+            link: s for s in range(self._count) for link in range(bounds[s], bounds[s + 1])
+        }  # link -> stage
+        self._stage_of_link[OUTSIDE] = OUTSIDE
+        self._needs = [sorted(self._inputs_of_stage(s)) for s in range(self._count)]
 
-    def _needed(self, stage: int) -> set[Value]:
+    def _inputs_of_stage(self, stage: int) -> set[Value]:
         own = range(self._bounds[stage], self._bounds[stage + 1])
         return {value for link in own for value in self._taken[link] if value.link < own.start}
 
-    def _gives(self, stage: int) -> list[Value]:
-        return sorted({v for needs in self._needs for v in needs if self._home[v.link] == stage})
+    def _outputs_of_stage(self, stage: int) -> list[Value]:
+        return sorted({v for needs in self._needs for v in needs if self._stage_of_link[v.link] == stage})
 
     def ports(self, stage: int) -> StageIO:
         """Return the stage's connections."""
-        needs, gives = self._needs[stage], self._gives(stage)
-        sources = sorted({self._home[value.link] for value in needs})
-        takes = [ValuePath(s, tuple(p for p, v in enumerate(needs) if self._home[v.link] == s)) for s in sources]
+        needs, gives = self._needs[stage], self._outputs_of_stage(stage)
+        sources = sorted({self._stage_of_link[value.link] for value in needs})
+        takes = [
+            ValuePath(s, tuple(p for p, v in enumerate(needs) if self._stage_of_link[v.link] == s)) for s in sources
+        ]
         to = [ValuePath(t, tuple(p for p, v in enumerate(gives) if v in self._needs[t])) for t in range(self._count)]
         inputs = tuple(value.place for value in needs if value.link == OUTSIDE)
         return StageIO(tuple(takes), tuple(way for way in to if way.places), inputs)
@@ -224,7 +231,7 @@ class StageGraph:
         own, taken = self._links[begin:end], self._taken[begin:end]
         modules = [link.module for link in own]
         row = [(Value(begin + number, 0),) for number in range(len(own))]  # each link's first value
-        gives = None if stage + 1 == self._count else self._gives(stage)
+        gives = None if stage + 1 == self._count else self._outputs_of_stage(stage)
         plain = len(self._needs[stage]) == 1 and taken == [tuple(self._needs[stage]), *row[:-1]]
         unnamed = all(link.gives is None and not link.dims_taken for link in own)
         # A chain in which each module takes the one value before it needs no bookkeeping by name.
@@ -261,7 +268,7 @@ class Segment(nn.Sequential):
                 own = given(made, terms, self._where)
                 held.update((Value(self._begin + number, p), v) for p, v in enumerate(own))
         if self._values is None:
-            return _output(made, self._terms[-1], self._where)
+            return _name_output(made, self._terms[-1], self._where)
         return tuple(held[value] for value in self._values)
 
 
@@ -274,10 +281,10 @@ def given(made: Any, terms: DimensionSpec, where: str = "") -> tuple[Any, ...]:
         return terms.given([made], where)
     if isinstance(made, tuple | list) and len(made) == len(names):
         return terms.given(made, where)
-    raise PipelineError(f"{terms.name!r} gives {', '.join(names)}, but its forward returned {_told(made)}")
+    raise PipelineError(f"{terms.name!r} gives {', '.join(names)}, but its forward returned {_describe_value(made)}")
 
 
-def _output(made: Any, terms: DimensionSpec, where: str) -> Any:
+def _name_output(made: Any, terms: DimensionSpec, where: str) -> Any:
     """Return the output of the model's last module, in the same structure, with the stated names of dimensions."""
     if not terms.dims_given:
         return made
@@ -292,13 +299,14 @@ def sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:
     for value in values:
         if not isinstance(value, _SENDABLE):
             raise PipelineError(
-                f"stage {stage} gives {_told(value)}; only tensors and numbers go between stages. Give each a name: "
+                f"stage {stage} gives {_describe_value(value)}; only tensors and numbers go between stages. Give "
+                "each a name: "
                 'part(module, gives=("h", "mask"))'
             )
     return values
 
 
-def _told(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     count = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
     return f"{type(value).__name__}{count}"
 
@@ -382,11 +390,11 @@ def part(module: nn.Module, takes: Values | None = None, gives: Values | None = 
     Raises:
         PipelineError: where something is not a name, or `gives` has a name twice.
     """
-    names_taken, names_given = _checked("takes", takes), _checked("gives", gives)
+    names_taken, names_given = _check_names("takes", takes), _check_names("gives", gives)
     return Part(module, names_taken, names_given, stated("takes", takes), stated("gives", gives))
 
 
-def _checked(what: str, names: Values | None) -> Names | None:
+def _check_names(what: str, names: Values | None) -> Names | None:
     if names is None:
         return None
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
@@ -412,10 +420,10 @@ def children(model: Model) -> list[ModuleLink]:
             "known. Give split() an nn.Sequential, a list of modules to be run one after the other, or "
             "traced(model, x), which follows its forward"
         )
-    return [_link(name, item) for name, item in named]
+    return [_make_link(name, item) for name, item in named]
 
 
-def _link(name: str, item: object) -> ModuleLink:
+def _make_link(name: str, item: object) -> ModuleLink:
     module = item.module if isinstance(item, Part) else item
     if not isinstance(module, nn.Module):
         raise PipelineError(f"item {name} of the list is {module!r}, not a torch.nn.Module")
@@ -426,19 +434,19 @@ def _link(name: str, item: object) -> ModuleLink:
 
 def expanded(child: ModuleLink) -> list[ModuleLink]:
     """Return the child, or the links of its chain: the first takes its values, the last gives its values."""
-    found = list(_walk(child.name, child.module))
+    found = list(_chain_links(child.name, child.module))
     found[0] = replace(found[0], takes=child.takes, dims_taken=child.dims_taken)
     found[-1] = replace(found[-1], gives=child.gives, dims_given=child.dims_given)
     return found
 
 
-def _walk(name: str, module: nn.Module) -> Iterator[ModuleLink]:
+def _chain_links(name: str, module: nn.Module) -> Iterator[ModuleLink]:
     if not _is_chain(module) or not len(module._modules):  # an empty chain stays a link
         yield ModuleLink(name, module)
         return
     for own, child in module._modules.items():
         if child is not None:
-            yield from _walk(f"{name}.{own}", child)
+            yield from _chain_links(f"{name}.{own}", child)
 
 
 def _is_chain(module: nn.Module) -> bool:

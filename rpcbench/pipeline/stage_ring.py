@@ -64,9 +64,9 @@ class _Views:
     def at(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor over a slot. ProtocolError for a dtype or shape that does not fit there."""
         found = self._made.get((place, dtype, shape))
-        return self._make(place, dtype, shape) if found is None else found
+        return self._make_view(place, dtype, shape) if found is None else found
 
-    def _make(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
+    def _make_view(self, place: int, dtype: int, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
         if not 0 <= dtype < len(_DTYPES) or min(shape, default=1) < 1 or count * _DTYPES[dtype].itemsize > SLOT_BYTES:
             raise ProtocolError(f"a peer has sent an impossible value: dtype number {dtype}, shape {shape}")
@@ -78,7 +78,7 @@ class _Views:
         return made
 
 
-def _fits(value: Any) -> bool:
+def _may_carry(value: Any) -> bool:
     """Return whether a ring can carry this value: a plain, contiguous CPU tensor of at most ROOM bytes."""
     return (
         type(value) is Tensor
@@ -127,7 +127,7 @@ class StageRing:
     def __init__(self, agent: Agent, key: str) -> None:
         self._agent, self._key = agent, key
         self._producers: dict[int, _ProducerEnd] = {}
-        self._refused: set[int] = set()  # workers for which `_open` has failed in this step
+        self._refused: set[int] = set()  # workers for which `_open_ring` has failed in this step
         self._new_rings: queue.SimpleQueue[tuple[int, Consumer]] = queue.SimpleQueue()
         self._consumers: dict[int, list[_ConsumerEnd]] = {}  # by sender; the latest last, older ones until empty
         self._from_ring: set[Slot] = set()  # filled from a ring in this step, and not taken yet
@@ -146,21 +146,21 @@ class StageRing:
     def give(self, to: int, slot: Slot, values: tuple[Any, ...], opens: bool = True) -> bool:
         """Put a value into the receiver's ring; return whether that was possible. `opens`: open a ring if there is
         none, and record the value, unlike messages of the commit."""
-        if len(values) != 1 or self._watched() or not _fits(value := values[0]):
+        if len(values) != 1 or self._is_watched() or not _may_carry(value := values[0]):
             return False
         lane, connection = self._producers.get(to), self._agent.connection(to)
         if lane is None or lane.connection is not connection or lane.ring.over:  # the ring ends with its connection
-            lane = self._open(to, connection) if opens else None
-        if lane is None or not self._write(lane, to, slot, value, opens):
+            lane = self._open_ring(to, connection) if opens else None
+        if lane is None or not self._write_value(lane, to, slot, value, opens):
             return False
         lane.ring.tell(partial(self._agent.notify, to, VALUE_IN_RING, self._key))
         return True
 
-    def _watched(self) -> bool:
+    def _is_watched(self) -> bool:
         """Return whether each message must be visible, so that none may bypass the connection."""
         return self._agent.bus.telling or not self._agent.links.plain
 
-    def _write(self, lane: _ProducerEnd, to: int, slot: Slot, value: Tensor, recorded: bool) -> bool:
+    def _write_value(self, lane: _ProducerEnd, to: int, slot: Slot, value: Tensor, recorded: bool) -> bool:
         ring, recorder, shape = lane.ring, self._agent.values.recorder, tuple(value.shape)
         with ring.lock:  # the value, its record and its head together, in the order of the ring
             place = ring.room()
@@ -171,10 +171,10 @@ class StageRing:
             lane.views.at(place, number, shape).copy_(value.detach() if value.requires_grad else value)
             head = *slot, *named, value.requires_grad, number, len(shape), *shape
             ring.give(head + (0,) * (NUMBERS - len(head)), value.nbytes)
-        self._note(named, to, slot, value.requires_grad)
+        self._note_crossing(named, to, slot, value.requires_grad)
         return True
 
-    def _open(self, to: int, connection: StreamConnection | None) -> _ProducerEnd | None:
+    def _open_ring(self, to: int, connection: StreamConnection | None) -> _ProducerEnd | None:
         """Open a ring to a worker, and notify it; None if the two share no memory."""
         if connection is None or to in self._refused:
             return None
@@ -196,15 +196,15 @@ class StageRing:
     def take(self, slots: Slots, slot: Slot, giver: int) -> tuple[Tensor] | None:
         """Return the value for this slot if it is next in the ring; else None, and put the next into its own slot."""
         lanes = self._consumers.get(giver)
-        if not lanes or slots.has(slot) or slots.aborted(slot.step) or self._watched():
+        if not lanes or slots.has(slot) or slots.aborted(slot.step) or self._is_watched():
             return None
         if (found := lanes[0].next(slot.step)) is None:
             return None
         came, value, named = found
         if came != slot:
-            self._bring(slots, giver, came, value, named)
+            self._store_value(slots, giver, came, value, named)
             return None
-        self._note(named, giver, None, value.requires_grad)
+        self._note_crossing(named, giver, None, value.requires_grad)
         return (value,)
 
     def listen(self, slots: Slots, slot: Slot, giver: int) -> bool:
@@ -236,16 +236,16 @@ class StageRing:
         lanes = self._consumers.get(giver, ())
         while lanes and not slots.has(slot):
             if (found := lanes[0].next(slot.step)) is not None:
-                self._bring(slots, giver, *found)
+                self._store_value(slots, giver, *found)
             elif len(lanes) > 1 and lanes[0].ring.next() is None:
                 del lanes[0]  # empty, and nothing is sent there since the next one was opened
             else:
                 break
 
-    def _bring(self, slots: Slots, giver: int, slot: Slot, value: Tensor, named: tuple[int, int]) -> None:
+    def _store_value(self, slots: Slots, giver: int, slot: Slot, value: Tensor, named: tuple[int, int]) -> None:
         if slots.aborted(slot.step):  # its context has ended
             return
-        self._note(named, giver, None, value.requires_grad)
+        self._note_crossing(named, giver, None, value.requires_grad)
         self._from_ring.add(slot)
         slots.put(slot, lambda: value)
 
@@ -257,7 +257,7 @@ class StageRing:
         return False
 
     # -- both
-    def _note(self, named: tuple[int, int], other: int, label: Slot | None, requires_grad: bool) -> None:
+    def _note_crossing(self, named: tuple[int, int], other: int, label: Slot | None, requires_grad: bool) -> None:
         if named != _UNRECORDED:
             self._crossed.append(new_tuple(InterceptedMessage, (*named, other, label, requires_grad)))
             if self._agent.bus.listening:  # a reader follows the tables
@@ -273,4 +273,4 @@ class StageRing:
         """Publish this worker's state, AWAY while messages are watched; return the event receiver if the state is
         WAITING."""
         lanes = self._consumers.get(giver)
-        return lanes[-1].ring.be(AWAY if self._watched() else at) if lanes else None
+        return lanes[-1].ring.be(AWAY if self._is_watched() else at) if lanes else None

@@ -165,15 +165,15 @@ class StepRecord:
         """Record that the next operation begins."""
         self._began.append(monotonic())
         if self._bus.listening:  # a row costs more than a stamp
-            self._tell("OpStarted")
+            self._report_op("OpStarted")
 
     def end(self, sent: int, held: int, failed: bool = False) -> None:
         """Record its end: `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
         self._ended.append((monotonic(), sent, held, failed))
         if self._bus.listening:
-            self._tell("OpEnded")
+            self._report_op("OpEnded")
 
-    def _tell(self, kind: str) -> None:
+    def _report_op(self, kind: str) -> None:
         index = len(self._began) - 1
         self._bus.note(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
 
@@ -210,8 +210,10 @@ class OpLog:
     def __init__(self, agent: Agent) -> None:
         self._id, self._bus = agent.id, agent.bus
         self._steps: dict[int, StepRecord] = {}
-        agent.bus.register("steps", lambda: {logged.key: logged.row for logged in self._kept()})
-        agent.bus.register("ops", lambda: {key: row for logged in self._kept() for key, row in logged.rows().items()})
+        agent.bus.register("steps", lambda: {logged.key: logged.row for logged in self._kept_steps()})
+        agent.bus.register(
+            "ops", lambda: {key: row for logged in self._kept_steps() for key, row in logged.rows().items()}
+        )
 
     def open(
         self, step: int, plan: str, workers: Sequence[int], ideal: float | None, samples: int, replica: int | None
@@ -220,7 +222,7 @@ class OpLog:
         take part; `ideal`: idle share of the schedule, None in evaluation, which drops no step that trains; `samples`:
         of the batch; `replica`: that of these stages, where there are several."""
         # A list, because other threads read the dict; `pop` with a default, as two steps may begin at once.
-        old_steps = [logged.row for logged in self._kept() if logged.row["step"] <= step - KEPT_STEPS]
+        old_steps = [logged.row for logged in self._kept_steps() if logged.row["step"] <= step - KEPT_STEPS]
         for old in [row["step"] for row in old_steps if row["ideal"] is None or ideal is not None]:
             if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
                 logged.forget()
@@ -238,5 +240,5 @@ class OpLog:
         logged.tell("StepBegan")
         return logged
 
-    def _kept(self) -> list[StepRecord]:
+    def _kept_steps(self) -> list[StepRecord]:
         return list(self._steps.values())

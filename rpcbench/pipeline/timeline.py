@@ -88,7 +88,7 @@ class Timeline:
             raise LookupError("no pipeline step was recorded" if step is None else f"step {step} was not recorded")
         if now is None:
             now = max(time for row in rows for time in (row["begin"], row["end"]) if time is not None)
-        spans = {_span(row, now): row["end"] is None for row in rows}
+        spans = {_make_span(row, now): row["end"] is None for row in rows}
         ordered = tuple(sorted(spans, key=lambda span: (span.worker, span.begin, span.end)))
         return Timeline(step, ordered, frozenset(span for span in spans if spans[span]), names or {}, tuple(rows))
 
@@ -155,7 +155,7 @@ def idle_share(rows: Iterable[Row]) -> float:
     return idle_between([(row["begin"], row["end"]) for row in ended], len({row["worker"] for row in ended}))
 
 
-def _span(row: Row, now: float) -> Span:
+def _make_span(row: Row, now: float) -> Span:
     op = Op(row["stage"], Kind(row["op"]), row["microbatch"])
     # An op of another worker may begin after `now`.
     return Span(row["worker"], op, row["begin"], max(now, row["begin"]) if row["end"] is None else row["end"])

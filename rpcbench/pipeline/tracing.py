@@ -16,10 +16,11 @@ Guarantees
 #
 # torch.export gives a graph whose nodes name the module that each operation belongs to:
 #
-#     model, sample -> _exported -> _refuse_functions -> _simplify -> _pieces -> _recipe for each -> ModuleLink
+#     model, sample -> _export_model -> _refuse_functions -> _simplify_graph -> _group_operations
+#                   -> _make_recipe for each -> ModuleLink
 #
-# `_pieces` cuts the row of nodes where a new module begins. A piece takes the nodes of earlier pieces that it uses, and
-# gives its own nodes that later pieces use; `stage_graph` connects them by these names.
+# `_group_operations` cuts the row of nodes where a new module begins. A piece takes the nodes of earlier pieces that it
+# uses, and gives its own nodes that later pieces use; `stage_graph` connects them by these names.
 #
 # A part's module is a `Recipe`, a list of operations as plain data, because it is pickled as any module is. A
 # torch.fx.GraphModule would be traced anew where it is unpickled, and that changes `nn.Module` for all threads while it
@@ -68,7 +69,7 @@ class TracedOp:
             function, spec, *flat = args
             args, kwargs = _pytree.tree_unflatten(flat, spec)
             return TracedOp(node.name, _pytree._retrieve_constant(function).func, args, kwargs)
-        return TracedOp(node.name, _target(node), args, kwargs)
+        return TracedOp(node.name, _target_of_node(node), args, kwargs)
 
 
 class Recipe(nn.Module):
@@ -112,8 +113,8 @@ class Recipe(nn.Module):
         held = dict(zip(self._takes, values, strict=True))
         held.update((path, operator.attrgetter(path)(self)) for path in self._own)
         for step in self._steps:
-            function = _function(step.target, held)
-            held[step.name] = function(*_filled(step.args, held), **_filled(step.kwargs, held))
+            function = _resolve_function(step.target, held)
+            held[step.name] = function(*_fill_references(step.args, held), **_fill_references(step.kwargs, held))
         return _pytree.tree_map_only(Ref, lambda ref: held[ref.name], self._made)
 
 
@@ -135,10 +136,10 @@ def plain(value: Any, found: Callable[[fx.Node], Any]) -> Any:
     """Return a node's arguments with each node in them replaced by `found(node)`."""
     if isinstance(value, fx.Node):
         return found(value)
-    return _mapped(value, lambda item: plain(item, found))
+    return _map_items(value, lambda item: plain(item, found))
 
 
-def _target(node: fx.Node) -> Callable[..., Any] | OperatorName | Ref:
+def _target_of_node(node: fx.Node) -> Callable[..., Any] | OperatorName | Ref:
     if node.op == "call_module":
         return Ref(str(node.target))
     function: Any = node.target
@@ -169,13 +170,13 @@ _IN_PLACE_OF: dict[str, Callable[..., Any]] = {
 """torch's own would load its compiler on each worker."""
 
 
-def _filled(value: Any, held: Mapping[str, Any]) -> Any:
+def _fill_references(value: Any, held: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
         return held[value.name]
-    return _mapped(value, lambda item: _filled(item, held))
+    return _map_items(value, lambda item: _fill_references(item, held))
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
     # The containers that the arguments of an fx.Node may have.
     if isinstance(value, list):
         return [change(item) for item in value]
@@ -186,7 +187,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return slice(*map(change, (value.start, value.stop, value.step))) if isinstance(value, slice) else value
 
 
-def _function(target: Callable[..., Any] | OperatorName | Ref, held: Mapping[str, Any]) -> Any:
+def _resolve_function(target: Callable[..., Any] | OperatorName | Ref, held: Mapping[str, Any]) -> Any:
     if isinstance(target, Ref):
         return held[target.name]
     return target.find() if isinstance(target, OperatorName) else target
@@ -236,14 +237,14 @@ def traced(model: nn.Module, sample: Any) -> TracedModel:
         PipelineError: where the model cannot be traced.
     """
     args, kwargs = call_of(sample)
-    program = _exported(model, args, kwargs)  # torch.export runs the model once, `_refuse_functions` again
+    program = _export_model(model, args, kwargs)  # torch.export runs the model once, `_refuse_functions` again
     module = program.module(check_guards=False)  # they may refuse batches of other sizes
     assert isinstance(module, fx.GraphModule)
     _refuse_functions(model, args, kwargs, module.graph)
     for graph in [each for each in module.modules() if isinstance(each, fx.GraphModule)]:
-        _simplify(graph)
+        _simplify_graph(graph)
     inputs = tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
-    links = tuple(_links(model, module, program.call_spec.out_spec))
+    links = tuple(_make_links(model, module, program.call_spec.out_spec))
     _assign_unused(model, links)
     return TracedModel(model, links, inputs)
 
@@ -255,7 +256,7 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch if isinstance(batch, tuple) else (batch,)), {}
 
 
-def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+def _export_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     for value in [*args, *kwargs.values()]:
         # torch.export takes sizes 0 and 1 as constants, so a sample of one would allow batches of one only.
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) < 2:
@@ -284,7 +285,7 @@ def _refuse_functions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         output = model(*map(_requiring_grad, args), **{name: _requiring_grad(value) for name, value in kwargs.items()})
     calls = [node for node in graph.nodes if "flat_apply" in str(node.target)]
     kept = {arg for node in calls for arg in node.args if isinstance(arg, str)}
-    for function in _functions(output):
+    for function in _backward_functions(output):
         name = f"{function.__module__}.{function.__qualname__}"
         if name == "torch.utils.checkpoint.CheckpointFunction":
             raise PipelineError(
@@ -303,7 +304,7 @@ def _requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()).clone()
 
 
-def _functions(output: Any) -> Iterator[type]:
+def _backward_functions(output: Any) -> Iterator[type]:
     """Yield the classes of all Functions whose backward a backward pass from `output` would run."""
     leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
@@ -318,7 +319,7 @@ def _functions(output: Any) -> Iterator[type]:
         waiting += [earlier for earlier, _ in node.next_functions]
 
 
-def _simplify(module: fx.GraphModule) -> None:
+def _simplify_graph(module: fx.GraphModule) -> None:
     """Remove checks of the trace's own assumptions, and make dropout a module, which follows train and eval."""
     graph = module.graph
     for node in list(graph.nodes):
@@ -331,16 +332,16 @@ def _simplify(module: fx.GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target is torch.ops.aten.dropout.default:
-            _replace(module, node, nn.Dropout(node.args[1]), node.args[:1])
+            _replace_node(module, node, nn.Dropout(node.args[1]), node.args[:1])
         elif "scaled_dot_product" in name and any(isinstance(arg, float) and arg for arg in node.args[4:5]):
-            _replace(module, node, Attention(node.args[4]), node.args)
+            _replace_node(module, node, Attention(node.args[4]), node.args)
         elif node.op == "call_function" and any(word in name for word in _BAKED):
             raise PipelineError(f"the forward has {name}, whose trace is of train mode only. {_OTHERWISE}")
     # The two calls of a nesting have no result that is used, but must both stay.
-    graph.eliminate_dead_code(lambda node: node.is_impure() or bool(_nests(node)))
+    graph.eliminate_dead_code(lambda node: node.is_impure() or bool(_nesting_change(node)))
 
 
-def _replace(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tuple[Any, ...]) -> None:
+def _replace_node(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tuple[Any, ...]) -> None:
     path = f"_{node.name}"
     module.add_submodule(path, other)
     with module.graph.inserting_before(node):
@@ -350,17 +351,17 @@ def _replace(module: fx.GraphModule, node: fx.Node, other: nn.Module, args: tupl
     module.graph.erase_node(node)
 
 
-def _nests(node: fx.Node) -> int:
+def _nesting_change(node: fx.Node) -> int:
     """Return the levels of `torch.vmap` and similar that this node enters (1) or leaves (-1); 0 for any other node."""
     name = getattr(node.target, "__name__", "")
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
-def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[ModuleLink]:
-    pieces = _pieces(module.graph)
+def _make_links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[ModuleLink]:
+    pieces = _group_operations(module.graph)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     outputs = _pytree.tree_leaves(output.args[0])
-    names = _names(model)
+    names = _names_by_tensor(model)
     state = {path for paths in names.values() for path in paths}
     for number, piece in enumerate(pieces):
         last = number + 1 == len(pieces)
@@ -370,20 +371,20 @@ def _links(model: nn.Module, module: fx.GraphModule, spec: Any) -> Iterator[Modu
         wanted = {arg for node in piece.nodes for arg in node.all_input_nodes}
         wanted.update(arg for arg in outputs if last and isinstance(arg, fx.Node))
         takes = [n for n in module.graph.nodes if n in wanted and n not in piece.nodes and n.op != "get_attr"]
-        part = _recipe(
+        part = _make_recipe(
             module,
             piece.nodes,
             takes,
             outputs if last else tuple(gives),
             spec if last else None,
             state,
-            partial(_name, module=module, piece=piece, names=names),
+            partial(_name_of_parameter, module=module, piece=piece, names=names),
         )
         taken = tuple(str(n.target) if n.op == "placeholder" else n.name for n in takes)  # named as in forward
         yield ModuleLink(piece.path, part, taken, None if last else tuple(n.name for n in gives), "")
 
 
-def _pieces(graph: fx.Graph) -> list[_TracedSegment]:
+def _group_operations(graph: fx.Graph) -> list[_TracedSegment]:
     """Return the operations grouped by their module; those of a parent belong to the piece before them."""
     pieces: list[_TracedSegment] = []
     waiting: list[fx.Node] = []  # of the model itself, before its first module
@@ -391,8 +392,8 @@ def _pieces(graph: fx.Graph) -> list[_TracedSegment]:
     for node in graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue
-        path = _path(node) if not depth else pieces[-1].path if pieces else ""
-        depth += _nests(node)
+        path = _module_path(node) if not depth else pieces[-1].path if pieces else ""
+        depth += _nesting_change(node)
         if not path and not pieces:
             waiting.append(node)
             continue
@@ -406,7 +407,7 @@ def _pieces(graph: fx.Graph) -> list[_TracedSegment]:
     return pieces
 
 
-def _path(node: fx.Node) -> str:
+def _module_path(node: fx.Node) -> str:
     """Return the path of the module that an operation belongs to; "" for the model itself."""
     source: Any = node
     while source.target is operator.getitem:  # it has no module of its own
@@ -417,7 +418,7 @@ def _path(node: fx.Node) -> str:
     return "" if path.startswith("_empty") else path.split("@")[0]
 
 
-def _recipe(
+def _make_recipe(
     module: fx.GraphModule,
     nodes: Sequence[fx.Node],
     takes: Sequence[fx.Node],
@@ -433,11 +434,11 @@ def _recipe(
     def found(node: fx.Node) -> Any:
         if node.op != "get_attr":
             return Ref(node.name)
-        value = _attribute(module, node)
+        value = _attribute_of_node(module, node)
         if isinstance(value, _pytree.TreeSpec):
             return value
         if isinstance(value, fx.GraphModule):
-            value = _nested(value)
+            value = _make_nested_recipe(value)
         elif not isinstance(value, torch.Tensor):
             raise PipelineError(f"the forward uses {node.target}, a {type(value).__name__}, in a trace. {_OTHERWISE}")
         path = named(node)
@@ -452,20 +453,22 @@ def _recipe(
     return Recipe([node.name for node in takes], steps, returned, own, state or set())
 
 
-def _nested(module: fx.GraphModule) -> Recipe:
+def _make_nested_recipe(module: fx.GraphModule) -> Recipe:
     """Return the recipe of a graph within a graph, such as a branch of `torch.cond`."""
     nodes = list(module.graph.nodes)
     takes = [node for node in nodes if node.op == "placeholder"]
-    return _recipe(module, [n for n in nodes if n.op.startswith("call_")], takes, nodes[-1].args[0])
+    return _make_recipe(module, [n for n in nodes if n.op.startswith("call_")], takes, nodes[-1].args[0])
 
 
-def _name(node: fx.Node, module: fx.GraphModule, piece: _TracedSegment, names: Mapping[int, list[str]]) -> str:
+def _name_of_parameter(
+    node: fx.Node, module: fx.GraphModule, piece: _TracedSegment, names: Mapping[int, list[str]]
+) -> str:
     """Return the un-split name of a parameter that is used here; of several names, the one within this module."""
-    own = names.get(id(_attribute(module, node)), ())
+    own = names.get(id(_attribute_of_node(module, node)), ())
     return next((name for name in own if name.startswith(f"{piece.path}.")), str(node.target))
 
 
-def _attribute(module: fx.GraphModule, node: fx.Node) -> Any:
+def _attribute_of_node(module: fx.GraphModule, node: fx.Node) -> Any:
     return operator.attrgetter(str(node.target))(module)
 
 
@@ -478,19 +481,19 @@ def _assign_unused(model: nn.Module, links: Sequence[ModuleLink]) -> None:
             continue
         # A tied tensor stays in the part that uses it; else the part whose path has most levels in common takes it.
         owners = [at for at, state in enumerate(states) if any(tensor is own for own in state.values())]
-        nearest = max(owners or range(len(links)), key=lambda at, name=name: _common(links[at].name, name))
+        nearest = max(owners or range(len(links)), key=lambda at, name=name: _count_common_levels(links[at].name, name))
         part = links[nearest].module
         assert isinstance(part, Recipe)
         part.hold(name, tensor, persistent=True)
 
 
-def _common(one: str, other: str) -> int:
+def _count_common_levels(one: str, other: str) -> int:
     """Return how many leading levels two paths have in common."""
     pairs = zip(one.split("."), other.split("."), strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _names(model: nn.Module) -> dict[int, list[str]]:
+def _names_by_tensor(model: nn.Module) -> dict[int, list[str]]:
     """Return all names of each parameter and buffer in the state_dict, by the tensor's identity."""
     found: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -232,42 +232,42 @@ class Fit:
         with Progress(self.loader, self.epochs, self.progress) as progress:
             try:
                 for epoch in range(self.epochs):
-                    self._epoch(epoch, progress)
+                    self._run_epoch(epoch, progress)
             except KeyboardInterrupt:
                 self.history.interrupted = True
             except EndFit:
                 self.history.ended_early = True
         return self.history
 
-    def _epoch(self, epoch: int, progress: Progress) -> None:
+    def _run_epoch(self, epoch: int, progress: Progress) -> None:
         progress.epoch(epoch)
         total, samples = 0.0, 0
         for x, y in pairs(self.loader):
-            result = self._step(x, y)
+            result = self._train_batch(x, y)
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
-            self._move("step", result.loss)
+            self._step_schedulers("step", result.loss)
             progress.step(result)
             if self.on_step is not None:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)
         judged = self.rates is not None and self.rates.needs_value
         if not judged:  # before a validation, which Ctrl-C may end: the epoch counts
-            self._move("epoch")
+            self._step_schedulers("epoch")
         if self.validate is not None:
             self.history.validation.append(self.evaluate(self.validate, metrics=self.metrics))
         if judged:
             # Without a validation loss, the scheduler gets the epoch's own loss.
             validated = self.history.validation[-1] if self.validate is not None else {}
-            self._move("epoch", validated.get("loss", self.history.epochs[-1]))
+            self._step_schedulers("epoch", validated.get("loss", self.history.epochs[-1]))
         if self.on_epoch is not None:
             self.on_epoch(self.history)
 
-    def _move(self, ended: str, value: float | None = None) -> None:
+    def _step_schedulers(self, ended: str, value: float | None = None) -> None:
         if self.rates is not None and self.lr_step == ended:
             self.rates.step(*([value] if self.rates.needs_value else []))
 
-    def _step(self, x: Any, y: Any) -> StepResult:
+    def _train_batch(self, x: Any, y: Any) -> StepResult:
         with self.accumulate() as batch:
             try:
                 if self.clip is None:

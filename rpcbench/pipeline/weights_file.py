@@ -35,11 +35,11 @@ def names_one(path: str | Path) -> bool:
 
 def save(worker_group: WorkerGroup, path: str | Path) -> None:
     """Write the file. Raises StageLostError, PipelineError if the stages hold different steps, or OSError."""
-    target, library = Path(path).absolute(), _library()
+    target, library = Path(path).absolute(), _import_safetensors()
     if target.is_dir():
         raise PipelineError(f"{target} is a folder: give the path of a file, or a folder with another suffix")
     worker_group.steps.check()
-    tensors = _separate(worker_group.state())
+    tensors = _unshare_tensors(worker_group.state())
     target.parent.mkdir(parents=True, exist_ok=True)
     with optimizer_files.name_faults(target), replace_file(target) as draft:
         try:
@@ -51,7 +51,7 @@ def save(worker_group: WorkerGroup, path: str | Path) -> None:
 def load(worker_group: WorkerGroup, path: str | Path) -> int:
     """Load the file into all stages. Returns the optimizer step at which the pipeline stays."""
     source = Path(path).absolute()
-    state = _with_ties(worker_group, _tensors(source))
+    state = _with_ties(worker_group, _read_tensors(source))
     load_state(worker_group, state, str(source))
     step = worker_group.commit_state.least
     if worker_group.optimizers and step:
@@ -64,7 +64,7 @@ def load(worker_group: WorkerGroup, path: str | Path) -> int:
 
 
 # -- inside
-def _library() -> Any:
+def _import_safetensors() -> Any:
     """Return the package safetensors. Raises PipelineError where it is not installed."""
     try:
         importlib.import_module("safetensors.torch")
@@ -75,7 +75,7 @@ def _library() -> Any:
         ) from error
 
 
-def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _unshare_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors without shared memory, which the format refuses; tied weights of one stage share it."""
     found: dict[str, torch.Tensor] = {}
     places: set[int] = set()
@@ -86,9 +86,9 @@ def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _tensors(source: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(source: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file. Raises PipelineError if there is none, or it is damaged."""
-    library = _library()
+    library = _import_safetensors()
     if not source.is_file():
         raise PipelineError(f"{source} is a folder, not a file" if source.is_dir() else f"there is no file {source}")
     try:

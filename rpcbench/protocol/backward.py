@@ -156,7 +156,7 @@ class BackwardPasses:
         state = known.walks[walk] = BackwardPass(retain, fast, plan or (), tally=Tally({ROOT}))
         if plan is None and not fast:
             state.questions[ROOT] = Question(self.me, set())
-            return self._ask(context, walk, ROOT, recvs)
+            return self._send_questions(context, walk, ROOT, recvs)
         state.needed = set(known.sends) if fast else known.sends.keys() & state.plan
         state.running = True
         self._tell("WalkBegan", context)
@@ -166,9 +166,9 @@ class BackwardPasses:
     def on_discover(self, source: int, message: m.Discover) -> Outcome:
         known = self._contexts.get(message.context)
         if known is None or message.message not in known.sends:
-            return self._refuse(source, message, "the context is released, or never sent this message")
+            return self._refuse_message(source, message, "the context is released, or never sent this message")
         if message.walk in known.failed:
-            return self._refuse(source, message, "this backward pass has failed already")
+            return self._refuse_message(source, message, "this backward pass has failed already")
         walk = known.walks.setdefault(message.walk, BackwardPass())
         walk.needed.add(message.message)
         walk.questions[message.message] = Question(source, set())
@@ -179,7 +179,7 @@ class BackwardPasses:
         """Continue the discovery with the result of `Explore`."""
         if self.find(context, walk) is None:
             return [], []
-        return self._ask(context, walk, message, recvs)
+        return self._send_questions(context, walk, message, recvs)
 
     def on_discovered(self, message: m.Discovered) -> Outcome:
         state = self.find(message.context, message.walk)
@@ -187,20 +187,20 @@ class BackwardPasses:
         if state is None or asker not in state.questions:
             return [], []
         state.questions[asker].open.discard(message.message)
-        return self._answer(message.context, message.walk, state, asker)
+        return self._answer_if_explored(message.context, message.walk, state, asker)
 
-    def _ask(self, context: int, walk: Id, message: int, recvs: Iterable[int]) -> Outcome:
+    def _send_questions(self, context: int, walk: Id, message: int, recvs: Iterable[int]) -> Outcome:
         known, state = self._contexts[context], self._contexts[context].walks[walk]
         new = [recv for recv in recvs if recv not in state.asked]
         if not known.recvs.keys() >= set(new):
-            return self._fail(context, walk, _FOREIGN)
+            return self._fail_pass(context, walk, _FOREIGN)
         for recv in new:
             state.asked[recv] = message
             state.questions[message].open.add(recv)
-        effects, outbox = self._answer(context, walk, state, message)
+        effects, outbox = self._answer_if_explored(context, walk, state, message)
         return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
 
-    def _answer(self, context: int, walk: Id, state: BackwardPass, message: int) -> Outcome:
+    def _answer_if_explored(self, context: int, walk: Id, state: BackwardPass, message: int) -> Outcome:
         """Answer the question about `message` if all questions that it caused are answered."""
         outcome: Outcome = ([], [])
         if not state.questions[message].open:
@@ -216,12 +216,12 @@ class BackwardPasses:
     # -- gradients
     def on_gradients(self, source: int, message: m.Gradients) -> Outcome:
         effects, outbox = self.on_settled(message.settled) if message.settled else ([], [])
-        if refusal := self._take(message):
-            return joined([(effects, outbox), self._refuse(source, message, refusal)])
+        if refusal := self._take_gradients(message):
+            return joined([(effects, outbox), self._refuse_message(source, message, refusal)])
         self._tell("GradientsArrived", message.context)
         return [*effects, fx.Accumulate(source, message)], outbox
 
-    def _take(self, message: m.Gradients) -> str | None:
+    def _take_gradients(self, message: m.Gradients) -> str | None:
         """Note that the gradients have arrived; return the reason if they may not be used."""
         known = self._contexts.get(message.context)
         if known is None or message.walk in known.failed:
@@ -244,7 +244,7 @@ class BackwardPasses:
         if known is None or state is None:
             return [], []
         if not known.recvs.keys() >= fired.keys():
-            return self._fail(context, walk, _FOREIGN)
+            return self._fail_pass(context, walk, _FOREIGN)
         awaited: tuple[m.Awaited, ...] = ()
         if state.fast and not state.ran:
             awaited = tuple([m.Awaited(number, *known.sends[number]) for number in state.needed])
@@ -262,7 +262,7 @@ class BackwardPasses:
             self._tell("GradientsSent", context)
         if state.tally is None:
             outbox += [(walk.worker, report)] if report else []
-            return self._finish(context, walk, known, state), outbox
+            return self._finish_if_done(context, walk, known, state), outbox
         assert report is not None  # the root's own report rides with no message
         effects, more = self.on_settled(report)
         return effects, outbox + more
@@ -276,7 +276,7 @@ class BackwardPasses:
         # The report may be the first to name a worker that was lost before.
         for worker, why in self.gone.items():
             if tally.owes(worker):
-                return self._without(report.context, report.walk, f"{why}, while gradients were in transit")
+                return self._fail_for_loss(report.context, report.walk, f"{why}, while gradients were in transit")
         if tally.open:
             self._tell("GradientsRan", report.context)
             return [], []
@@ -286,13 +286,13 @@ class BackwardPasses:
         self._tell("WalkFinished", report.context)
         return [fx.WalkEnded(report.context, report.walk, None), fx.ForgetWalk(report.context, report.walk)], []
 
-    def _finish(self, context: int, walk: Id, known: Context, state: BackwardPass) -> Effects:
+    def _finish_if_done(self, context: int, walk: Id, known: Context, state: BackwardPass) -> Effects:
         """End this worker's part of the pass if all its sends that take part have run."""
         if state.ran < len(state.needed):
             self._tell("GradientsRan", context)
             return []
         del known.walks[walk]
-        known.ran[walk] = self._neighbours(known, state)
+        known.ran[walk] = self._neighbour_ids(known, state)
         self._tell("WalkFinished", context)
         return [fx.ForgetWalk(context, walk)]
 
@@ -305,7 +305,7 @@ class BackwardPasses:
             f"sent, and these got none: {calls}. The results of some of them were not used: leave those calls out of "
             "the context, or use mode='smart'"
         )
-        return self._fail(report.context, report.walk, text)
+        return self._fail_pass(report.context, report.walk, text)
 
     # -- failures
     def failed(self, failure: m.BackwardFailed, source: int | None = None) -> Outcome:
@@ -316,13 +316,13 @@ class BackwardPasses:
             return [], []
         known.failed.add(walk)
         state = known.walks.pop(walk, None)
-        neighbours = known.ran.pop(walk, set()) if state is None else self._neighbours(known, state)
+        neighbours = known.ran.pop(walk, set()) if state is None else self._neighbour_ids(known, state)
         self._tell("BackwardFailed", context)
         ended: Effects = [fx.WalkEnded(context, walk, failure)] if state and state.tally else []
         others = {walk.worker, *neighbours} - {self.me, source, *self.gone}
         return [*ended, fx.ForgetWalk(context, walk)], [(other, failure) for other in sorted(others)]
 
-    def _fail(self, context: int, walk: Id, text: str, kind: str = "RpcError") -> Outcome:
+    def _fail_pass(self, context: int, walk: Id, text: str, kind: str = "RpcError") -> Outcome:
         return self.failed(m.BackwardFailed(context, walk, self.me, kind, text, m.EMPTY))
 
     def lost(self, context: int, worker: int, reason: str) -> Outcome:
@@ -331,20 +331,20 @@ class BackwardPasses:
         outcomes = []
         for walk, state in list(known.walks.items()):
             owes = state.tally is not None and state.tally.owes(worker)
-            if owes or worker == walk.worker or worker in self._neighbours(known, state):
-                outcomes.append(self._without(context, walk, reason))
+            if owes or worker == walk.worker or worker in self._neighbour_ids(known, state):
+                outcomes.append(self._fail_for_loss(context, walk, reason))
         return joined(outcomes)
 
-    def _without(self, context: int, walk: Id, reason: str) -> Outcome:
+    def _fail_for_loss(self, context: int, walk: Id, reason: str) -> Outcome:
         text = f"backward of autograd context {context} needs a worker that was lost: {reason}"
-        return self._fail(context, walk, text, "WorkerLostError")
+        return self._fail_pass(context, walk, text, "WorkerLostError")
 
-    def _neighbours(self, known: Context, state: BackwardPass) -> set[int]:
+    def _neighbour_ids(self, known: Context, state: BackwardPass) -> set[int]:
         """Return the workers that exchange questions or gradients of this pass with this one."""
         above = {known.sends[send].to for send in state.needed}
         return above | {known.recvs[recv].source for recv in state.asked}
 
-    def _refuse(self, source: int, message: m.Discover | m.Gradients, reason: str) -> Outcome:
+    def _refuse_message(self, source: int, message: m.Discover | m.Gradients, reason: str) -> Outcome:
         return [], [(source, m.BackwardFailed(message.context, message.walk, self.me, "RpcError", reason, m.EMPTY))]
 
     # -- observation
@@ -372,8 +372,8 @@ class Contexts:
         self.me = me
         self.contexts: dict[int, Context] = {}
         self.gone: dict[int, str] = {}  # lost worker → reason
-        self._over: set[int] = set()  # origins (see `base.ids`) of contexts that lost workers began
-        self.walks = BackwardPasses(me, self.contexts, self.gone, self._tell, name)
+        self._ended_origins: set[int] = set()  # origins (see `base.ids`) of contexts that lost workers began
+        self.walks = BackwardPasses(me, self.contexts, self.gone, self._report_context, name)
         self._released = Tombstones()
 
     # -- recording
@@ -382,10 +382,10 @@ class Contexts:
         known = self.contexts.get(context)
         if known is not None:
             return known
-        if context in self._released or origin_of(context) in self._over:
+        if context in self._released or origin_of(context) in self._ended_origins:
             return None
         known = self.contexts[context] = Context()
-        self._tell("ContextCreated", context)
+        self._report_context("ContextCreated", context)
         return known
 
     def record_send(
@@ -400,7 +400,7 @@ class Contexts:
         if tensors:
             known.sends[message] = sent
             behind = None if recvs is None else known.behind(recvs, message)
-        self._tell("SendRecorded", context)
+        self._report_context("SendRecorded", context)
         return _new(m.Scope, (context, message, behind))
 
     def record_recv(self, scope: m.Scope, source: int, tensors: bool) -> bool:
@@ -411,7 +411,7 @@ class Contexts:
         known.known.add(source)
         if tensors:
             known.recvs[scope.message] = _new(Received, (source, scope.behind))
-        self._tell("RecvRecorded", scope.context)
+        self._report_context("RecvRecorded", scope.context)
         return True
 
     def unsent(self, scope: m.Scope) -> None:
@@ -419,14 +419,14 @@ class Contexts:
         known = self.contexts.get(scope.context)
         if known is not None:
             known.sends.pop(scope.message, None)
-            self._tell("SendTakenBack", scope.context)
+            self._report_context("SendTakenBack", scope.context)
 
     def gradients_held(self, context: int, count: int) -> None:
         """Note that the worker now holds gradients for this many leaves in the context."""
         known = self.contexts.get(context)
         if known is not None:
             known.gradients = count
-            self._tell("GradientsAccumulated", context)
+            self._report_context("GradientsAccumulated", context)
 
     # -- ends of contexts
     def release(self, context: int, told: Iterable[int] = ()) -> Outcome:
@@ -435,7 +435,7 @@ class Contexts:
         known = self.contexts.pop(context, None)
         if known is None:
             return [], []
-        self._tell("ContextReleased", context)
+        self._report_context("ContextReleased", context)
         ended: Effects = [
             fx.WalkEnded(context, walk, m.BackwardFailed(context, walk, self.me, "RpcError", _RELEASED, m.EMPTY))
             for walk, state in known.walks.items()
@@ -450,28 +450,28 @@ class Contexts:
         if known is None:
             return [], [(source, m.ReleaseContext(context))]
         known.known.add(source)
-        self._tell("WorkerAttends", context)
+        self._report_context("WorkerAttends", context)
         return [], []
 
     def came(self, worker: int, incarnation: int) -> None:
         """Admit a new process, perhaps under the id of a lost one."""
         self.gone.pop(worker, None)
-        self._over.discard(origin(worker, incarnation))
+        self._ended_origins.discard(origin(worker, incarnation))
 
     def lost(self, worker: int, incarnation: int, reason: str) -> Outcome:
         """Fail the passes that need a lost worker, and end the contexts that it began."""
         self.gone[worker] = reason
-        self._over.add(origin(worker, incarnation))
+        self._ended_origins.add(origin(worker, incarnation))
         outcomes: list[Outcome] = []
         for context, known in list(self.contexts.items()):
             outcomes.append(self.walks.lost(context, worker, reason))
             told_by_it, began = worker in known.known, worker_of(context)
             known.known.discard(worker)
-            self._tell("WorkerLost", context)
+            self._report_context("WorkerLost", context)
             # This worker may have received the context only from the lost one, so its origin may have no record of us.
             if told_by_it and began not in (self.me, worker):
                 outcomes.append(([], [(began, m.ContextParticipant(context))]))
-            if origin_of(context) in self._over:
+            if origin_of(context) in self._ended_origins:
                 outcomes.append(self.release(context))
         return joined(outcomes)
 
@@ -494,7 +494,7 @@ class Contexts:
             self._released.add(context)
         return self.open(context)
 
-    def _tell(self, kind: str, context: int) -> None:
+    def _report_context(self, kind: str, context: int) -> None:
         if self.note is not None:
             self.note(kind, "contexts", str(context), partial(row_of, self.contexts, context, _context_row))
 

@@ -58,14 +58,14 @@ class Inquiry:
     def __init__(self, needs: Iterable[Need]) -> None:
         self.facts: dict[CallKey, Fact] = {}
         self._open = {need.call: need.at for need in needs}
-        self._asked: set[CallKey] = set()
+        self._queried_calls: set[CallKey] = set()
 
     def questions(self) -> dict[int, list[CallKey]]:
         """Return the calls to ask about now, by member. Each call is asked about once."""
         asked: dict[int, list[CallKey]] = {}
         for call, at in self._open.items():
             asked.setdefault(at, []).append(call)
-        self._asked |= self._open.keys()
+        self._queried_calls |= self._open.keys()
         self._open = {}
         return asked
 
@@ -74,7 +74,7 @@ class Inquiry:
         for fact in facts:
             self.facts[fact.call] = fact
             for need in fact.needs:
-                if need.call not in self._asked:
+                if need.call not in self._queried_calls:
                     self._open[need.call] = need.at
 
     def circle(self) -> list[Fact]:
@@ -132,7 +132,7 @@ class Calls:
     def start(self, call: int, to: int, label: str, now: float, timeout: float | None) -> None:
         self.outgoing[call] = OutgoingCall(to, label, now, timeout)
         if self.note is not None:
-            self._tell("CallStarted", call)
+            self._report_call("CallStarted", call)
 
     def answered(self, source: int, answer: Result | Failure) -> Effects:
         return [Resolve(answer.call, source, answer)] if self.ended(answer.call) else []
@@ -144,7 +144,7 @@ class Calls:
 
     def expired(self, call: int, name: Callable[[int], str]) -> Outcome:
         hint = "It may still be running there; pass timeout= for a longer one."
-        return self.given_up(call, lambda it: RpcTimeoutError(_late(it.label, name(it.to), it.timeout, hint)))
+        return self.given_up(call, lambda it: RpcTimeoutError(_timeout_text(it.label, name(it.to), it.timeout, hint)))
 
     def cancelled(self, call: int) -> Outcome:
         return self.given_up(call, lambda it: CallCancelled(f"{it.label} was cancelled by its caller"))
@@ -235,7 +235,7 @@ class Calls:
         return effects, [message for key in keys if (message := self.serving.pop(key).message) is not None]
 
     def table(self) -> Table:
-        return {str(call): _row(call, waiting) for call, waiting in self.outgoing.items()}
+        return {str(call): _call_row(call, waiting) for call, waiting in self.outgoing.items()}
 
     def check(self) -> None:
         assert self._held.keys() <= self.serving.keys(), "a held call without an entry in serving"
@@ -245,24 +245,24 @@ class Calls:
         """Remove and return a call made here, if it still waits."""
         waiting = self.outgoing.pop(call, None)
         if waiting is not None and self.note is not None:
-            self._tell("CallEnded", call)
+            self._report_call("CallEnded", call)
         return waiting
 
-    def _tell(self, kind: str, call: int) -> None:
+    def _report_call(self, kind: str, call: int) -> None:
         if self.note is not None:
-            self.note(kind, "calls", str(call), partial(row_of, self.outgoing, call, _row))
+            self.note(kind, "calls", str(call), partial(row_of, self.outgoing, call, _call_row))
 
 
-def _row(call: int, waiting: OutgoingCall) -> Row:
+def _call_row(call: int, waiting: OutgoingCall) -> Row:
     return {"call": call, "to": waiting.to, "label": waiting.label, "since": waiting.since}
 
 
 def not_sent(label: str, name: str, seconds: float) -> RpcTimeoutError:
     """Return the error of a call that backpressure held back until its deadline: its receiver reads too slowly."""
     why = f"It has not been sent: {name} is far behind in reading earlier messages."
-    return never_ran(RpcTimeoutError(_late(label, name, seconds, why)))
+    return never_ran(RpcTimeoutError(_timeout_text(label, name, seconds, why)))
 
 
-def _late(label: str, name: str, seconds: float | None, why: str) -> str:
+def _timeout_text(label: str, name: str, seconds: float | None, why: str) -> str:
     ms = round((seconds or 0) * 1000)
     return f"RPC ran for more than set timeout ({ms} ms) and will now be marked with an error: {label} on {name}. {why}"

@@ -140,13 +140,13 @@ class Pair:
         return bool(self.kept or self.asked)
 
     def again(self, counts: Iterable[int]) -> list[Send]:
-        return [Send(self.peer, self._base | count, _whole(self.kept[count])) for count in counts]
+        return [Send(self.peer, self._base | count, _whole_message(self.kept[count])) for count in counts]
 
     def forget(self, counts: Iterable[int]) -> list[Send]:
         """Cancel the delivery of these, and ask which of them have arrived already."""
         numbers = tuple(counts)
         for count in numbers:
-            self.asked[count] = _whole(self.kept.pop(count))
+            self.asked[count] = _whole_message(self.kept.pop(count))
             self.late.pop(count, None)
         return [self.number(m.CancelDelivery(numbers))] if numbers else []
 
@@ -225,9 +225,9 @@ class Delivery:
         pairs = self.pairs.values()
         self._awaited = {pair: {n for n, one in pair.kept.items() if of(one)} for pair in pairs} if of else None
         self._finish_flush_if_acknowledged()
-        return [pair.seen(answer=True) for pair in self.pairs.values() if self._awaits(pair)]
+        return [pair.seen(answer=True) for pair in self.pairs.values() if self._is_flushing(pair)]
 
-    def _awaits(self, pair: Pair) -> bool:
+    def _is_flushing(self, pair: Pair) -> bool:
         """Return whether `flush` still waits for acknowledgements of this pair."""
         if self._then is None:
             return False
@@ -236,7 +236,7 @@ class Delivery:
         return not self._awaited.get(pair, set()).isdisjoint(pair.kept)
 
     def _finish_flush_if_acknowledged(self) -> None:
-        if self._then is not None and not any(map(self._awaits, self.pairs.values())):
+        if self._then is not None and not any(map(self._is_flushing, self.pairs.values())):
             then, self._then = self._then, None
             then()
 
@@ -302,8 +302,8 @@ class Delivery:
         sends: Effects = []
         for pair in self.pairs.values():
             sends += self.telling(pair.retransmits_due(self.lossy))
-            if pair.owed or self._awaits(pair):
-                sends.append(pair.seen(answer=self._awaits(pair)))
+            if pair.owed or self._is_flushing(pair):
+                sends.append(pair.seen(answer=self._is_flushing(pair)))
         self.ticking = any(pair.missing() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self.ticking else [])]
 
@@ -337,7 +337,7 @@ def once(message: m.Message) -> bool:
     return (message[0] if type(message) is tuple else type(message)) in _ONCE
 
 
-def _whole(kept: m.Message) -> m.Message:
+def _whole_message(kept: m.Message) -> m.Message:
     """Return an entry of `kept` as a message, without a body."""
     if type(kept) is not tuple:
         return kept

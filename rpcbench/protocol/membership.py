@@ -50,7 +50,10 @@ def join_error(
         return f"worker {source} asks for id {member.id}"
     if asked != size:
         mixed = "" if size is not None and asked is not None else f"{_MIXED} "
-        return f"{mixed}this world is {_kind(size)}, but {member.name} asks to join one that is {_kind(asked)}"
+        return (
+            f"{mixed}this world is {_describe_kind(size)}, but {member.name} asks to join one that is "
+            f"{_describe_kind(asked)}"
+        )
     if size is not None and not 0 <= member.id < size:
         return f"id {member.id} of {member.name} does not fit a world of {size}"
     if any(other.name == member.name for other in there.values()):
@@ -60,7 +63,7 @@ def join_error(
     return None
 
 
-def _kind(world_size: int | None) -> str:
+def _describe_kind(world_size: int | None) -> str:
     return "open (world_size=None)" if world_size is None else f"closed (world_size={world_size})"
 
 
@@ -109,10 +112,10 @@ class FailureDetector:
                 peer.since = now
         self._next = now + self.period
         self._peers = {id_: self._peers.get(id_) or _PeerState(-1, now) for id_ in sounds}
-        verdicts = [self._judge(id_, self._peers[id_], sound, now) for id_, sound in sounds.items()]
+        verdicts = [self._judge_peer(id_, self._peers[id_], sound, now) for id_, sound in sounds.items()]
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _judge(self, id_: int, peer: _PeerState, sound: SignsOfLife, now: float) -> Verdict | None:
+    def _judge_peer(self, id_: int, peer: _PeerState, sound: SignsOfLife, now: float) -> Verdict | None:
         if sound.heard != peer.heard:
             peer.heard, peer.since = sound.heard, now
             recovered, peer.suspect = peer.suspect, False
@@ -178,7 +181,7 @@ class Membership:
         """Found the world if this process is to lead it; else ask the leader for admission."""
         self.leader = leader
         if self.leads:
-            return self._change(lambda: self.members.update({self.me.id: self.me}))
+            return self._change_members(lambda: self.members.update({self.me.id: self.me}))
         return [], [(leader, Join(self.me, self.world_size))]
 
     def may_say(self, source: int, message: Any) -> bool:
@@ -217,14 +220,14 @@ class Membership:
         member, before = message.member, self.members.get(source)
         if self.launched and source == member.id and before is not None and member.incarnation > before.incarnation:
             outcomes.append(self.lost(source, "it was started again"))
-        refused = self._objection(source, message)
+        refused = self._objection_to_join(source, message)
         if refused:
             if self.world_size is not None and source not in self.members and source < self.world_size:
                 self._refused[source] = refused.reason
             return joined([*outcomes, ([], [(source, refused)]), ([], self._give_up())])
         for table in (self._lost, self.past, self._refused):
             table.pop(source, None)
-        outcomes.append(self._change(lambda: self.members.update({source: member})))
+        outcomes.append(self._change_members(lambda: self.members.update({source: member})))
         return joined([*outcomes, ([], self._give_up())])
 
     def _give_up(self) -> Outbox:
@@ -233,9 +236,11 @@ class Membership:
         if self.world_size is None or self._complete or not self._refused or came < self.world_size:
             return []
         reason = next(iter(self._refused.values()))
-        return [(to, Refused(reason)) for to in [*self._others(), self.me.id]]  # itself last: this ends the leader
+        return [
+            (to, Refused(reason)) for to in [*self._other_members(), self.me.id]
+        ]  # itself last: this ends the leader
 
-    def _objection(self, source: int, message: Join) -> Refused | None:
+    def _objection_to_join(self, source: int, message: Join) -> Refused | None:
         if self.closing:
             return Refused("this world is about to end", self.outlives_leaders)
         if message.member.incarnation <= self.past.get(message.member.id, -1):
@@ -247,7 +252,7 @@ class Membership:
         if source not in self.members:
             return [], []
         if message.leaving:
-            return self._remove(source)
+            return self._remove_member(source)
         self._ready.add(source)
         return self._close_if_ready()
 
@@ -256,40 +261,40 @@ class Membership:
 
     def _close_if_ready(self) -> Outcome:
         if self._ready >= self.members.keys() and not self.closing:
-            return self._change(self._close)
+            return self._change_members(self._begin_closing)
         return [], []
 
-    def _remove(self, worker: int) -> Outcome:
+    def _remove_member(self, worker: int) -> Outcome:
         """Remove a member, then close the world if the others waited only for it."""
         self._ready.discard(worker)
         self.past[worker] = self.members[worker].incarnation
-        return joined([self._change(lambda: self.members.pop(worker)), self._close_if_ready()])
+        return joined([self._change_members(lambda: self.members.pop(worker)), self._close_if_ready()])
 
-    def _close(self) -> None:
+    def _begin_closing(self) -> None:
         self.closing = True
 
     def _hand_over(self) -> Outcome:
         """Leave, and make another member leader if the world goes on and there is one."""
-        heir = self._heir() if self.outlives_leaders else None
+        heir = self._choose_heir() if self.outlives_leaders else None
         if heir is None:
-            return self._change(self._close)
+            return self._change_members(self._begin_closing)
         self.leader = heir.id
         # Incarnations assigned to processes that have not joined yet must not be assigned again by the heir.
         self.past |= {id_: life for id_, life in self._assigned_incarnations.items() if id_ not in self.members}
         self.past[self.me.id] = self.me.incarnation
-        effects, outbox = self._change(lambda: self.members.pop(self.me.id))
-        return [fx.HandedOver(heir, self.epoch), *effects, *self._over()], outbox
+        effects, outbox = self._change_members(lambda: self.members.pop(self.me.id))
+        return [fx.HandedOver(heir, self.epoch), *effects, *self._finish_closing()], outbox
 
-    def _heir(self) -> Member | None:
+    def _choose_heir(self) -> Member | None:
         """Return the member with the lowest id on this host, because newcomers look for the world here; else of all."""
-        others = self._others().values()
+        others = self._other_members().values()
         near = [member for member in others if member.host == self.me.host]
         return min(near or others, key=lambda member: member.id, default=None)
 
-    def _others(self) -> dict[int, Member]:
+    def _other_members(self) -> dict[int, Member]:
         return {id_: member for id_, member in self.members.items() if id_ != self.me.id}
 
-    def _change(self, change: Callable[[], object]) -> Outcome:
+    def _change_members(self, change: Callable[[], object]) -> Outcome:
         """Change the members and publish the new view."""
         # Launched members end on request: a closing world sends them no more views. Others may still call each other.
         before, told = dict(self.members), self.closing and self.launched
@@ -299,7 +304,7 @@ class Membership:
         past = tuple(Past(*entry) for entry in self.past.items())
         complete = self._complete or self.world_size is None or len(self.members) >= self.world_size
         view = View(self.epoch, tuple(self.members.values()), lost, self.closing, complete, past, self.leader)
-        return self._compare(before, view.complete), [(to, view) for to in self._others() if not told]
+        return self._compare_members(before, view.complete), [(to, view) for to in self._other_members() if not told]
 
     # -- all members
     def ready(self, leaving: bool) -> Outcome:
@@ -322,7 +327,7 @@ class Membership:
             report = self._reported[worker] = Report(worker, member.incarnation, reason)
             return [], [] if self.leaving else [(self.leader, report)]
         self._lost[worker] = reason
-        return self._remove(worker)
+        return self._remove_member(worker)
 
     def never(self, worker: int, incarnation: int) -> None:
         """Note the loss of a process that is no member: its Join may still be in transit, and is refused by this."""
@@ -331,7 +336,7 @@ class Membership:
     def _world_ended(self, reason: str) -> Outcome:
         """End the world here: the leader is lost, or has disconnected this member at its own request."""
         if self.leaving:
-            return self._over(), []
+            return self._finish_closing(), []
         before, self.members, self.ended = self.members, {}, True
         if not before and self.outlives_leaders:
             return [fx.Rejected(f"the member that it asked for admission is lost: {reason}", True)], []
@@ -345,7 +350,7 @@ class Membership:
         ]
         if not self._complete:
             effects.append(fx.Rejected(f"member {self.leader} left before the world was complete: {reason}"))
-        return [*effects, *self._over()], []
+        return [*effects, *self._finish_closing()], []
 
     def on_view(self, view: View) -> Outcome:
         if view.epoch <= self.epoch:
@@ -355,8 +360,8 @@ class Membership:
         self.members = {member.id: member for member in view.members}
         self._lost, self.past = dict(view.lost), dict(view.past)
         self._reported = {id_: report for id_, report in self._reported.items() if self._is_in(report)}
-        effects = self._compare(before, view.complete)
-        more, outbox = self._follow() if self.leader != led_before else ([], [])
+        effects = self._compare_members(before, view.complete)
+        more, outbox = self._follow_leader() if self.leader != led_before else ([], [])
         return effects + more, outbox
 
     def lost_silently(self) -> list[tuple[Member, str]]:
@@ -367,20 +372,20 @@ class Membership:
         member = self.members.get(report.id)
         return member is not None and member.incarnation == report.incarnation
 
-    def _follow(self) -> Outcome:
+    def _follow_leader(self) -> Outcome:
         """Repeat the unanswered requests to the new leader, which may be this member."""
         reports = [*self._reported.values()]
         if not self.leads:
             requests = [*reports, *([Ready(True)] if self.leaving else [])]
             return [fx.WatchMember(self.members[self.leader])], [(self.leader, request) for request in requests]
-        outcomes: list[Outcome] = [([fx.Leads(self.epoch), *map(fx.WatchMember, self._others().values())], [])]
+        outcomes: list[Outcome] = [([fx.Leads(self.epoch), *map(fx.WatchMember, self._other_members().values())], [])]
         early, self._early = self._early, []
         outcomes += [self.asked(source, request) for source, request in [(self.me.id, r) for r in reports] + early]
         if self.leaving:
             outcomes.append(self._hand_over())
         return joined(outcomes)
 
-    def _compare(self, before: dict[int, Member], complete: bool) -> Effects:
+    def _compare_members(self, before: dict[int, Member], complete: bool) -> Effects:
         effects: Effects = []
         for id_, member in before.items():
             if self.members.get(id_) != member and id_ != self.me.id:
@@ -390,9 +395,9 @@ class Membership:
         if complete and not self._complete and self.me.id in self.members:
             self._complete = True
             effects.append(fx.Complete(False))
-        return effects + self._over() if self.closing else effects
+        return effects + self._finish_closing() if self.closing else effects
 
-    def _over(self) -> Effects:
+    def _finish_closing(self) -> Effects:
         effects: Effects = [] if self._closed else [fx.Complete(True)]
         self._closed = True
         return effects

@@ -11,9 +11,9 @@ messages.
 #     agent                    node                                   state machines
 #     a message arrived ─────> handle ─> first_time? ─> handler ────> calls, rrefs, contexts, members
 #     call, cancel, lost ────> the method of that name ─────────────>   │
-#                              _after    follow up departures and joins │
-#                              _number   give each message of the       │
-#     do: Send, Run,                     outbox its sequence number  <──┘ Outcome = (effects, outbox)
+#                              _follow_up   departures and joins         │
+#                              _assign_seqs to each message of the      │
+#     do: Send, Run,                        outbox                   <──┘ Outcome = (effects, outbox)
 #     Resolve, Wake... <────── effects
 #
 # If a message cannot be delivered, `_undo_send` undoes its bookkeeping: it fails the call or the backward pass, and
@@ -63,7 +63,7 @@ def placeholder_for(message: m.Message, error: Exception) -> m.Message | None:
     return None if isinstance(message, m.Cancel) else m.Cancel(_NO_CALL)
 
 
-_FOLLOWED: frozenset[type[Any]] = frozenset((fx.MemberLeft, fx.MemberJoined, fx.Complete))  # for `_after`
+_FOLLOWED: frozenset[type[Any]] = frozenset((fx.MemberLeft, fx.MemberJoined, fx.Complete))  # for `_follow_up`
 _ON_MEMBERS = frozenset((*REQUESTS, m.Refused, m.View))  # only the leader may send these, or only to the leader
 
 
@@ -114,26 +114,26 @@ class Node:
         """Process a message that has arrived."""
         pair = self.delivery.pairs.get(source)
         if pair is None or seq >> SEQUENCE_COUNT_BITS != pair.stamp:
-            pair = self._met(source, seq, message, now)
+            pair = self._pair_of_sender(source, seq, message, now)
             if pair is None:
                 return []
         if type(message) is m.Seen:
             return [*self.delivery.acknowledged(pair, message)]
-        effects = self._new(source, message, now) if self.delivery.first_time(pair, seq, message) else []
+        effects = self._handle_new(source, message, now) if self.delivery.first_time(pair, seq, message) else []
         if pair.owed >= OWED:
             effects.append(pair.seen())
         return self._with_wake(effects) if self.delivery.tick_due else effects
 
-    def _new(self, source: int, message: m.Message, now: float) -> Effects:
+    def _handle_new(self, source: int, message: m.Message, now: float) -> Effects:
         kind = type(message)
         handler = self._handlers.get(kind)
         if handler is None:
             raise ProtocolError(f"the protocol has no handler for a {kind.__name__}")
         if kind in _ON_MEMBERS and not self.members.may_say(source, message):
             raise ProtocolError(f"worker {source} may not send a {kind.__name__} to worker {self.me}")
-        return self._after(*handler(source, message, now))
+        return self._follow_up(*handler(source, message, now))
 
-    def _met(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
+    def _pair_of_sender(self, source: int, seq: int, message: m.Message, now: float) -> Pair | None:
         """Return the pair for a message of an unknown incarnation, or for an earlier one of this id; None: not now."""
         (life, meant), pair, gone = lives(seq), self.delivery.pairs.get(source), self.gone.get(source)
         if self.members.ended or meant != self.delivery.life or (pair is not None and not newer(life, pair.life)):
@@ -153,7 +153,7 @@ class Node:
     def _on_request(self, source: int, message: Request, now: float) -> Outcome:
         if isinstance(message, m.Fetch) or not message.forks:
             return self.calls.arrived(source, message, set(), now), []
-        pending, effects, outbox = self._adopt(message.forks)
+        pending, effects, outbox = self._adopt_forks(message.forks)
         return effects + self.calls.arrived(source, message, pending, now), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
@@ -164,7 +164,7 @@ class Node:
     def _on_result(self, source: int, message: m.Result, now: float) -> Outcome:
         if not message.forks:
             return self.calls.answered(source, message), []
-        _, effects, outbox = self._adopt(message.forks)
+        _, effects, outbox = self._adopt_forks(message.forks)
         resolved = self.calls.answered(source, message)
         if resolved:
             return effects + resolved, outbox
@@ -200,7 +200,7 @@ class Node:
         effects, outbox = self.rrefs.on_fork_accept(message)
         return effects + self.calls.confirmed(message.fork), outbox
 
-    def _adopt(self, forks: Iterable[m.Fork]) -> tuple[set[Id], Effects, Outbox]:
+    def _adopt_forks(self, forks: Iterable[m.Fork]) -> tuple[set[Id], Effects, Outbox]:
         pending: set[Id] = set()
         outcomes: list[Outcome] = []
         for fork in forks:
@@ -212,10 +212,10 @@ class Node:
 
     def _undo_send(self, to: int, message: m.Message, error: Exception, gone: bool = False) -> Outcome:
         """Undo the bookkeeping of a message that will not arrive. `gone`: its receiver has left, too."""
-        effects, outbox = self._withdraw(to, message, error, gone)
+        effects, outbox = self._withdraw_message(to, message, error, gone)
         return ([*effects, fx.BodyLost(to)] if hasattr(message, "body") and not gone else effects), outbox
 
-    def _withdraw(self, to: int, message: m.Message, error: Exception, gone: bool) -> Outcome:
+    def _withdraw_message(self, to: int, message: m.Message, error: Exception, gone: bool) -> Outcome:
         if isinstance(message, m.Discover | m.Gradients):
             text = f"backward of autograd context {message.context}: {error}"
             failure = m.BackwardFailed(message.context, message.walk, self.me, type(error).__name__, text, m.EMPTY)
@@ -255,11 +255,11 @@ class Node:
     def start(self, leader: int = 0, life: int = 0) -> Effects:
         """Found the world, or ask its `leader`, in incarnation `life`, for admission."""
         self.delivery.meet(leader, life)
-        return self._after(*self.members.start(leader))
+        return self._follow_up(*self.members.start(leader))
 
     def send(self, to: int, message: m.Message) -> Effects:
         """Send a message that needs no bookkeeping."""
-        return self._number([(to, message)])
+        return self._assign_seqs([(to, message)])
 
     def call(self, to: int, message: Request, now: float, timeout: float | None) -> Effects:
         """Begin a call; its forks are shared already."""
@@ -268,8 +268,8 @@ class Node:
         # Between `RRefs.share` and here the lock was free, so the receiver may have left or been restarted.
         if not self._still_meant(message):
             error = WorkerLostError(f"{self.name(to)} was lost before {label} could be sent to it")
-            return self._after(*self._undo_send(to, message, error, gone=True))
-        return self._number([(to, message)])
+            return self._follow_up(*self._undo_send(to, message, error, gone=True))
+        return self._assign_seqs([(to, message)])
 
     def _still_meant(self, message: Request) -> bool:
         """Return whether the receiver is still the process that the RRefs of this message were shared with."""
@@ -279,11 +279,11 @@ class Node:
 
     def expired(self, call: int) -> Effects:
         """Fail a call at its deadline, and cancel it at the callee."""
-        return self._after(*self.calls.expired(call, self.name))
+        return self._follow_up(*self.calls.expired(call, self.name))
 
     def cancel(self, call: int) -> Effects:
         """Cancel a call at the request of its caller."""
-        return self._after(*self.calls.cancelled(call))
+        return self._follow_up(*self.calls.cancelled(call))
 
     def begin(self, source: int, call: int, now: float) -> Effects:
         """Begin an enqueued call, now that a thread is free; no effect if its caller no longer waits."""
@@ -292,19 +292,19 @@ class Node:
             return []
         if may_run:
             return [fx.Run(source, message)]
-        return self._after(*self._not_run(message, RpcTimeoutError("the caller's deadline passed before it ran")))
+        return self._follow_up(*self._not_run(message, RpcTimeoutError("the caller's deadline passed before it ran")))
 
     def opened(self, forks: Iterable[m.Fork]) -> Effects:
         """Release our own RRefs of a body that has been unpickled: it refers to the values themselves now."""
-        return self._after(*self._release_forks(fork for fork in forks if fork.owner == self.me))
+        return self._follow_up(*self._release_forks(fork for fork in forks if fork.owner == self.me))
 
     def dropped(self, forks: Iterable[m.Fork]) -> Effects:
         """Release the RRefs of a body that will not be opened."""
-        return self._after(*self._release_forks(forks))
+        return self._follow_up(*self._release_forks(forks))
 
     def unshared(self, forks: Iterable[m.Fork]) -> Effects:
         """Withdraw RRefs that were forked for a message that will not be made."""
-        return self._after(*joined(map(self.rrefs.unshare, forks)))
+        return self._follow_up(*joined(map(self.rrefs.unshare, forks)))
 
     def unsent(self, send: fx.Send, error: RpcError) -> Effects:
         """Handle the failure to put a numbered message on the wire."""
@@ -314,21 +314,21 @@ class Node:
                 self.delivery.schedule_ack(pair)
             return self._with_wake([])
         if pair is None or not pair.sends(send.seq):  # the receiver has left, or another process has its id
-            return self._after(*self._undo_send(send.to, message, error, gone=True))
+            return self._follow_up(*self._undo_send(send.to, message, error, gone=True))
         if isinstance(error, ProtocolError) or once(message):
             # It cannot be sent, or only once. The receiver expects every number, so a placeholder fills this one.
             instead = placeholder_for(message, error)
             filled = [] if instead is None else [pair.replace(send.seq, instead)]
-            return filled + self._after(*self._undo_send(send.to, message, error))
+            return filled + self._follow_up(*self._undo_send(send.to, message, error))
         return []  # a control message: a later tick retransmits it
 
     def never_sent(self, to: int, message: m.Message, error: RpcError) -> Effects:
         """Take back a message that has no sequence number yet and will not be sent."""
-        return self._after(*self._undo_send(to, message, error))
+        return self._follow_up(*self._undo_send(to, message, error))
 
     def outcome(self, outcome: Outcome) -> Effects:
         """Assign sequence numbers to the messages of a machine's outcome."""
-        return self._after(*outcome)
+        return self._follow_up(*outcome)
 
     def lost(self, worker: int, incarnation: int, reason: str) -> Effects:
         """Handle the loss of a member that did not announce its departure."""
@@ -336,15 +336,15 @@ class Node:
         if member is not None and member.incarnation != incarnation:
             return []  # this incarnation has a successor already
         if self.members.closing and member is not None:
-            return self._after(*self._lost_at_the_end(member, reason))
-        effects = self._after(*self.members.lost(worker, reason))
+            return self._follow_up(*self._lost_at_the_end(member, reason))
+        effects = self._follow_up(*self.members.lost(worker, reason))
         if member is None:
             effects += self._never_came(worker, incarnation, reason)
         elif self.members.leaving:
             self.delivery.drop(worker)
         if self.members.ended:
             self._early.clear()
-            effects += self._after(*self._drop_orphans())
+            effects += self._follow_up(*self._drop_orphans())
         return effects
 
     def _lost_at_the_end(self, member: m.Member, reason: str) -> Outcome:
@@ -363,7 +363,7 @@ class Node:
         gone = self.gone.get(worker)
         if gone is not None and not newer(incarnation, gone.member.incarnation):
             return []
-        return self._left(fx.MemberLeft(m.Member(worker, self.name(worker), incarnation, ""), True, reason))
+        return self._member_left(fx.MemberLeft(m.Member(worker, self.name(worker), incarnation, ""), True, reason))
 
     def broken(self, worker: int, incarnation: int, reason: str) -> Effects:
         """Handle a broken connection that may be restored: calls in flight fail, all other messages wait."""
@@ -377,7 +377,7 @@ class Node:
             return ConnectionLostError(text)
 
         calls = [call for call, waiting in self.calls.outgoing.items() if waiting.to == worker]
-        return self._after(*joined(self.calls.given_up(call, error_of) for call in calls))
+        return self._follow_up(*joined(self.calls.given_up(call, error_of) for call in calls))
 
     def resume(self, worker: int, incarnation: int) -> Effects:
         """Retransmit or cancel what may be lost with the old connection: a new one to the same process is open."""
@@ -414,51 +414,51 @@ class Node:
 
     def alive(self, worker: int, life: int) -> bool | None:
         """Return whether this incarnation is in the world; None if it may have joined without a View naming it yet."""
-        member = self._process(worker)
+        member = self._process_of_worker(worker)
         if member is not None and member.incarnation == life:
             return True
         latest = self.members.past.get(worker, -1) if member is None else member.incarnation
         return False if latest >= life or self.members.ended else None
 
     # -- internals
-    def _after(self, effects: Effects, outbox: Outbox) -> Effects:
+    def _follow_up(self, effects: Effects, outbox: Outbox) -> Effects:
         """Follow up members that left or joined, then number the messages."""
         if _FOLLOWED.isdisjoint(map(type, effects)):
-            return effects + self._number(outbox) if outbox else effects
+            return effects + self._assign_seqs(outbox) if outbox else effects
         follow: Effects = []
         last: Effects = []
         for effect in effects:
             if isinstance(effect, fx.MemberLeft):
-                follow += self._left(effect)
+                follow += self._member_left(effect)
             elif isinstance(effect, fx.MemberJoined):
-                follow += self._came(effect.member)
+                follow += self._member_joined(effect.member)
             elif isinstance(effect, fx.Complete) and not effect.closing:
                 last.append(effect)  # carried out last: a thread that waits for it may end the process at once
         if last:
             effects = [effect for effect in effects if effect not in last]
-        return effects + follow + self._number(outbox) + last
+        return effects + follow + self._assign_seqs(outbox) + last
 
-    def _came(self, member: m.Member) -> Effects:
+    def _member_joined(self, member: m.Member) -> Effects:
         """Admit a new process, perhaps under the id of a departed one."""
         self.gone.pop(member.id, None)
         if self.delivery.pair(member.id, member.incarnation) is None:
             self.delivery.meet(member.id, member.incarnation)
         self.contexts.came(member.id, member.incarnation)
-        effects = self._number(self.rrefs.came(member.id, member.incarnation))
+        effects = self._assign_seqs(self.rrefs.came(member.id, member.incarnation))
         # It may have sent messages before the View that names it arrived here.
         for early in self._early.pop(member.id, ()):
             effects += self.handle(member.id, *early)
         return effects
 
     def _life_of(self, worker: int) -> int:
-        member = self._process(worker)
+        member = self._process_of_worker(worker)
         return member.incarnation if member else 0
 
-    def _process(self, worker: int) -> m.Member | None:
+    def _process_of_worker(self, worker: int) -> m.Member | None:
         """Return the process that has this id; this process counts even before a View names it."""
         return self.members.me if worker == self.me else self.members.members.get(worker)
 
-    def _left(self, gone: fx.MemberLeft) -> Effects:
+    def _member_left(self, gone: fx.MemberLeft) -> Effects:
         worker = gone.member.id
         why = f"{gone.member.name}: {gone.reason}"
         if self.delivery.pair(worker, gone.member.incarnation) is not None:
@@ -471,7 +471,7 @@ class Node:
         outcomes += [self._not_run(message, WorkerLostError(why)) for message in held]
         outcomes.append(self.contexts.lost(worker, gone.member.incarnation, why))
         effects, outbox = joined(outcomes)
-        return effects + self._number(outbox)
+        return effects + self._assign_seqs(outbox)
 
     def _on_fate(self, to: int, fate: m.DeliveryReport) -> Outcome:
         """Take back the users' data that the peer reports as never received: it will refuse it from now on."""
@@ -485,7 +485,7 @@ class Node:
                 outcomes.append(([], [(to, placeholder_for(message, error))]))
         return joined(outcomes)
 
-    def _number(self, outbox: Outbox) -> Effects:
+    def _assign_seqs(self, outbox: Outbox) -> Effects:
         effects: Effects = []
         for to, message in outbox:
             pair = self.delivery.pairs.get(to)
@@ -493,7 +493,7 @@ class Node:
                 pair = self.delivery.meet(to, self._life_of(to))
             if pair is None:
                 error = WorkerLostError(self.gone[to].words)
-                effects += self._after(*self._undo_send(to, message, error, gone=True))
+                effects += self._follow_up(*self._undo_send(to, message, error, gone=True))
             else:
                 effects.append(self.delivery.number(pair, message))
         return self._with_wake(effects) if self.delivery.tick_due else effects

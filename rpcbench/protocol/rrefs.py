@@ -103,7 +103,7 @@ class RRefs:
         self.children: dict[Id, Id] = {}  # child fork → parent fork
         self._incarnation = incarnation
         self._serial = 0
-        self._gone: set[tuple[int, int]] = set()  # (id, incarnation) of lost members
+        self._departed_processes: set[tuple[int, int]] = set()  # (id, incarnation) of lost members
         self._maybe_passed_on = Tombstones()  # RRefs of lost holders, which may have passed them on unseen
         self._freed = Tombstones()  # RRefs freed here; an unknown holder may still have passed them on
 
@@ -196,7 +196,7 @@ class RRefs:
         user.confirmed = True
         self._tell_user("UserConfirmed", message.fork)
         told: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
-        return [], told + self._retire(message.fork)
+        return [], told + self._retire_if_unused(message.fork)
 
     # -- ends of forks and values
     def child_known(self, child: Id) -> Outcome:
@@ -206,7 +206,7 @@ class RRefs:
             return [], []
         del self.users[parent].children[child]
         self._tell_user("ChildAccepted", parent)
-        return [], self._retire(parent)
+        return [], self._retire_if_unused(parent)
 
     def drop_fork(self, rref: Id, fork: Id) -> Effects:
         """Drop a fork of an RRef that this member owns, and free the value after the last one."""
@@ -225,7 +225,7 @@ class RRefs:
             return []
         user.released = True
         self._tell_user("UserReleased", fork)
-        return self._retire(fork)
+        return self._retire_if_unused(fork)
 
     def value_set(self, rref: Id, type_: str, failed: bool, size: int | None = None) -> None:
         """Note that the creating call has returned, or failed."""
@@ -255,7 +255,7 @@ class RRefs:
     def lost(self, worker: int, incarnation: int) -> tuple[Effects, Outbox, list[Id]]:
         """Drop the forks and the values of a lost member. Third result: forks that waited for its confirmation."""
         effects: Effects = []
-        self._gone.add((worker, incarnation))
+        self._departed_processes.add((worker, incarnation))
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self.drop_fork(rref, fork)
@@ -310,7 +310,7 @@ class RRefs:
 
     def _is_past(self, rref: Id) -> bool:
         """Return whether a value that is not here was freed, or will never be made; else its call is in transit."""
-        gone = (rref.worker, rref.incarnation) in self._gone
+        gone = (rref.worker, rref.incarnation) in self._departed_processes
         return gone or rref.worker == self.me or rref in self._maybe_passed_on or rref in self._freed
 
     def _let_go(self, rref: Id) -> Effects:
@@ -321,7 +321,7 @@ class RRefs:
         self._tell_empty()
         return [Free(rref)]
 
-    def _retire(self, fork: Id) -> Outbox:
+    def _retire_if_unused(self, fork: Id) -> Outbox:
         user = self.users[fork]
         if not (user.released and user.confirmed and not user.children):  # the first rule of the header
             return []

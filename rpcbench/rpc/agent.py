@@ -74,10 +74,10 @@ class RpcAgent(Agent):
         """Measure for each served call how long its thread waits for the GIL; `get_metrics` then has the mean."""
         self._profiles_gil = flag
         # Swapped, not tested in each call: a call that is not profiled pays nothing.
-        self._dispatcher.run = self._timed if flag else functools.partial(server.serve, self)
+        self._dispatcher.run = self._serve_timed if flag else functools.partial(server.serve, self)
         self._gil_waits = (0, 0.0)
 
-    def _timed(self, source: int, message: Call | Create | Fetch) -> None:
+    def _serve_timed(self, source: int, message: Call | Create | Fetch) -> None:
         began = time.perf_counter()
         time.sleep(0)  # releases the GIL and takes it again
         waits, seconds = self._gil_waits  # no lock: a lost update changes the mean of a profile a little

@@ -83,13 +83,13 @@ def rpc_sync(
     >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 3))
     tensor([4., 4.])
     """
-    function, args, kwargs = _prepare(func, args, kwargs)
+    function, args, kwargs = _prepare_call(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.SYNC, func, to) if profiler_enabled() else None
     if event is None:  # `ask` creates no future; with one, small calls took 9 to 23 % longer
         return agent.ask(to, function, args, kwargs, timeout)
     with event as until:
-        future = until(_call(agent, to, (function, args, kwargs), timeout))
+        future = until(_call_agent(agent, to, (function, args, kwargs), timeout))
     return future.wait_or_cancel()
 
 
@@ -117,14 +117,14 @@ def rpc_async(
     >>> [future.wait() for future in futures]
     [1024, 1024]
     """
-    call = _prepare(func, args, kwargs)
+    call = _prepare_call(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.ASYNC, func, to) if profiler_enabled() else None
     if event is None:
-        future = _call(agent, to, call, timeout)
+        future = _call_agent(agent, to, call, timeout)
     else:
         with event as until:
-            future = until(_call(agent, to, call, timeout))
+            future = until(_call_agent(agent, to, call, timeout))
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -152,7 +152,7 @@ def remote(
     >>> rpc.rpc_sync("worker2", lambda rref: rref.to_here().sum(), (rref,))
     tensor(10)
     """
-    call = _prepare(func, args, kwargs)
+    call = _prepare_call(func, args, kwargs)
     agent = current.current()
     event = profiled(agent, RPCExecMode.REMOTE, func, to) if profiler_enabled() else None
     if event is None:
@@ -164,7 +164,7 @@ def remote(
     return cast("RRef[Any]", rref)
 
 
-def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
+def _call_agent(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float) -> Future[Any]:
     try:
         return agent.call(to, *call, timeout)
     except WorkerLostError as error:  # the caller gets one form of the error, whether the loss comes before or after
@@ -173,7 +173,7 @@ def _call(agent: Agent, to: int | str | WorkerInfo, call: _Call, timeout: float)
         return future
 
 
-def _prepare(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> _Call:
+def _prepare_call(func: Function, args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> _Call:
     """Return the call that is sent to the callee. Raises TypeError for a function or arguments that cannot be sent."""
     args, kwargs = arguments_of(args, kwargs)
     function = NamedFunction(func) if isinstance(func, str) else func
@@ -323,12 +323,14 @@ def arguments_of(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
     """Return positional and named arguments of a call; None stands for none. Raises TypeError for other types."""
     # A tensor, or a string, is iterable too: without this check `args=(x)` would call with its elements.
     if args is not None and not isinstance(args, tuple | list):
-        raise TypeError(f"args is a tuple or list of arguments, not {_a(args)}; for one argument write args=(x,)")
+        raise TypeError(
+            f"args is a tuple or list of arguments, not {_with_article(args)}; for one argument write args=(x,)"
+        )
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise TypeError(f"kwargs is a dict of named arguments, not {_a(kwargs)}")
+        raise TypeError(f"kwargs is a dict of named arguments, not {_with_article(kwargs)}")
     return tuple(args or ()), kwargs or {}
 
 
-def _a(value: object) -> str:
+def _with_article(value: object) -> str:
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

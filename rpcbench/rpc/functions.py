@@ -41,10 +41,10 @@ class NamedFunction:
         return NamedFunction, (self.name,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run_marked(_find(self.name), args, kwargs)
+        return run_marked(_find_function(self.name), args, kwargs)
 
 
-def _find(name: str) -> Any:
+def _find_function(name: str) -> Any:
     module, _, path = name.rpartition(":")
     here = current.current().name
     if module in ("", _MAIN):
@@ -100,7 +100,7 @@ def check_overload(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     except TypeError as error:
         raise NoOverloadError(
             f"Overloaded torch operator invoked from Python failed to match any schema:\n{error}\n"
-            f"{_signatures(function)}nothing was sent"
+            f"{_overload_signatures(function)}nothing was sent"
         ) from None
     except Exception:  # noqa: BLE001  (one of the few operators that no mode intercepts: the callee reports its error)
         return
@@ -108,7 +108,7 @@ def check_overload(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
         _fit.add((function, len(args)))
 
 
-def _signatures(function: Callable[..., Any]) -> str:
+def _overload_signatures(function: Callable[..., Any]) -> str:
     schemas = _C._jit_get_schemas_for_operator(f"aten::{function.__name__}")
     return "".join(f"  {schema}\n" for schema in schemas)
 

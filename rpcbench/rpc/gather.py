@@ -41,10 +41,10 @@ _PATIENCE = timedelta(seconds=100)  # for owners and users of RRefs at shutdown
 
 def _rref_context_get_debug_info() -> dict[str, str]:
     """Return counts: RRefs owned here, their forks, unconfirmed forks held here, and forks in transit."""
-    return current.current().machine.ask(_counts)
+    return current.current().machine.ask(_count_rrefs)
 
 
-def _counts(node: Node) -> dict[str, str]:
+def _count_rrefs(node: Node) -> dict[str, str]:
     counts = {
         "num_owner_rrefs": len(node.rrefs.owned),
         "num_pending_users": sum(not user.confirmed for user in node.rrefs.users.values()),
@@ -73,7 +73,7 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) ->
 
 def check_leaks(agent: Agent) -> None:
     """Raise RpcError if RRefs are owned here after the world's end; list them, and where those held here were made."""
-    leaks = agent.machine.ask(_leaks)
+    leaks = agent.machine.ask(_describe_leaks)
     if leaks:
         head = f"{agent.name} has {len(leaks)} RRef(s) left at its end; let go of them before shutdown:"
         handles = [handle for hold in list(agent.holds) if (handle := hold()) is not None and not handle._released]
@@ -81,7 +81,7 @@ def check_leaks(agent: Agent) -> None:
         raise RpcError("\n".join([head, *leaks, *here]))
 
 
-def _leaks(node: Node) -> list[str]:
+def _describe_leaks(node: Node) -> list[str]:
     held = node.leaks + node.rrefs.held_by()
     return [f"Leaking RRef {h.rref}, a {h.type or 'value'}: {node.name(h.holder)} holds fork {h.fork}" for h in held]
 
@@ -119,8 +119,8 @@ class _GatherRounds:
         self._led: dict[AllGatherStates, _Key] = {}  # led here, not complete yet; oldest first
         self._followed: dict[int, AllGatherStates] = {}  # by number of the wait
         self._numbers = Counter(1)
-        agent.on_member(self._changed)
-        agent.on_end.append(self._over)
+        agent.on_member(self._member_changed)
+        agent.on_end.append(self._agent_stopped)
 
     def leader(self, key: _Key) -> str:
         return min(key) if key else self._agent.member(self._agent.machine.ask(lambda node: node.members.leader)).name
@@ -145,7 +145,7 @@ class _GatherRounds:
                     del self._led[states]
                     states.proceed_signal.set()
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         """End the rounds that a lost worker would have completed or led; complete those that wait for it no more."""
         if kind in GONE:
             error = WorkerLostError(f"{who.name} has left while others waited for it in _all_gather: {reason}")
@@ -158,7 +158,7 @@ class _GatherRounds:
                 states.end(error)
         self._end_complete()  # a round of all workers may have waited for that one only
 
-    def _over(self) -> None:
+    def _agent_stopped(self) -> None:
         """End all rounds when the agent stops, so that no thread waits on."""
         with self._lock:
             waiting = [*self._led, *self._followed.values()]
@@ -167,7 +167,7 @@ class _GatherRounds:
 
     # -- followers
     def follow(self, leader: str) -> AllGatherStates:
-        """Register a wait for a round. If the leader leaves from now on, `_changed` ends it."""
+        """Register a wait for a round. If the leader leaves from now on, `_member_changed` ends it."""
         states = AllGatherStates(leader)
         states.number = self._numbers.next()
         with self._lock:

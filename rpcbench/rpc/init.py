@@ -135,7 +135,7 @@ def resolve_config(
 ) -> WorldConfig:
     """Return the configuration of this worker. Raises ValueError or RuntimeError that names the missing part."""
     check_name(name)
-    place = _resolve(url, rank, world_size)
+    place = _resolve_url(url, rank, world_size)
     if place.rank < 0:
         scheme = urlsplit(url).scheme
         raise ValueError(f"{scheme}:// rendezvous: rank parameter missing: pass rank= to init_rpc for {name}")
@@ -157,7 +157,7 @@ def resolve_config(
         rpc_timeout=rpc_timeout,
         threads=threads,
         leader=f"tls://{place.leader}" if place.leader else "",
-        remote=_remote(place) if place.leader else "",
+        remote=_remote_address(place) if place.leader else "",
         launched=False,
         bind=hosts.bind_address(),
     )
@@ -169,14 +169,14 @@ def may_found(config: WorldConfig, url: str) -> bool:
     return config.id == 0 or (config.world_size is None and urlsplit(url).scheme == "file")
 
 
-def _remote(place: RendezvousUrl) -> str:
+def _remote_address(place: RendezvousUrl) -> str:
     """Return the address under which workers on other hosts reach this one, unless it founds an open world."""
     if place.rank == 0 and place.world_size is not None:
         return f"tls://{place.leader}"
     return hosts.address_towards(place.leader)
 
 
-def _resolve(url: str, rank: int, world_size: int | None) -> RendezvousUrl:
+def _resolve_url(url: str, rank: int, world_size: int | None) -> RendezvousUrl:
     parts = urlsplit(url)
     if parts.scheme == "env":
         return _from_environment(rank, world_size)
@@ -372,7 +372,7 @@ def join_world(
     place = url if store is None else _place_in(store, rank, world_size)
     # held: the agent serves no call before `_init_rpc_states` has made it the current agent.
     met = replace(resolve_config(name, place, rank, world_size, timeout, threads), held=True)
-    config = rpc_backend_options._completed(met)
+    config = rpc_backend_options._complete_config(met)
     try:
         with _log_missing_workers(name) as waits:
             parts = (_tell_errors, _log_losses, waits)

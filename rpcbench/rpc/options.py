@@ -33,14 +33,14 @@ class RpcBackendOptions:
     ) -> None:
         if kwargs:
             raise TypeError(f"no such option: {', '.join(kwargs)}")
-        _check("rpc_timeout is in seconds", rpc_timeout, Real)
-        _check("init_method is a URL", init_method, str)
+        _check_type("rpc_timeout is in seconds", rpc_timeout, Real)
+        _check_type("init_method is a URL", init_method, str)
         if rpc_timeout < 0:
             raise RuntimeError(f"RPC Timeout must be non-negative; got {rpc_timeout}")
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
 
-    def _completed(self, config: WorldConfig) -> WorldConfig:
+    def _complete_config(self, config: WorldConfig) -> WorldConfig:
         """Return the configuration of a member, completed from these options."""
         return config  # the timeout and the URL are in it already
 
@@ -81,12 +81,12 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _channels: list[str] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
-        _check("num_worker_threads is a whole number", num_worker_threads, Integral)
+        _check_type("num_worker_threads is a whole number", num_worker_threads, Integral)
         if num_worker_threads <= 0:
             raise RuntimeError(f"num_worker_threads must be positive, got {num_worker_threads}")
         self.num_worker_threads = num_worker_threads
         self.same_modes = same_modes
-        self.device_maps = {to: _map(pairs) for to, pairs in (device_maps or {}).items()}
+        self.device_maps = {to: _make_device_map(pairs) for to, pairs in (device_maps or {}).items()}
         self.devices: list[torch.device] = []
         self.set_devices(devices or [])
 
@@ -100,7 +100,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         Raises:
             ValueError: A device has another entry already.
         """
-        added, known = _map(device_map), self.device_maps.setdefault(to, {})
+        added, known = _make_device_map(device_map), self.device_maps.setdefault(to, {})
         for here, there in added.items():
             if known.get(here, there) != there:
                 raise ValueError(
@@ -115,20 +115,20 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             raise ValueError("`set_devices` expect a list of CUDA devices, but got device type cpu: name accelerators")
         self.devices = found
 
-    def _completed(self, config: WorldConfig) -> WorldConfig:
+    def _complete_config(self, config: WorldConfig) -> WorldConfig:
         # As text: WorldConfig is plain data, without objects of torch.
         maps = {to: {str(a): str(b) for a, b in pairs.items()} for to, pairs in self.device_maps.items()}
         devices = tuple(map(str, self.devices))
         return replace(config, device_maps=maps, devices=devices, same_modes=self.same_modes)
 
 
-def _check(what: str, value: object, kind: type) -> None:
+def _check_type(what: str, value: object, kind: type) -> None:
     """Raise TypeError, with torch's text, for a value of another type."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"incompatible constructor arguments: {what}, not {value!r}")
 
 
-def _map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
+def _make_device_map(pairs: Mapping[Any, Name]) -> dict[torch.device, torch.device]:
     found: dict[torch.device, torch.device] = {}
     for here, there in ((device_of(a), device_of(b)) for a, b in pairs.items()):
         if there in found.values():

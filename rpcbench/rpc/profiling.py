@@ -45,12 +45,12 @@ Until = Callable[[Future[Any]], Future[Any]]
 
 
 @contextlib.contextmanager
-def _event(key: str) -> Iterator[Until]:
+def _record_event(key: str) -> Iterator[Until]:
     with torch.autograd.profiler.record_function(key) as record:
-        yield lambda future: _ended(record, future)
+        yield lambda future: _end_with_future(record, future)
 
 
-def _ended(record: Any, future: Future[Any]) -> Future[Any]:
+def _end_with_future(record: Any, future: Future[Any]) -> Future[Any]:
     # A second future: a thread that waits for the first could read the profile before torch has ended the event.
     whole: Future[Any] = make_future(on_cancel=future.cancel)
 
@@ -71,4 +71,4 @@ def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.
         return None
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
     name = func if isinstance(func, str) else builtin or label_of(func)
-    return _event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))
+    return _record_event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))

@@ -85,18 +85,18 @@ class RRef(RRefHandle, Generic[T]):
         Raises the error of the function that was to create it; RpcTimeoutError after `timeout` seconds;
         WorkerLostError where the owner is lost.
         """
-        value = self._near()
+        value = self._local_future()
         return self._agent.get(self, timeout) if value is None else value.wait_or_cancel()
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """Return a Future of the result of `to_here`."""
-        value = self._near()
+        value = self._local_future()
         return self._agent.fetch(self, timeout) if value is None else value
 
-    def _near(self) -> Future[T] | None:
+    def _local_future(self) -> Future[T] | None:
         """Return the future of a value that is stored here, else None. Raises the known error of a failed creation."""
         self._check_alive("to_here() on it")
-        if self._value is None and (error := self._failure()) is not None:
+        if self._value is None and (error := self._known_failure()) is not None:
             raise error
         return self._value
 
@@ -105,7 +105,8 @@ class RRef(RRefHandle, Generic[T]):
         self._check_alive("local_value() on it")
         if self._value is None:
             raise RuntimeError(
-                f"For UserRRef(rref_id={_global(self._rref)}, fork_id={_global(self._fork or self._rref)}), can't call "
+                f"For UserRRef(rref_id={_format_global_id(self._rref)}, "
+                f"fork_id={_format_global_id(self._fork or self._rref)}), can't call "
                 f"localValue() on user {WorkerInfo(self._agent.name, self._agent.id)}. Call it on owner "
                 f"{self.owner()}, or use to_here() for a copy."
             )
@@ -118,11 +119,11 @@ class RRef(RRefHandle, Generic[T]):
 
         `rref.rpc_sync()(*args)` calls the value itself; `rref.rpc_sync().attr("name")` reads an attribute.
         """
-        return RRefProxy(self, self._ask, timeout)
+        return RRefProxy(self, self._call_and_wait, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """Return a proxy as `rpc_sync` does, for calls that return a Future."""
-        return RRefProxy(self, self._call, timeout)
+        return RRefProxy(self, self._call_owner, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """Return a proxy as `rpc_sync` does, for calls that leave the result on the owner and return an RRef of it.
@@ -134,9 +135,9 @@ class RRef(RRefHandle, Generic[T]):
         def create(to: int, function: Callable[..., Any], args: Any, timeout: float) -> RRefHandle:
             # Without the check a misspelt name would raise only where the RRef of the result is used.
             if args[1] not in self._confirmed_names:
-                self._ask(to, check_name, args[:2], timeout)
+                self._call_and_wait(to, check_name, args[:2], timeout)
                 self._confirmed_names.add(args[1])
-            return self._agent.create(to, function, args, timeout=timeout, label=self._label(function, args))
+            return self._agent.create(to, function, args, timeout=timeout, label=self._make_label(function, args))
 
         return RRefProxy(self, create, timeout)
 
@@ -153,7 +154,7 @@ class RRef(RRefHandle, Generic[T]):
         if not self.is_owner():
             if dist_autograd_ctx_id == -1:
                 raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-            self._ask(self._owner, _backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT)
+            self._call_and_wait(self._owner, _run_backward, (self, dist_autograd_ctx_id, retain_graph), UNSET_TIMEOUT)
             return
         value: Any = self.local_value()
         if not isinstance(value, torch.Tensor):
@@ -166,8 +167,8 @@ class RRef(RRefHandle, Generic[T]):
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
         """Return the class of the value, or a Future of it."""
         # One request serves all later calls, unless it failed: a timeout must not be final.
-        if self._asked is None or (self._asked.done() and _failed(self._asked)):
-            self._asked = self._call(self._owner, _type_of, (self,), timeout)
+        if self._asked is None or (self._asked.done() and _has_failed(self._asked)):
+            self._asked = self._call_owner(self._owner, _type_of, (self,), timeout)
         return self._asked.wait() if blocking else self._asked
 
     def _get_future(self) -> Future[Any]:
@@ -179,16 +180,16 @@ class RRef(RRefHandle, Generic[T]):
         return future
 
     # -- internals. `to` is always the owner: the proxies pass it as `rpc_api` of torch requires.
-    def _call(
+    def _call_owner(
         self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float, label: str = ""
     ) -> Future[Any]:
-        future: Future[Any] = self._through(self._agent.call, function, args, timeout, label)
+        future: Future[Any] = self._call_through(self._agent.call, function, args, timeout, label)
         return future
 
-    def _ask(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
-        return self._through(self._agent.ask, function, args, timeout)
+    def _call_and_wait(self, to: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> Any:
+        return self._call_through(self._agent.ask, function, args, timeout)
 
-    def _through(
+    def _call_through(
         self,
         call: Callable[..., Any],
         function: Callable[..., Any],
@@ -196,7 +197,7 @@ class RRef(RRefHandle, Generic[T]):
         timeout: float,
         label: str = "",
     ) -> Any:
-        label = label or self._label(function, args)
+        label = label or self._make_label(function, args)
         if function is not run_method or self.is_owner():
             return call(self._owner, function, args, timeout=timeout, label=label)
         self._check_alive("fork an UserRRef")
@@ -206,7 +207,7 @@ class RRef(RRefHandle, Generic[T]):
         owner, named = self._agent.living_owner(self), (*self._rref, method, *more)
         return call(owner, run_method_there, named, kwargs, timeout=timeout, label=label, holding=(self,))
 
-    def _label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    def _make_label(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         name = args[1] if len(args) > 1 and isinstance(args[1], str) else function.__name__.strip("_")
         return f"{class_of(self._type) or 'value'}.{name}"
 
@@ -221,7 +222,7 @@ class RRef(RRefHandle, Generic[T]):
             return error
         return None
 
-    def _failure(self) -> Exception | None:
+    def _known_failure(self) -> Exception | None:
         """Return the reason that there is no value, as far as this process can know it."""
         # Where the reply was lost with a connection, the function may have run, so the owner may have the value.
         error = self._creation_error()
@@ -229,7 +230,7 @@ class RRef(RRefHandle, Generic[T]):
 
     def _check_alive(self, use: str) -> None:
         super()._check_alive(use)
-        error = self._failure()
+        error = self._known_failure()
         if error is None:
             return
         if isinstance(error, RpcTimeoutError):
@@ -246,36 +247,36 @@ class RRef(RRefHandle, Generic[T]):
         hint = "" if dunder else f"; of the value: rref.rpc_sync().{name}(…), or rref.to_here().{name}"
         raise AttributeError(f"an RRef has no attribute {name!r}{hint}", name=name, obj=self)
 
-    def _operate(self, *_: Any) -> NoReturn:
+    def _refuse_operator(self, *_: Any) -> NoReturn:
         """Raise TypeError with a hint: the operators of the value are not those of the reference."""
         raise TypeError(
             "an RRef supports no arithmetic: use rref.to_here(), or a method of the value: rref.rpc_sync().add(1)"
         )
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operate
-    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = _operate
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_operator
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = _refuse_operator
 
     def __reduce__(self) -> Any:
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
 
     def __repr__(self) -> str:
-        rref = _global(self._rref)
+        rref = _format_global_id(self._rref)
         if self._fork is None or self.is_owner():
-            return f"OwnerRRef({rref}{self._names()})"
-        return f"UserRRef(RRefId = {rref}, ForkId = {_global(self._fork)}{self._names()})"
+            return f"OwnerRRef({rref}{self._type_detail()})"
+        return f"UserRRef(RRefId = {rref}, ForkId = {_format_global_id(self._fork)}{self._type_detail()})"
 
-    def _names(self) -> str:
+    def _type_detail(self) -> str:
         """Return `, Tensor (N=32, C=3)`, if more is known than the class: from the value, or sent with the RRef."""
         outcome = None if self._value is None else self._value.outcome()
         type_ = self._type if outcome is None or outcome[1] is not None else type_of(outcome[0])
         return "" if type_ == class_of(type_) else f", {type_}"
 
 
-def _global(id_: Id) -> str:
+def _format_global_id(id_: Id) -> str:
     return f"GloballyUniqueId(created_on={id_.worker}, local_id={id_.serial})"
 
 
-def _failed(future: Future[Any]) -> bool:
+def _has_failed(future: Future[Any]) -> bool:
     try:
         future.value()
     except Exception:  # noqa: BLE001  (the caller that made the request has received the error)
@@ -288,5 +289,5 @@ def _type_of(rref: RRef[Any]) -> type[Any]:
     return type(rref.local_value())
 
 
-def _backward(rref: RRef[Any], context: int, retain_graph: bool) -> None:
+def _run_backward(rref: RRef[Any], context: int, retain_graph: bool) -> None:
     rref.backward(context, retain_graph)

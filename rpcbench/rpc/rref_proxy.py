@@ -35,20 +35,20 @@ class RRefProxy:
     def __getattr__(self, func_name: str) -> Callable[..., Any]:
         if func_name in _OF_COPIES:
             raise AttributeError(func_name)
-        return functools.partial(self._invoke, func_name)
+        return functools.partial(self._invoke_method, func_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the value itself, for example a module."""
-        return self._invoke(_ITSELF, *args, **kwargs)
+        return self._invoke_method(_ITSELF, *args, **kwargs)
 
     def attr(self, name: str) -> Any:
         """Read an attribute of the value that is not a method."""
-        return self._send(_read, name)
+        return self._send_to_owner(_read_attribute, name)
 
-    def _invoke(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._send(run_method, method, args, kwargs)
+    def _invoke_method(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._send_to_owner(run_method, method, args, kwargs)
 
-    def _send(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _send_to_owner(self, function: Callable[..., Any], *args: Any) -> Any:
         return self.rpc_api(self.rref._owner, function, args=(self.rref, *args), timeout=self.rpc_timeout)
 
 
@@ -70,7 +70,7 @@ def _run_method(value: Any, method: str, args: tuple[Any, ...], kwargs: dict[str
     return run_marked(function, args, kwargs)
 
 
-def _read(rref: Any, name: str) -> Any:
+def _read_attribute(rref: Any, name: str) -> Any:
     return getattr(rref.local_value(), name)
 
 

@@ -100,17 +100,19 @@ class Acceptor:
         another process listens there; TurnedAwayError if another one leads already."""
         founds, config = world != NO_WORLD, self._config
         try:
-            self._address = self._take(addresses.own_address(Path(config.directory), config.id, config.incarnation))
+            self._address = self._start_listener(
+                addresses.own_address(Path(config.directory), config.id, config.incarnation)
+            )
             if founds and not self._meeting.found(world, self._address):
                 raise TurnedAwayError(f"another process already listens where this world meets, in {config.directory}")
             remote = config.leader if founds and config.leader else config.remote
-            return self._address, self._take(remote, config.bind) if remote else ""
+            return self._address, self._start_listener(remote, config.bind) if remote else ""
         except (NotConnectedError, TurnedAwayError) as error:
             if founds and config.world_size is not None:  # in an open world another one may lead
                 self._meeting.fail(str(error))
             raise
 
-    def _take(self, address: str, bind: str = "") -> str:
+    def _start_listener(self, address: str, bind: str = "") -> str:
         listener, taken = self._opener.listen(address, bind, self.refusals)
         with self._lock:
             late = self._closed  # closed while this thread was about to listen
@@ -133,10 +135,10 @@ class Acceptor:
         """Publish this member as the leader from this view on."""
         self._meeting.lead(me.epoch, view, self._address)
         if self._closed:
-            self._leave()  # the member has left meanwhile
+            self._remove_address()  # the member has left meanwhile
         elif self._config.leader:
             try:
-                self._take(self._config.leader, self._config.bind)
+                self._start_listener(self._config.leader, self._config.bind)
             except NotConnectedError as error:
                 _log.warning("%s leads its world now; newcomers on other hosts will not find it: %s", me.name, error)
 
@@ -174,9 +176,9 @@ class Acceptor:
         for listener in listeners:
             listener.close()
         if listeners:
-            self._leave()
+            self._remove_address()
 
-    def _leave(self) -> None:
+    def _remove_address(self) -> None:
         try:
             self._meeting.leave(self._address)
         except OSError as error:  # say, no descriptor left; a stale rendezvous file does no harm

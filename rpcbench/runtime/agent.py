@@ -73,12 +73,12 @@ class Agent(Home):
         self.submit: Callable[[Job], None] = self._pool.spawn  # runs a job of the runtime on a pool thread soon
         self.submit_here: Callable[[Job], None] = self._pool.submit_own  # on this thread, if a message has caused it
         self._dispatcher = MessageDispatcher(self, self._pool)
-        self.links = Interceptors(link or Link(), self._transmit, self._dispatcher.deliver)
+        self.links = Interceptors(link or Link(), self._write_message, self._dispatcher.deliver)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         devices = validate_device_maps(config.devices, config.device_maps)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
         node = Node(me, config.world_size, self.links.lossy, config.launched)
-        self.machine = LockedNode(node, self._perform)
+        self.machine = LockedNode(node, self._perform_effect)
         self.member_table = Members(self.name, self.machine, self._pool.spawn)
         self.members = self.member_table.all  # returns name and id of all members, by id
         self.on_member = self.member_table.watch  # calls a handler when members join, leave or are lost
@@ -94,7 +94,7 @@ class Agent(Home):
         self.values = ObjectStore(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
         # Numbers of calls differ between incarnations, as a call may outlive its caller.
         first = self.incarnation << COUNTER_BITS
-        self.pending = PendingCalls(first, self._pool.spawn, self._cancel, lambda long: self.on_long_wait(long))
+        self.pending = PendingCalls(first, self._pool.spawn, self._cancel_call, lambda long: self.on_long_wait(long))
         self.needing = self.pending.keeping
         self._pool.due = self.pending.due  # receive loops ask whether replies are to come
         self._channels = Channels(self._pool.spawn)
@@ -105,9 +105,9 @@ class Agent(Home):
         self._maintenance = MaintenanceThread(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
         self.holds, self.released = self._maintenance.holds, self._maintenance.released  # see `ReleaseToken`
         self.requests = RequestSender(
-            self.machine, self._peers, self._maintenance, self.links, self._send, lambda: self.running
+            self.machine, self._peers, self._maintenance, self.links, self._send_message, lambda: self.running
         )
-        self.links.changed = self._relinked
+        self.links.changed = self._interceptors_changed
 
     # -- start and end
     def start(self, timeout: float = JOIN_SECONDS) -> None:
@@ -210,9 +210,11 @@ class Agent(Home):
         Returns:
             A future of the result.
         """
-        target, label, seconds = self._aim(to, function, timeout, label)
+        target, label, seconds = self._resolve_callee(to, function, timeout, label)
         with uninterrupted:
-            return self._call(target, function, args, kwargs, label, seconds, holding, handles.creation_site(), own)
+            return self._send_call(
+                target, function, args, kwargs, label, seconds, holding, handles.creation_site(), own
+            )
 
     def ask(
         self,
@@ -225,10 +227,10 @@ class Agent(Home):
         holding: Sequence[RRefHandle] = (),
     ) -> Any:
         """Do as `call`, and wait: return the result, or raise the function's error. Ctrl-C cancels the call."""
-        target, label, seconds = self._aim(to, function, timeout, label)
-        return waited_for(lambda: self._call(target, function, args, kwargs, label, seconds, holding))
+        target, label, seconds = self._resolve_callee(to, function, timeout, label)
+        return waited_for(lambda: self._send_call(target, function, args, kwargs, label, seconds, holding))
 
-    def _call(
+    def _send_call(
         self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, label: str,
         seconds: float | None, holding: Sequence[RRefHandle], site: CreationSite | None = None, own: bool = False,
     ) -> Future[Any]:  # fmt: skip
@@ -250,7 +252,7 @@ class Agent(Home):
         label: str = "",
     ) -> RRefHandle:
         """Run a function on a worker (arguments as of `call`) and leave the result there; return a handle at once."""
-        target, label, seconds = self._aim(to, function, timeout, label)
+        target, label, seconds = self._resolve_callee(to, function, timeout, label)
         with uninterrupted:
             keeps: list[RRefHandle] = []
             self.sources.use(target, function)
@@ -267,14 +269,14 @@ class Agent(Home):
         """Return a future of a copy of the value from its owner. WorkerLostError if the owner is lost."""
         owner, seconds = self._aim_at_owner(handle, timeout)
         with uninterrupted:
-            return self._fetch(owner, handle, seconds, handles.creation_site())
+            return self._send_fetch(owner, handle, seconds, handles.creation_site())
 
     def get(self, handle: RRefHandle, timeout: float = UNSET_TIMEOUT) -> Any:
         """Do as `fetch`, and wait: return the value, or raise its error. Ctrl-C cancels the call."""
         owner, seconds = self._aim_at_owner(handle, timeout)
-        return waited_for(lambda: self._fetch(owner, handle, seconds))
+        return waited_for(lambda: self._send_fetch(owner, handle, seconds))
 
-    def _fetch(
+    def _send_fetch(
         self, owner: int, handle: RRefHandle, seconds: float | None, site: CreationSite | None = None
     ) -> Future[Any]:
         scope = self.values.asks(owner, "to_here")
@@ -284,7 +286,9 @@ class Agent(Home):
         self.requests.send(owner, m.Fetch(number, handle._rref, seconds, scope), seconds)
         return future
 
-    def _aim(self, to: To, function: Callable[..., Any], timeout: float, label: str) -> tuple[int, str, float | None]:
+    def _resolve_callee(
+        self, to: To, function: Callable[..., Any], timeout: float, label: str
+    ) -> tuple[int, str, float | None]:
         """Return the callee's id, the label, and the seconds that the call has; wait while the callee is far behind."""
         if not self.running:
             raise RuntimeError(self.silent)
@@ -311,7 +315,7 @@ class Agent(Home):
         # The fast path is not interruptible as a whole, so it is only for threads that Ctrl-C cannot reach.
         plain = answer if type(answer) is m.Result and not answer.forks and not interruptible() else None
         if plain is not None and (send := self.machine.answer(to, plain)) is not None:
-            self._send(send, True)
+            self._send_message(send, True)
             return
 
         def answering(node: Node) -> fx.Effects:
@@ -374,17 +378,17 @@ class Agent(Home):
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages
-    def _relinked(self) -> None:
+    def _interceptors_changed(self) -> None:
         self.machine.ask(lambda node: node.delivery.may_lose(self.links.lossy))
         self.released.put(None)  # the maintenance thread reads the clock again
 
-    def _send(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
+    def _send_message(self, effect: fx.Send, may_wait: bool, send: Transmit | None = None) -> None:
         try:
             (send or self.links.outgoing)(effect.to, effect.seq, effect.message, may_wait)
         except RpcError as error:
-            self._unsent(effect, error)
+            self._message_unsent(effect, error)
 
-    def _unsent(self, effect: fx.Send, error: RpcError) -> None:
+    def _message_unsent(self, effect: fx.Send, error: RpcError) -> None:
         """Report to the node that a message could not be sent; its call then fails with the best known reason."""
         failure = error
         if isinstance(error, NotConnectedError) and self.running:
@@ -394,7 +398,7 @@ class Agent(Home):
             self.values.recorder.unsent(scope)
         self.machine.feed(lambda node: node.unsent(effect, failure))
 
-    def _transmit(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
+    def _write_message(self, to: int, seq: int, message: m.Message, may_wait: bool) -> None:
         """Write a message to the connection of its receiver; open one if there is none. Runs after all interceptors."""
         control, body = pack(seq, message)
         # `hold`: it may wait in the connection for the next write.
@@ -415,12 +419,12 @@ class Agent(Home):
         if may_wait:
             self._peers.send(to, member.ways(self._peers.me.host), control, body)
         else:
-            self._pool.spawn(lambda: self._send(fx.Send(to, seq, message), True, self._transmit))
+            self._pool.spawn(lambda: self._send_message(fx.Send(to, seq, message), True, self._write_message))
 
     # -- effects
-    def _perform(self, effect: fx.Effect, may_wait: bool) -> None:
+    def _perform_effect(self, effect: fx.Effect, may_wait: bool) -> None:
         if type(effect) is fx.Send:
-            self._send(effect, may_wait)
+            self._send_message(effect, may_wait)
         else:
             self._effects[type(effect)](effect)
 
@@ -428,7 +432,7 @@ class Agent(Home):
         """Map each kind of effect to the function that carries it out."""
         return {
             fx.Wake: lambda e: self._maintenance.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
-            fx.Enqueue: lambda e: self._pool.submit(lambda: self._serve(e)),
+            fx.Enqueue: lambda e: self._pool.submit(lambda: self._begin_call(e)),
             fx.Run: lambda e: self._dispatcher.run(e.source, e.message),
             fx.Resolve: lambda e: self._dispatcher.answered(e.source, e.answer),
             fx.Reject: lambda e: self.pending.fail(e.call, e.error),
@@ -440,43 +444,43 @@ class Agent(Home):
             fx.BodyLost: lambda e: self.values.routes.forget_sources(e.to),
             fx.NoticeReceived: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
             fx.MemberJoined: lambda e: self.member_table.came(e.member),
-            fx.MemberLeft: self._gone,
-            fx.Complete: self._completed,
+            fx.MemberLeft: self._member_left,
+            fx.Complete: self._world_completed,
             fx.Rejected: self._bootstrap.rejected,
             fx.HandedOver: self._bootstrap.handed_over,
             fx.Leads: self._bootstrap.leads,
             fx.WatchMember: self._bootstrap.watch,
-            fx.Explore: lambda e: self._autograd.passes.explore(e.context, e.walk, e.message),
-            fx.Propagate: lambda e: self._autograd.passes.propagate(e.context, e.walk),
-            fx.Accumulate: lambda e: self._autograd.passes.accumulate(e.message),
-            fx.WalkEnded: lambda e: self._autograd.passes.ended(e.walk, e.failure),
-            fx.ForgetWalk: lambda e: self._autograd.passes.forget(e.context, e.walk),
-            fx.ForgetContext: lambda e: self._autograd.forget(e.context),
+            fx.Explore: lambda e: self._autograd_recorder.passes.explore(e.context, e.walk, e.message),
+            fx.Propagate: lambda e: self._autograd_recorder.passes.propagate(e.context, e.walk),
+            fx.Accumulate: lambda e: self._autograd_recorder.passes.accumulate(e.message),
+            fx.WalkEnded: lambda e: self._autograd_recorder.passes.ended(e.walk, e.failure),
+            fx.ForgetWalk: lambda e: self._autograd_recorder.passes.forget(e.context, e.walk),
+            fx.ForgetContext: lambda e: self._autograd_recorder.forget(e.context),
         }
 
-    def _serve(self, effect: fx.Enqueue) -> None:
+    def _begin_call(self, effect: fx.Enqueue) -> None:
         if not self.ready.is_set():  # the caller may have seen the complete world before this member
             with blocked():
                 self.ready.wait()
         now = self.links.clock()
         self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
 
-    def _completed(self, effect: fx.Complete) -> None:
+    def _world_completed(self, effect: fx.Complete) -> None:
         if not effect.closing:
             self._bootstrap.complete.set()
             return
         self._peers.acceptor.close()  # before other members see the end: the next world may use the same address
         self.closing.set()
 
-    def _gone(self, effect: fx.MemberLeft) -> None:
+    def _member_left(self, effect: fx.MemberLeft) -> None:
         self._peers.drop(effect.member.id, effect.member.incarnation, effect.reason)
         self.values.routes.forget(effect.member.id)
         self.member_table.went(effect)
 
     @property
-    def _autograd(self) -> Recorder:
+    def _autograd_recorder(self) -> Recorder:
         assert self.values.recorder is not None, "an agent that records nothing was sent a message of a backward pass"
         return self.values.recorder
 
-    def _cancel(self, call: int) -> None:
+    def _cancel_call(self, call: int) -> None:
         self.machine.feed(lambda node: node.cancel(call))

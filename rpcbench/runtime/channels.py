@@ -94,9 +94,9 @@ class Parcels:
     def came(self, effect: DataReceived) -> None:
         parcel = effect.parcel
         if (listener := self._listeners.get(parcel.channel)) is not None:
-            listener.came(parcel.place, partial(self._open, effect.source, parcel.scope, parcel.body))
+            listener.came(parcel.place, partial(self._decode_data, effect.source, parcel.scope, parcel.body))
 
-    def _open(self, source: int, scope: Scope | None, body: Body) -> Any:
+    def _decode_data(self, source: int, scope: Scope | None, body: Body) -> Any:
         recorder = self._values.recorder
         if scope is None or recorder is None:
             return self._values.codec.decode(body)

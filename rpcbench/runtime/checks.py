@@ -37,10 +37,10 @@ class Leak(NamedTuple):
 
 def leaks(agent: Agent) -> list[Leak]:
     """Return all RRefs alive here that another member shares, values owned here first."""
-    return _owned(agent) + _held(agent)
+    return _owned_leaks(agent) + _held_leaks(agent)
 
 
-def _owned(agent: Agent) -> list[Leak]:
+def _owned_leaks(agent: Agent) -> list[Leak]:
     names = agent.member_table.name
 
     def rows(node: Node) -> list[tuple[Id, Owned, dict[Id, int]]]:
@@ -54,7 +54,7 @@ def _owned(agent: Agent) -> list[Leak]:
     return found
 
 
-def _held(agent: Agent) -> list[Leak]:
+def _held_leaks(agent: Agent) -> list[Leak]:
     users = agent.machine.ask(lambda node: {f: u for f, u in node.rrefs.users.items() if u.owner != agent.id})
     found = []
     for handle in filter(None, [hold() for hold in list(agent.holds)]):  # weak references: some may be dead

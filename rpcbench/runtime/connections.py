@@ -47,9 +47,11 @@ class ConnectionManager:
         self._opener = Opener(config.secret)
         self._table = ConnectionTable()
         self.find: Callable[[int], StreamConnection | None] = self._table.find  # id → the connection to send on
-        self._reconnector = Reconnector(self._table, events, self._dial, config.grace_seconds)
+        self._reconnector = Reconnector(self._table, events, self._dial_member, config.grace_seconds)
         offer = events.incarnation_for
-        self.acceptor = Acceptor(config, self._opener, self._handshakes.one, self._objection, offer, self._admit)
+        self.acceptor = Acceptor(
+            config, self._opener, self._handshakes.one, self._objection_to_peer, offer, self._admit_peer
+        )
         self._pool = pool
         self._events = events
         self._limits = Limits()  # of frames, shared by all connections
@@ -112,7 +114,7 @@ class ConnectionManager:
         while (connection := self._table.find_or_dial(to)) is None:
             with contextlib.ExitStack() as after:
                 after.callback(self._table.dialled, to)
-                self._dial(to, addresses, seconds)
+                self._dial_member(to, addresses, seconds)
         return connection
 
     def reach_leader(self) -> Identity:
@@ -138,12 +140,12 @@ class ConnectionManager:
     def found(self) -> None:
         self._handshakes.me = replace(self.me, epoch=1 + secrets.randbits(60))
 
-    def _objection(self, peer: Identity) -> Objection | None:
+    def _objection_to_peer(self, peer: Identity) -> Objection | None:
         if (reason := self._table.barred(peer)) is not None:
             return Objection(reason)
         return self._events.objection(peer) if peer.epoch == NO_WORLD else None
 
-    def _dial(self, to: int, addresses: Sequence[str], seconds: float) -> None:
+    def _dial_member(self, to: int, addresses: Sequence[str], seconds: float) -> None:
         """Open a connection. NotConnectedError, caused by the last address's OSError, if no address answers."""
         if self._stopped.is_set():
             raise NotConnectedError("this agent has stopped")
@@ -153,7 +155,7 @@ class ConnectionManager:
                 stream.release()
                 raise ProtocolError(f"{peer.name} answers at the address of worker {to}")
             self._handshakes.met(peer)
-            self._add(stream, peer, me.id)
+            self._add_connection(stream, peer, me.id)
 
     def _first_answer(self, addresses: Sequence[str], me: Identity, seconds: float) -> tuple[Stream, Identity]:
         failed: OSError | None = None
@@ -166,19 +168,19 @@ class ConnectionManager:
         raise NotConnectedError(told) from failed
 
     def listen(self) -> None:
-        self.acceptor.open(self._start, self._pool.spawn)
+        self.acceptor.open(self._start_thread, self._pool.spawn)
 
-    def _admit(self, stream: Stream, peer: Identity) -> None:
+    def _admit_peer(self, stream: Stream, peer: Identity) -> None:
         with contextlib.suppress(NotConnectedError):  # the agent has stopped, or has dropped the peer
-            self._add(stream, peer, peer.id)
+            self._add_connection(stream, peer, peer.id)
 
-    def _add(self, stream: Stream, peer: Identity, dialler: int) -> None:
+    def _add_connection(self, stream: Stream, peer: Identity, dialler: int) -> None:
         entry = ConnectionEntry(peer, dialler, StreamConnection(stream, self._limits, self._pool.spawn))
         self._reconnector.remove_replaced(peer)  # first: the node gets reports of breaks before new messages
         if not self._table.add(entry):
             stream.release()
             raise NotConnectedError(self._table.barred(peer) or "this agent has stopped")
-        arrived, over = partial(self._events.arrived, peer), partial(self._over, entry)
+        arrived, over = partial(self._events.arrived, peer), partial(self._connection_ended, entry)
         receiver = Receiver(self._pool, entry.connection, arrived, over)
         receiver.start()
         if entry.connection.watch is not None:  # else no thread may borrow its read lock
@@ -187,14 +189,14 @@ class ConnectionManager:
         if not self._config.launched:  # else the cluster of member 0 reports on all workers in one line
             handshake.warn_of_versions(self.me.versions, peer.versions, peer.name)
 
-    def _start(self, target: Callable[[], None], name: str) -> None:
+    def _start_thread(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)
         with self._lock:
             self._threads = [t for t in self._threads if t.is_alive() or t.ident is None]
             self._threads.append(thread)
         thread.start()
 
-    def _over(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
+    def _connection_ended(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
         """Handle the end of a connection, or of its use: its next messages cannot be handled."""
         try:
             if ending.broken:

@@ -52,12 +52,12 @@ def start(agent: Agent, timeout: float) -> None:
 def adopt(agent: Agent) -> None:
     """Register an agent that is started elsewhere, as `start` does."""
     agent.on_thread = lambda: _innermost.set(agent)
-    agent.on_end.append(lambda: _leave(agent))
+    agent.on_end.append(lambda: _unregister_agent(agent))
     with _lock:
         _started.append(agent)
 
 
-def _leave(agent: Agent) -> None:
+def _unregister_agent(agent: Agent) -> None:
     with _lock:
         if agent in _started:
             _started.remove(agent)
@@ -81,7 +81,7 @@ def using(agent: Agent) -> Iterator[None]:
         _innermost.reset(token)
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     """Drop all agents in a forked child: their threads do not run there, and their sockets are the parent's."""
     global _silent
     for agent in _started:
@@ -90,11 +90,11 @@ def _forked() -> None:
     _started.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @atexit.register
-def _exit() -> None:
+def _stop_all_agents() -> None:
     """Stop agents at exit without a shutdown: at least their socket files are removed."""
     for agent in list(_started):
         agent.stop()

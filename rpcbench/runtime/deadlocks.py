@@ -51,10 +51,10 @@ class ThreadState(NamedTuple):
 def threads() -> list[ThreadState]:
     """Return the current state of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [_doing(ident, names.get(ident, str(ident)), stack) for ident, stack in _stacks().items()]
+    return [_thread_state(ident, names.get(ident, str(ident)), stack) for ident, stack in _frames_by_thread().items()]
 
 
-def _stacks() -> dict[int, list[FrameType]]:
+def _frames_by_thread() -> dict[int, list[FrameType]]:
     """Return the frames of each thread, innermost first."""
     # Python lists threads under a lock of its own, for which any thread that begins or ends waits while no other runs.
     # A frame's object is made when it is first asked for, from data that must not have ended by then. So no garbage
@@ -72,7 +72,7 @@ def _stacks() -> dict[int, list[FrameType]]:
 _listing = threading.Lock()  # one at a time, as each switches the garbage collector off
 
 
-def _doing(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
+def _thread_state(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
     future: Future[Any] | None = None
     for frame in stack:
         if frame.f_code is Future.wait.__code__ and future is None:
@@ -80,11 +80,11 @@ def _doing(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
         if frame.f_code is serve.__code__:  # the innermost call: a waiting thread may receive and run others
             held = frame.f_locals
             serving = held["agent"], held["source"], held["message"].call
-            return ThreadState(ident, name, serving, future, _places(stack[0]))
-    return ThreadState(ident, name, None, future, _places(stack[0]))
+            return ThreadState(ident, name, serving, future, _places_of_frame(stack[0]))
+    return ThreadState(ident, name, None, future, _places_of_frame(stack[0]))
 
 
-def _places(frame: FrameType) -> tuple[str, ...]:
+def _places_of_frame(frame: FrameType) -> tuple[str, ...]:
     sites = [site for site, _ in zip(creation_sites(frame), range(_MOST), strict=False)]
     if all(is_idle(site.code.co_filename) for site in sites):  # a thread of this package, or inside torch
         inside = (f for f, _ in walk_stack(frame) if not is_idle(f.f_code.co_filename))
@@ -145,12 +145,12 @@ def describe_waits(
             continue
         again = call in told  # in a cycle, or reached by two ways: shown once
         told.add(call)
-        lines.append(f"{pad}for {fact.label} on {name(at)}, {_state(fact)}{' (see above)' if again else ''}")
+        lines.append(f"{pad}for {fact.label} on {name(at)}, {_describe_state(fact)}{' (see above)' if again else ''}")
         lines += [] if again else describe_waits(fact.needs, facts, name, pad + "  ", told)
     return lines
 
 
-def _state(fact: Fact) -> str:
+def _describe_state(fact: Fact) -> str:
     time = f"{fact.seconds:.0f} s" if fact.seconds >= 1 else "less than 1 s"
     words = {
         "held": f"which waits {time} until the owners of its RRefs have confirmed them",
@@ -172,13 +172,13 @@ def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answ
     for id_, member in members:
         if only not in ("", member):
             continue
-        lines += _member(member, found.get(id_), facts, lambda at: names.get(at, f"worker {at}"))
+        lines += _describe_member(member, found.get(id_), facts, lambda at: names.get(at, f"worker {at}"))
     if not only and (circle := inquiry.circle()):
         lines.append(describe_cycle(circle, lambda at: names.get(at, f"worker {at}")))
     return "\n".join(lines)
 
 
-def _member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], names: Name) -> list[str]:
+def _describe_member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], names: Name) -> list[str]:
     if answer is None:
         return [f"{name} does not respond: it is stopped, or busy in code that lets no other thread run"]
     said, others = answer
@@ -187,14 +187,14 @@ def _member(name: str, answer: Answer | None, facts: Mapping[CallKey, Fact], nam
     lines = [f"{name}:"]
     for other in others:
         lines.append(f"  {other.thread} {'waits' if other.needs else 'runs'}")
-        lines += [*describe_waits(other.needs, facts, names, "    "), *_stack(other.places)]
+        lines += [*describe_waits(other.needs, facts, names, "    "), *_format_stack(other.places)]
     for fact in said:
-        lines.append(f"  {fact.label}, a call of {names(fact.call.caller)}, {_state(fact)}")
-        lines += [*describe_waits(fact.needs, facts, names, "    "), *_stack(fact.places[1:])]
+        lines.append(f"  {fact.label}, a call of {names(fact.call.caller)}, {_describe_state(fact)}")
+        lines += [*describe_waits(fact.needs, facts, names, "    "), *_format_stack(fact.places[1:])]
     return lines
 
 
-def _stack(places: Iterable[str]) -> list[str]:
+def _format_stack(places: Iterable[str]) -> list[str]:
     return [f"      {place}" for place in places]
 
 
@@ -216,11 +216,11 @@ class Watchdog:
         self._lock = threading.Lock()  # guards the three below
         self._probing = False  # one search at a time
         self._overdue: dict[int, float] = {}  # thread → seconds, to be logged
-        self._told: set[CallKey] = set()  # calls with a logged wait
+        self._reported_calls: set[CallKey] = set()  # calls with a logged wait
         agent.on_long_wait = self._long_wait
-        agent.on_notice(ASK, self._asked)
-        agent.on_notice(TOLD, self._heard)
-        agent.on_notice(BREAK, self._break)
+        agent.on_notice(ASK, self._question_received)
+        agent.on_notice(TOLD, self._reply_received)
+        agent.on_notice(BREAK, self._break_requested)
 
     def explain(self) -> DeadlockReport:
         """Report the current waits of the whole world, with the stacks of their threads. Takes at most a second."""
@@ -240,8 +240,10 @@ class Watchdog:
         """Return the other members, by id, that serve calls for which a thread of this process waits now."""
         if not self._agent.machine.ask(lambda node: bool(node.calls.outgoing)):
             return set()  # the stacks of all threads need not be read
-        frames = [frame for stack in _stacks().values() for frame in stack if frame.f_code is Future.wait.__code__]
-        needs = [need for frame in frames for need in self._needs(frame.f_locals["self"])]
+        frames = [
+            frame for stack in _frames_by_thread().values() for frame in stack if frame.f_code is Future.wait.__code__
+        ]
+        needs = [need for frame in frames for need in self._needs_of_future(frame.f_locals["self"])]
         return {need.at for need in needs} - {self._agent.id}
 
     # -- looking for circles
@@ -254,39 +256,41 @@ class Watchdog:
                 if self._probing:
                     return
                 self._probing = True
-            self._agent.submit(self._probe)
+            self._agent.submit(self._probe_deadlock)
 
-    def _probe(self) -> None:
+    def _probe_deadlock(self) -> None:
         try:
             waits = [doing for doing in threads() if doing.future is not None]
-            inquiry = self._follow(waits)
+            inquiry = self._run_inquiry(waits)
             circle = inquiry.circle()
-            again = self._follow(waits).circle() if circle else []  # one look may mix states of different moments
+            again = self._run_inquiry(waits).circle() if circle else []  # one look may mix states of different moments
             if circle and [fact.call for fact in circle] == [fact.call for fact in again]:
-                self._end(circle)
-            self._tell(waits, inquiry)
+                self._break_cycle(circle)
+            self._report_long_waits(waits, inquiry)
         finally:
             with self._lock:
                 self._probing = False
 
-    def _follow(self, waits: Iterable[ThreadState]) -> Inquiry:
-        inquiry = Inquiry([need for doing in waits for need in self._needs(doing.future)])
+    def _run_inquiry(self, waits: Iterable[ThreadState]) -> Inquiry:
+        inquiry = Inquiry([need for doing in waits for need in self._needs_of_future(doing.future)])
         while asked := inquiry.questions():
             for facts, _ in self.ask({at: [tuple(call) for call in calls] for at, calls in asked.items()}).values():
                 inquiry.answer(facts)
         return inquiry
 
-    def _end(self, circle: list[Fact]) -> None:
+    def _break_cycle(self, circle: list[Fact]) -> None:
         """Break one wait of a cycle. Every member that finds the cycle chooses the same wait."""
         text = describe_cycle(circle, self._agent.member_table.name)
         at = next(index for index, fact in enumerate(circle) if fact.state == "waits")
         victim, need = circle[at], circle[(at + 1) % len(circle)]
         self._agent.notify(victim.at, BREAK, [victim.call, need.call, text])
 
-    def _break(self, source: int, data: list[Any]) -> None:
+    def _break_requested(self, source: int, data: list[Any]) -> None:
         call, need, text = CallKey(*data[0]), CallKey(*data[1]), data[2]
         for doing in threads():
-            waits = doing.serving == (self._agent, *call) and need in [n.call for n in self._needs(doing.future)]
+            waits = doing.serving == (self._agent, *call) and need in [
+                n.call for n in self._needs_of_future(doing.future)
+            ]
             if waits and doing.future is not None:
                 doing.future.break_wait(doing.thread, DeadlockError(text))
 
@@ -302,34 +306,36 @@ class Watchdog:
             until = self._agent.clock() + _ANSWER_SECONDS
             while len(found) < len(questions):
                 member, (facts, others) = answers.get(timeout=max(0.0, until - self._agent.clock()))
-                found[member] = [_fact(fact) for fact in facts], [_other(other) for other in others]
+                found[member] = [_decode_fact(fact) for fact in facts], [_decode_other_wait(other) for other in others]
         except queue.Empty:
             pass  # a silent member is stopped, or busy in code that lets no other thread run
         finally:
             del self._answers[number]
         return found
 
-    def _heard(self, source: int, data: list[Any]) -> None:
+    def _reply_received(self, source: int, data: list[Any]) -> None:
         answers = self._answers.get(data[0])
         if answers is not None:
             answers.put((source, data[1:]))
 
-    def _asked(self, source: int, data: list[Any]) -> None:
+    def _question_received(self, source: int, data: list[Any]) -> None:
         number, about = data
         everybody = threads()
         running = {doing.serving[1:]: doing for doing in everybody if doing.serving and doing.serving[0] is self._agent}
         threaded, whole = about == _THREADS, about in (None, _THREADS)
         if whole:
             about = self._agent.machine.ask(lambda node: list(node.calls.serving))
-        facts = [fact for call in about if (fact := self._describe(call[0], call[1], running.get(tuple(call))))]
+        facts = [fact for call in about if (fact := self._describe_call(call[0], call[1], running.get(tuple(call))))]
         others = [
             [doing.name, needs, doing.places]
             for doing in everybody
-            if whole and doing.serving is None and ((needs := self._needs(doing.future)) or (threaded and doing.places))
+            if whole
+            and doing.serving is None
+            and ((needs := self._needs_of_future(doing.future)) or (threaded and doing.places))
         ]
         self._agent.notify(source, TOLD, [number, facts, others])
 
-    def _describe(self, source: int, number: int, doing: ThreadState | None) -> Fact | None:
+    def _describe_call(self, source: int, number: int, doing: ThreadState | None) -> Fact | None:
         """Return the facts about a call that is served here; None if there is no such call."""
 
         def look(node: Node) -> tuple[str, str, float, Id | None] | None:
@@ -340,14 +346,16 @@ class Watchdog:
         if found is None:
             return None
         label, state, since, asks = found
-        needs = self._makers(asks) if asks is not None else self._needs(doing.future if doing else None)
+        needs = (
+            self._creating_calls(asks) if asks is not None else self._needs_of_future(doing.future if doing else None)
+        )
         if state == "begun":
             state = "runs" if not needs else "asks" if doing is None else "waits"
         places = doing.places if doing else ()
         return Fact(CallKey(source, number), self._agent.id, label, state, self._agent.clock() - since, needs, places)
 
     # -- the calls behind a future
-    def _needs(self, future: Future[Any] | None) -> tuple[Need, ...]:
+    def _needs_of_future(self, future: Future[Any] | None) -> tuple[Need, ...]:
         origins = [] if future is None else future.origins()
         return tuple(need for origin in origins for need in self._needs_of(origin))
 
@@ -355,11 +363,11 @@ class Watchdog:
         number = self._agent.pending.number_of(origin)
         if number is None:
             rref = self._agent.values.rref_of(origin)
-            return () if rref is None else self._makers(rref)
+            return () if rref is None else self._creating_calls(rref)
         waiting = self._agent.machine.ask(lambda node: node.calls.outgoing.get(number))
         return () if waiting is None else (Need(CallKey(self._agent.id, number), waiting.to),)
 
-    def _makers(self, rref: Id) -> tuple[Need, ...]:
+    def _creating_calls(self, rref: Id) -> tuple[Need, ...]:
         """Return the call that will make a value of this member, if it has arrived."""
 
         def look(node: Node) -> tuple[Need, ...]:
@@ -369,15 +377,15 @@ class Watchdog:
         return self._agent.machine.ask(look)
 
     # -- logging
-    def _tell(self, waits: list[ThreadState], inquiry: Inquiry) -> None:
+    def _report_long_waits(self, waits: list[ThreadState], inquiry: Inquiry) -> None:
         with self._lock:
             overdue, self._overdue = self._overdue, {}
-        every = [(doing, self._needs(doing.future)) for doing in waits]
-        self._told &= {need.call for _, needs in every for need in needs}  # forget calls that have ended
+        every = [(doing, self._needs_of_future(doing.future)) for doing in waits]
+        self._reported_calls &= {need.call for _, needs in every for need in needs}  # forget calls that have ended
         for doing, needs in every:
-            fresh = {need.call for need in needs} - self._told
+            fresh = {need.call for need in needs} - self._reported_calls
             if doing.thread in overdue and fresh:
-                self._told |= fresh
+                self._reported_calls |= fresh
                 lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.member_table.name))
                 _log.warning("%s has waited %.0f s\n%s", self._agent.name, overdue[doing.thread], lines)
 
@@ -391,15 +399,15 @@ def explain() -> DeadlockReport:
     return current.current().part(Watchdog).explain()
 
 
-def _other(data: list[Any]) -> OtherWait:
+def _decode_other_wait(data: list[Any]) -> OtherWait:
     thread, needs, places = data
-    return OtherWait(thread, _read(needs), tuple(places))
+    return OtherWait(thread, _decode_needs(needs), tuple(places))
 
 
-def _read(needs: list[Any]) -> tuple[Need, ...]:
+def _decode_needs(needs: list[Any]) -> tuple[Need, ...]:
     return tuple(Need(CallKey(*call), at) for call, at in needs)
 
 
-def _fact(data: list[Any]) -> Fact:
+def _decode_fact(data: list[Any]) -> Fact:
     call, at, label, state, seconds, needs, places = data
-    return Fact(CallKey(*call), at, label, state, seconds, _read(needs), tuple(places))
+    return Fact(CallKey(*call), at, label, state, seconds, _decode_needs(needs), tuple(places))

@@ -52,10 +52,10 @@ def message_row(what: str, peer: int, seq: int, time: float, message: Message) -
         rrefs.insert(0, str(about))
     label = message.channel if type(message) is Notice else getattr(message, "label", "")
     call, kind = getattr(message, "call", None), type(message).__name__
-    return MessageRow(what, peer, seq, time, kind, call, rrefs, context, label, _size(message))
+    return MessageRow(what, peer, seq, time, kind, call, rrefs, context, label, _message_size(message))
 
 
-def _size(message: Message) -> int:
+def _message_size(message: Message) -> int:
     if type(message) is Notice:
         return len(message.data)
     body: Body | None = getattr(message, "body", None)
@@ -96,7 +96,7 @@ class EventLog:
             if len(self._changed) > CAPACITY:
                 del self._changed[next(iter(self._changed))]
                 self._dropped += 1
-            self._fill()
+            self._mark_filled()
 
     def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
         """Record that a message was sent, received or lost; called only while a watcher asks for messages."""
@@ -108,7 +108,7 @@ class EventLog:
                 self._messages.popleft()
                 self._missed += 1
             self._messages.append(row)
-            self._fill()
+            self._mark_filled()
 
     def drain(self, most: int) -> ChangedRows:
         """Return the rows that changed first, with their current values; under the node's lock, as it owns the rows."""
@@ -132,7 +132,7 @@ class EventLog:
             self._clear_if_empty()
         return rows, missed
 
-    def _fill(self) -> None:
+    def _mark_filled(self) -> None:
         if not self.filled:
             self.filled = True
             self.news.notify_all()

@@ -62,7 +62,7 @@ def visible() -> list[Gpu]:
         return [Gpu(entry) for entry in entries[: _counted_by_torch()]]
     found = []
     for entry in entries:
-        gpu = _selected(entry, there)
+        gpu = _find_selected(entry, there)
         if gpu is None:  # CUDA ignores it, and all that follow it
             break
         found.append(gpu)
@@ -77,11 +77,11 @@ def own() -> Gpu | None:
 
 def measured(gpu: Gpu) -> Gpu:
     """Return a GPU of this host with its figures; those that the driver does not know are None."""
-    nvml, index = _nvml(), gpu.number
+    nvml, index = _load_nvml(), gpu.number
     if nvml is None or index is None:
         return gpu
-    memory = _answer(lambda: nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, index)))
-    rates = _answer(lambda: nvml.nvmlDeviceGetUtilizationRates(_handle(nvml, index)))
+    memory = _query_driver(lambda: nvml.nvmlDeviceGetMemoryInfo(_device_handle(nvml, index)))
+    rates = _query_driver(lambda: nvml.nvmlDeviceGetUtilizationRates(_device_handle(nvml, index)))
     return gpu._replace(
         memory=None if memory is None else int(memory.used),
         total=None if memory is None else int(memory.total),
@@ -112,10 +112,10 @@ def explain(error: BaseException, worker: str) -> None:
     if isinstance(error, torch.OutOfMemoryError):
         notes = getattr(error, "__notes__", None) or ()
         if not any(_LACKS in str(note) for note in notes):
-            add_note(error, _sentence(str(error), worker))
+            add_note(error, _out_of_memory_text(str(error), worker))
 
 
-def _sentence(told: str, worker: str) -> str:
+def _out_of_memory_text(told: str, worker: str) -> str:
     asked, device = _ASKED.search(told), _DEVICE.search(told)
     there, number = visible(), int(device[1]) if device else 0
     gpu = measured(there[number]) if number < len(there) else None
@@ -123,32 +123,32 @@ def _sentence(told: str, worker: str) -> str:
     sentence = f"{worker}{_LACKS}{at}{f': it asked for {asked[1]}' if asked else ''}."
     if gpu is None or gpu.memory is None or gpu.total is None:
         return sentence
-    return f"{sentence} {_size(gpu.memory)} of {_size(gpu.total)} are used there{_users(gpu)}."
+    return f"{sentence} {_format_size(gpu.memory)} of {_format_size(gpu.total)} are used there{_describe_users(gpu)}."
 
 
-def _users(gpu: Gpu) -> str:
+def _describe_users(gpu: Gpu) -> str:
     """Return the processes that use a GPU, in words; empty where the driver does not know, as in some containers."""
-    nvml, index = _nvml(), gpu.number
-    running = nvml and _answer(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, index)))
+    nvml, index = _load_nvml(), gpu.number
+    running = nvml and _query_driver(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(_device_handle(nvml, index)))
     mine = [process for process in running or () if process.pid == os.getpid()]
     if not running or not mine:  # without this process the numbers are those of another namespace
         return ""
     size = mine[0].usedGpuMemory
     others = len({process.pid for process in running}) - 1
     return (
-        f", {'' if size is None else f'{_size(size)} of it '}by this worker and the rest by "
+        f", {'' if size is None else f'{_format_size(size)} of it '}by this worker and the rest by "
         f"{counted(others, 'other process')}"
         if others
         else ", by this worker alone"
     )
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / (1 << 30):.2f} GiB"  # torch's unit in the same error
 
 
 # -- the driver
-def _answer(ask: Callable[[], T]) -> T | None:
+def _query_driver(ask: Callable[[], T]) -> T | None:
     """Return a reply of the driver; None where it has none, as for a GPU that does not support the question."""
     try:
         return ask()
@@ -157,7 +157,7 @@ def _answer(ask: Callable[[], T]) -> T | None:
 
 
 @functools.cache
-def _nvml() -> Any:
+def _load_nvml() -> Any:
     """Return the module pynvml, ready for questions; None where it is not installed, or finds no driver."""
 
     def begun() -> Any:
@@ -166,33 +166,33 @@ def _nvml() -> Any:
         pynvml.nvmlInit()
         return pynvml
 
-    return _answer(begun)
+    return _query_driver(begun)
 
 
 @functools.cache
 def _on_host() -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists, without figures."""
-    nvml = _nvml()
-    count = None if nvml is None else _answer(nvml.nvmlDeviceGetCount)
-    found = (_answer(functools.partial(_described, nvml, index)) for index in range(count or 0))
+    nvml = _load_nvml()
+    count = None if nvml is None else _query_driver(nvml.nvmlDeviceGetCount)
+    found = (_query_driver(functools.partial(_describe_gpu, nvml, index)) for index in range(count or 0))
     return tuple(gpu for gpu in found if gpu is not None)
 
 
-def _described(nvml: Any, index: int) -> Gpu:
-    handle = _handle(nvml, index)
-    uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+def _describe_gpu(nvml: Any, index: int) -> Gpu:
+    handle = _device_handle(nvml, index)
+    uuid, name = _decode_text(nvml.nvmlDeviceGetUUID(handle)), _decode_text(nvml.nvmlDeviceGetName(handle))
     return Gpu(uuid, index, uuid, name)
 
 
-def _handle(nvml: Any, index: int | None) -> Any:
+def _device_handle(nvml: Any, index: int | None) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(index)
 
 
-def _text(value: str | bytes) -> str:
+def _decode_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value  # older versions return bytes
 
 
-def _selected(entry: str, there: tuple[Gpu, ...]) -> Gpu | None:
+def _find_selected(entry: str, there: tuple[Gpu, ...]) -> Gpu | None:
     """Return the GPU that an entry of CUDA_VISIBLE_DEVICES selects; None if there is none."""
     if entry.startswith("MIG-"):
         return Gpu(entry)
@@ -204,12 +204,12 @@ def _selected(entry: str, there: tuple[Gpu, ...]) -> Gpu | None:
 
 
 def _counted_by_torch() -> int:
-    return _answer(torch.cuda.device_count) or 0
+    return _query_driver(torch.cuda.device_count) or 0
 
 
 def forget() -> None:
     """Ask the driver anew from now on, also whether it is there."""
-    _nvml.cache_clear()
+    _load_nvml.cache_clear()
     _on_host.cache_clear()
 
 

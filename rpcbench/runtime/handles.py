@@ -32,7 +32,7 @@ from rpcbench.base.sources import cell_name
 from rpcbench.wire.messages import Fork, Origin
 
 
-def _shell() -> Any:
+def _ipython_shell() -> Any:
     """Return IPython's shell in this process; None if there is none."""
     ipython: Any = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
@@ -40,7 +40,7 @@ def _shell() -> Any:
 
 def notebook_cell() -> Origin | None:
     """Return the cell that IPython runs on the main thread of this process; None if there is none."""
-    if (shell := _shell()) is None:
+    if (shell := _ipython_shell()) is None:
         return None
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     if parent.get("header", {}).get("msg_type", "execute_request") != "execute_request":
@@ -121,14 +121,14 @@ MOST = 1000
 def size_of(value: Any) -> int | None:
     """Return the bytes of the storages of a tensor or module, or of those in a list, tuple or dict; else None."""
     if isinstance(value, torch.nn.Module):
-        return _sum(_tensor_bytes(value))
+        return _sum_bytes(_tensor_bytes(value))
     if type(value) in (list, tuple, dict) and 0 < len(value) <= MOST:
-        found = [each for each in (value.values() if type(value) is dict else value) if _plain(each)]
-        return _sum(found) if found else None
-    return _sum([value]) if _plain(value) else None
+        found = [each for each in (value.values() if type(value) is dict else value) if _is_plain_tensor(each)]
+        return _sum_bytes(found) if found else None
+    return _sum_bytes([value]) if _is_plain_tensor(value) else None
 
 
-def _plain(value: Any) -> bool:
+def _is_plain_tensor(value: Any) -> bool:
     """Return whether a tensor is of torch's own classes or of rpcbench's: others may run any code when asked."""
     kind = type(value)
     known = kind is torch.Tensor or kind is torch.nn.Parameter or is_described(kind)
@@ -149,9 +149,11 @@ def _tensor_bytes(module: torch.nn.Module) -> Iterator[Any]:
                 ahead.append(child)
 
 
-def _sum(tensors: Iterable[Any]) -> int:
+def _sum_bytes(tensors: Iterable[Any]) -> int:
     """Sum the bytes, each storage once, however many tensors are views of it."""
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors if _plain(each)}
+    storages = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors if _is_plain_tensor(each)
+    }
     return sum(storages.values())
 
 

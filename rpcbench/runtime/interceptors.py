@@ -109,7 +109,7 @@ class Interceptors:
         self.near = self.far = first
         self._transmit, self._deliver = transmit, deliver
         self._lock = threading.Lock()  # one change at a time; messages pass without it
-        self._wire((first,))
+        self._connect_all((first,))
 
     @property
     def lossy(self) -> bool:
@@ -118,19 +118,19 @@ class Interceptors:
     def use(self, link: Link) -> None:
         """Replace all interceptors by this one."""
         with self._lock:
-            self._wire((link,))
+            self._connect_all((link,))
         self.changed()
 
     def add(self, link: Link) -> None:
         """Add one, next to the connections."""
         with self._lock:
-            self._wire((*self.all, link))
+            self._connect_all((*self.all, link))
         self.changed()
 
     def remove(self, link: Link) -> None:
         """Remove one; the last one leaves a plain one. Idempotent."""
         with self._lock:
-            self._wire(tuple(one for one in self.all if one is not link) or (Link(),))
+            self._connect_all(tuple(one for one in self.all if one is not link) or (Link(),))
         self.changed()
 
     def run_by(self, clock: Callable[[], float]) -> None:
@@ -142,7 +142,7 @@ class Interceptors:
         for link in self.all:
             link.closed()
 
-    def _wire(self, links: tuple[Link, ...]) -> None:
+    def _connect_all(self, links: tuple[Link, ...]) -> None:
         for at, link in enumerate(links):
             transmit = links[at + 1].outgoing if at + 1 < len(links) else self._transmit
             link.attach(transmit, links[at - 1].incoming if at else self._deliver)

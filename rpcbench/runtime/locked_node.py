@@ -36,7 +36,7 @@ class _Uninterrupted:
         self.main: int | None = None  # the thread that Ctrl-C can interrupt
         self.depth = 0  # of nested blocks
         self._before: Any = None  # handler outside the block
-        self._keeps = self._run  # bound once, which saves time in each block
+        self._keeps = self._handle_interrupt  # bound once, which saves time in each block
         self._kept: tuple[int, FrameType | None] | None = None  # the deferred signal
         self._since = 0.0
 
@@ -57,17 +57,17 @@ class _Uninterrupted:
             if not self.depth:
                 _signal_(_SIGINT, self._before)
                 if self._kept is not None:
-                    _handle(self._before, *self._kept)
+                    _call_handler(self._before, *self._kept)
 
-    def _run(self, number: int, frame: FrameType | None) -> None:
+    def _handle_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._kept is None:
             self._kept, self._since = (number, frame), time.monotonic()
         elif time.monotonic() - self._since > _PATIENCE:
             self._kept = None
-            _handle(self._before, number, frame)
+            _call_handler(self._before, number, frame)
 
 
-def _handle(handler: Callable[[int, FrameType | None], Any] | int, number: int, frame: FrameType | None) -> None:
+def _call_handler(handler: Callable[[int, FrameType | None], Any] | int, number: int, frame: FrameType | None) -> None:
     if callable(handler):
         handler(number, frame)
     else:
@@ -84,13 +84,13 @@ def interruptible() -> bool:
     return not held.depth and get_ident() == held.main
 
 
-def _look() -> None:
+def _find_main_thread() -> None:
     uninterrupted.main = threading.main_thread().ident
 
 
 uninterrupted = _Uninterrupted()
-_look()
-os.register_at_fork(after_in_child=_look)  # the thread that forks is the child's main thread
+_find_main_thread()
+os.register_at_fork(after_in_child=_find_main_thread)  # the thread that forks is the child's main thread
 
 
 P = ParamSpec("P")
@@ -109,11 +109,11 @@ class LockedNode:
         """Feed an event, and carry out its effects. `event` must not run user code, pickle, or do I/O."""
         if interruptible():
             with uninterrupted:
-                self._feed(event, may_wait)
+                self._apply_event(event, may_wait)
         else:  # saves the time of a block without effect
-            self._feed(event, may_wait)
+            self._apply_event(event, may_wait)
 
-    def _feed(self, event: Callable[[Node], Effects], may_wait: bool) -> None:
+    def _apply_event(self, event: Callable[[Node], Effects], may_wait: bool) -> None:
         with self._lock:  # not held below: effects do I/O, and may feed the node again
             effects = event(self._node)
         perform = self._perform

@@ -65,12 +65,12 @@ class _OrderedHandler:
 
     def _go_on(self) -> None:
         try:
-            self._spawn(self._handle)
+            self._spawn(self._handle_next)
         except RuntimeError:  # the system allows no thread now: the next change brings this one
             self._busy = False
             raise
 
-    def _handle(self) -> None:
+    def _handle_next(self) -> None:
         change = self._ahead.popleft()
         try:
             self._handler(*change)
@@ -171,18 +171,18 @@ class Members:
         self._watchers.append(_OrderedHandler(handler, self._spawn))
 
     def came(self, member: Member) -> None:
-        self._tell("joined", member, "")
+        self._notify_watchers("joined", member, "")
 
     def went(self, gone: MemberLeft) -> None:
-        self._tell("lost" if gone.lost else "left", gone.member, gone.reason)
+        self._notify_watchers("lost" if gone.lost else "left", gone.member, gone.reason)
 
     def suspicion_changed(self, kind: str, member: int, reason: str) -> None:
         """Report a member that has been silent for a while ("suspect"), or responds again ("recovered")."""
         found = self._machine.ask(lambda node: node.members.find(member))
         if found is not None:
-            self._tell(kind, found, reason)
+            self._notify_watchers(kind, found, reason)
 
-    def _tell(self, kind: str, member: Member, reason: str) -> None:
+    def _notify_watchers(self, kind: str, member: Member, reason: str) -> None:
         self._found = {}
         info = WorkerInfo._make((member.name, member.id))
         self._changes.notify_all()

@@ -97,8 +97,8 @@ class OperatorProfiler:
         self._lock = threading.Lock()  # guards `_running`; held while torch's profiler starts and stops
         self._running: tuple[int, int, _Session] | None = None  # owner, number
         self._ended: dict[int, int] = {}  # by owner: the last number that it has ended
-        agent.on_member(self._member)
-        agent.on_end.append(self._drop)
+        agent.on_member(self._member_changed)
+        agent.on_end.append(self._agent_stopped)
 
     @property
     def running(self) -> bool:
@@ -111,7 +111,7 @@ class OperatorProfiler:
             if number == self._ended.get(owner):  # after Ctrl-C there the end can come first
                 raise RpcError(f"the profile of {self._name} has ended before it began")
             if self._running is not None and self._running[0] == owner:
-                self._discard()
+                self._discard_profile()
             if self._running is not None:
                 raise RpcError(f"{self._name} is being profiled by another member: wait until that has ended")
             if torch_profiler._is_profiler_enabled or _profiler_enabled():
@@ -127,19 +127,19 @@ class OperatorProfiler:
             session, self._running = self._running[2], None
             return session.end()
 
-    def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         with self._lock:
             if kind not in GONE:
                 return
             self._ended.pop(who.id, None)
             if self._running is not None and self._running[0] == who.id:
-                self._discard()
+                self._discard_profile()
 
-    def _drop(self) -> None:
+    def _agent_stopped(self) -> None:
         with self._lock:
-            self._discard()
+            self._discard_profile()
 
-    def _discard(self) -> None:
+    def _discard_profile(self) -> None:
         if self._running is not None:
             session, self._running = self._running[2], None
             session.stop()
@@ -152,7 +152,7 @@ class _Session:
         everywhere = _ExperimentalConfig(profile_all_threads=True)
         device = "cuda" if torch.cuda.is_available() else None
         self._profiler = _profile(use_kineto=True, use_device=device, experimental_config=everywhere)
-        self._ahead = _ahead()
+        self._ahead = _clock_offset()
         with _without_notice():
             self._profiler.__enter__()
         self._memory = _MemorySampler()
@@ -170,7 +170,7 @@ class _Session:
         return bounded(found, self._memory.samples)
 
 
-def _ahead() -> int:
+def _clock_offset() -> int:
     """Return the nanoseconds by which torch's stamps, of the time since 1970, are ahead of `time.monotonic`."""
     # Of several readings the quickest: the thread may have lost the processor within the others.
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(8)]
@@ -217,7 +217,7 @@ def _own_seconds(found: Iterable[Operator]) -> Iterator[tuple[Operator, float]]:
     # An operator called by another one lies within it, on the same track.
     inside: list[tuple[Operator, list[float]]] = []  # those that have not ended, each with its own seconds
     for one in sorted(found, key=lambda one: (one.track, one.begin, -one.seconds)):
-        while inside and (inside[-1][0].track != one.track or _end(inside[-1][0]) <= one.begin):
+        while inside and (inside[-1][0].track != one.track or _end_time(inside[-1][0]) <= one.begin):
             outer, (own,) = inside.pop()
             yield outer, max(0.0, own)
         if not one.alone:
@@ -230,7 +230,7 @@ def _own_seconds(found: Iterable[Operator]) -> Iterator[tuple[Operator, float]]:
         yield outer, max(0.0, own)
 
 
-def _end(one: Operator) -> float:
+def _end_time(one: Operator) -> float:
     return one.begin + one.seconds
 
 
@@ -240,25 +240,25 @@ class _MemorySampler:
     def __init__(self) -> None:
         self.samples: list[tuple[float, dict[str, int]]] = []
         self._process = psutil.Process()
-        self._over = Event()
-        self._thread = threading.Thread(target=self._run, name="rpcbench-memory", daemon=True)
+        self._stop_event = Event()
+        self._thread = threading.Thread(target=self._sample_loop, name="rpcbench-memory", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _sample_loop(self) -> None:
         every = SAMPLE_SECONDS
-        self._sample()
-        while not self._over.wait(every):
-            self._sample()
+        self._take_sample()
+        while not self._stop_event.wait(every):
+            self._take_sample()
             if len(self.samples) >= SAMPLES:
                 del self.samples[1::2]
                 every *= 2
-        self._sample()
+        self._take_sample()
 
-    def _sample(self) -> None:
+    def _take_sample(self) -> None:
         found = {"process": int(self._process.memory_info().rss)}
         if _cuda.is_initialized():
             found |= {f"GPU {n}": _cuda.memory_allocated(n) for n in range(_cuda.device_count())}

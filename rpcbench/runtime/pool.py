@@ -35,8 +35,10 @@ class PoolThread(threading.Thread):
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__(name=f"{pool.name}-{number}", daemon=True)
         self._pool = pool
-        self._given = threading.Lock()  # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
-        self._given.acquire()
+        self._job_ready = (
+            threading.Lock()
+        )  # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
+        self._job_ready.acquire()
         self._job: Job | None = None
         self._counted = False  # runs a user's function, and takes one of the places
         self.receives: collections.deque[Job] | None = None  # the next calls of the receive loop that this thread runs
@@ -44,26 +46,26 @@ class PoolThread(threading.Thread):
 
     def give(self, job: Job | None) -> None:
         self._job = job
-        self._given.release()
+        self._job_ready.release()
 
     def run(self) -> None:
         self._pool.enter()
         while True:
-            if not self._given.acquire(timeout=_IDLE_SECONDS):
+            if not self._job_ready.acquire(timeout=_IDLE_SECONDS):
                 if self._pool.retire(self):
                     return
-                self._given.acquire()  # a job is on its way
+                self._job_ready.acquire()  # a job is on its way
             job, self._job = self._job, None
             if job is None:
                 return
-            _do(job)
+            _run_job(job)
             del job  # a job must not keep its values alive until the next one
             if not self._pool.rest(self):
                 return
 
     def run_call(self, call: Job) -> None:
         self._counted = True
-        _do(call)
+        _run_job(call)
         self._counted = False
 
     def release_duties(self) -> None:
@@ -101,7 +103,9 @@ class Pool:
         self._threads: set[PoolThread] = set()
         self._queue: collections.deque[Job] = collections.deque()  # users' functions without a place
         self.busy = 0  # users' functions that run; waiting ones are not counted
-        self.waiting = self._made = 0  # users' functions that have begun and wait; threads made, for their names
+        self.waiting = self._thread_count = (
+            0  # users' functions that have begun and wait; threads made, for their names
+        )
         self._closed = False
         self.monitor = Monitor(self.spawn)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))  # a user's may be shorter
@@ -114,8 +118,8 @@ class Pool:
                 return
             thread = self._idle.pop() if self._idle else None
             if thread is None:
-                self._made += 1
-                thread = PoolThread(self, self._made)
+                self._thread_count += 1
+                thread = PoolThread(self, self._thread_count)
                 self._threads.add(thread)
         thread.give(job)  # before the start: a new thread finds it at once
         if thread.ident is None:
@@ -136,7 +140,7 @@ class Pool:
         if (calls := _calls_of_this_loop()) is not None:
             calls.append(job)
         elif self.begin(job):
-            self._start(job)
+            self._start_job(job)
 
     def submit_own(self, job: Job) -> None:
         """Run a job of the runtime now: on this thread, if it has just received the message that causes it."""
@@ -170,25 +174,25 @@ class Pool:
 
     def end(self) -> None:
         """Give back the place of a user's function that has returned; a queued one takes it."""
-        if (job := self._next()) is not None:
-            self._start(job)
+        if (job := self._take_next_job()) is not None:
+            self._start_job(job)
 
-    def _start(self, job: Job) -> None:
+    def _start_job(self, job: Job) -> None:
         """Run a user's function, which has a place, on another thread."""
         try:
-            self.spawn(partial(self._run, job))
+            self.spawn(partial(self._run_jobs, job))
         except RuntimeError:  # no thread can be started: the next one that becomes free runs it, see `rest`
             with self._lock:
                 self.busy -= 1
                 self._queue.appendleft(job)
 
-    def _run(self, job: Job | None) -> None:
+    def _run_jobs(self, job: Job | None) -> None:
         worker = self.this_thread()
         while job is not None:
             worker.run_call(job)
-            job = self._next()
+            job = self._take_next_job()
 
-    def _next(self) -> Job | None:
+    def _take_next_job(self) -> Job | None:
         """Return the next queued function for a thread that has finished one, else give its place back."""
         with self._lock:
             if self._queue and self.busy <= self.limit:  # above: some waits have ended, see `unblocked`
@@ -204,7 +208,7 @@ class Pool:
             if job is None:
                 self.busy -= 1
         if job is not None:
-            self._start(job)
+            self._start_job(job)
 
     def unblocked(self) -> None:
         """Take a place again, beyond the limit if need be: a function that has begun must go on."""
@@ -220,7 +224,7 @@ class Pool:
                 return False
             if self._queue and self.busy < self.limit:
                 self.busy += 1
-                thread.give(partial(self._run, self._queue.popleft()))
+                thread.give(partial(self._run_jobs, self._queue.popleft()))
             else:
                 self._idle.append(thread)
             return True
@@ -272,7 +276,7 @@ class Monitor:
         """Start the thread, before the first read lock is released. RuntimeError if no thread can be started."""
         with self._lock:
             if not self._begun and not self._closed:
-                self._spawn(self._watch)
+                self._spawn(self._watch_loop)
                 self._begun = self._looks = True
 
     def released(self, start_loop: Job) -> None:
@@ -280,43 +284,43 @@ class Monitor:
         self._since[start_loop] = time.monotonic()
         self._busy = True
         if not self._looks:
-            self._look()
+            self._wake_up()
 
     def acquired(self, start_loop: Job) -> None:
         self._since.pop(start_loop, None)
 
-    def _look(self) -> None:
+    def _wake_up(self) -> None:
         with self._lock:
             if self._begun and not self._looks:
                 self._looks = True
                 self._wakeup.release()
 
-    def _watch(self) -> None:
+    def _watch_loop(self) -> None:
         quiet = 0
         while not self._closed:
             time.sleep(LONG)
             late = time.monotonic() - LONG
             for start_loop in [*self._since]:
                 if self._since.get(start_loop, math.inf) <= late:  # a list of keys is atomic, a copy is not
-                    _do(start_loop)  # an error must not end the monitor
+                    _run_job(start_loop)  # an error must not end the monitor
             quiet = 0 if self._busy or self._since else quiet + 1
             self._busy = False
-            if quiet >= _QUIET_LOOKS and self._rests():
+            if quiet >= _QUIET_LOOKS and self._prepare_sleep():
                 self._wakeup.acquire()
                 quiet = 0
 
-    def _rests(self) -> bool:
+    def _prepare_sleep(self) -> bool:
         """Decide to sleep until a read lock is left free; return False if the monitor is closed."""
         with self._lock:
             self._looks = self._closed
         if self._busy or self._since:  # just now, by a thread that saw the monitor awake and did not wake it
-            self._look()
+            self._wake_up()
         return not self._closed
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._look()
+        self._wake_up()
 
 
 def _calls_of_this_loop() -> collections.deque[Job] | None:
@@ -324,7 +328,7 @@ def _calls_of_this_loop() -> collections.deque[Job] | None:
     return getattr(threading.current_thread(), "receives", None)
 
 
-def _do(job: Job) -> None:
+def _run_job(job: Job) -> None:
     """Run a job. Its error must not end the thread, nor affect the jobs behind it; it is reported like a thread's."""
     try:
         job()

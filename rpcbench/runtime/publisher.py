@@ -25,7 +25,7 @@ Guarantees
 #      ├───────────────────────────────►│ no watcher left: the log keeps nothing, the thread ends
 #
 # Batches are numbered. A watcher that sees a gap has missed rows and sends WATCH again, which gives it a new snapshot.
-# The lock `_telling` is held from draining the log until the batch is sent, so batches leave in the order of their
+# The lock `_send_lock` is held from draining the log until the batch is sent, so batches leave in the order of their
 # numbers. A send waits while a watcher is far behind in reading (backpressure); then the log drops its oldest rows.
 
 from __future__ import annotations
@@ -66,42 +66,44 @@ class Health:
         self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
         self._process, self._ram = psutil.Process(), psutil.virtual_memory().total
         agent.bus.register("health", self.table)
-        agent.on_notice(LOOK, self._asked)
+        agent.on_notice(LOOK, self._probe_received)
 
     def table(self) -> Table:
         with self._lock:
             return dict(self._rows)
 
-    def _asked(self, _source: int, question: int) -> None:
+    def _probe_received(self, _source: int, question: int) -> None:
         for other in self.others:
             other()
-        key, row = str(self._agent.id), self._measure(question)
+        key, row = str(self._agent.id), self._measure_health(question)
         with self._lock:
             self._rows[key] = row
         self._agent.bus.note("Measured", "health", key, partial(self._rows.get, key))
 
-    def _measure(self, question: int) -> Row:
+    def _measure_health(self, question: int) -> Row:
         agent = self._agent
         peers = {str(peer): list(count) for peer, count in sorted(agent._peers.traffic().items())}
         return {
-            "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu(), "memory": self._uss(),
+            "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu_share(),
+            "memory": self._unshared_memory(),
             "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
-            "queued": agent.machine.ask(_queued), "cells": self.cells(), "peers": peers, "awaits": self._awaits(),
+            "queued": agent.machine.ask(_count_queued_calls), "cells": self.cells(), "peers": peers,
+            "awaits": self._awaited_members(),
             "gpu": gpus.report(),
         }  # fmt: skip
 
-    def _awaits(self) -> list[int]:
+    def _awaited_members(self) -> list[int]:
         """Return the members for which a thread here waits, by id; calls that nobody waits for have none."""
         return sorted(self._agent.part(Watchdog).awaited().union(*(ids() for ids in list(self.waits))))
 
-    def _cpu(self) -> float:
+    def _cpu_share(self) -> float:
         """Return the share of one core that all threads have used since the last call; at first, since the start."""
         now, used = time.time(), time.process_time()
         at, before = self._before or (self._process.create_time(), 0.0)
         self._before = now, used
         return round((used - before) / max(now - at, 1e-3), 3)
 
-    def _uss(self) -> int | None:
+    def _unshared_memory(self) -> int | None:
         """Return the bytes that no other process shares; None if the system refuses to report them."""
         now = time.monotonic()
         at, size = self._memory
@@ -114,7 +116,7 @@ class Health:
         return size
 
 
-def _queued(node: Node) -> int:
+def _count_queued_calls(node: Node) -> int:
     """Count the calls that have arrived and not begun."""
     return sum(call.message is not None for call in node.calls.serving.values())
 
@@ -131,37 +133,37 @@ class Publisher:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()  # guards the watchers and the thread
-        self._telling = threading.Lock()  # held from draining to sending, so that batches leave in order
+        self._send_lock = threading.Lock()  # held from draining to sending, so that batches leave in order
         self._watchers: dict[int, int] = {}  # id → level: what it asks for
         self._thread: threading.Thread | None = None
         agent.bus.hidden |= {WATCH, TELEMETRY}  # else each batch would be an event of the next one
-        agent.on_notice(WATCH, self._asked)
-        agent.on_member(lambda kind, who, reason: self._remove(who.id) if kind in GONE else None)
+        agent.on_notice(WATCH, self._request_received)
+        agent.on_member(lambda kind, who, reason: self._remove_watcher(who.id) if kind in GONE else None)
 
-    def _asked(self, source: int, asked: int | dict[str, int]) -> None:
+    def _request_received(self, source: int, asked: int | dict[str, int]) -> None:
         """Handle a request: to watch, to watch at another level (0: no more), or a probe."""
         if isinstance(asked, dict):
-            self._probed(source, asked["probe"])
+            self._answer_probe(source, asked["probe"])
             return
         if not asked:
-            self._remove(source)
+            self._remove_watcher(source)
             return
         with self._lock:
             self._watchers[source] = asked
-            self._listen()
+            self._update_recording()
         self._watch_changed()
-        with self._telling:
+        with self._send_lock:
             self._send_snapshot()  # after the log has begun to keep changes, so that none is missed
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._publish, name="rpcbench-publish", daemon=True)
+                self._thread = threading.Thread(target=self._publish_loop, name="rpcbench-publish", daemon=True)
                 self._thread.start()
 
-    def _remove(self, watcher: int) -> None:
+    def _remove_watcher(self, watcher: int) -> None:
         with self._lock:
             if self._watchers.pop(watcher, None) is None:
                 return
-            self._listen()
+            self._update_recording()
             if not self._watchers:
                 self._agent.bus.news.notify_all()  # wakes the thread, which ends
         self._watch_changed()
@@ -171,19 +173,19 @@ class Publisher:
         for changed in self._agent.bus.on_watch:
             changed()
 
-    def _listen(self) -> None:
+    def _update_recording(self) -> None:
         """Have the log keep as much as the most demanding watcher asks for. The caller holds the lock."""
         messages = MESSAGES in self._watchers.values()
         self._agent.listen(bool(self._watchers), messages)
         if not messages:
             self._agent.bus.forget_messages()
 
-    def _publish(self) -> None:
+    def _publish_loop(self) -> None:
         bus = self._agent.bus
         while True:
-            bus.news.wait_for(lambda: bus.filled or self._over())
+            bus.news.wait_for(lambda: bus.filled or self._has_ended())
             with self._lock:
-                if self._over():
+                if self._has_ended():
                     self._thread = None
                     bus.restart()
                     return
@@ -191,18 +193,18 @@ class Publisher:
             # All members of a host send at the same moments, so that a panel shows one state of all of them.
             time.sleep(PERIOD - time.monotonic() % PERIOD)
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         return not self._watchers or not self._agent.running
 
     def _send_batch(self, most: int) -> None:
-        with self._telling:
+        with self._send_lock:
             batch = self._agent.machine.ask(lambda _: self._agent.bus.drain(most))
             messages, missed = self._agent.bus.drain_messages(most)
             if batch.rows or messages:
                 told = {"rows": batch.rows, "batch": batch.number, "dropped": batch.dropped}
-                self._send({**told, "messages": [tuple(row) for row in messages], "missed": missed})
+                self._send_to_watchers({**told, "messages": [tuple(row) for row in messages], "missed": missed})
 
-    def _probed(self, source: int, number: int) -> None:
+    def _answer_probe(self, source: int, number: int) -> None:
         heard = time.monotonic()
         self._send_batch(_ALL)
         answer = {"probe": number, "heard": heard, "said": time.monotonic()}
@@ -211,9 +213,11 @@ class Publisher:
     def _send_snapshot(self) -> None:
         batch, tables = self._agent.snapshot()
         clock = self._agent.clock()
-        self._send({"snapshot": tables, "batch": batch, "incarnation": self._agent.incarnation, "clock": clock})
+        self._send_to_watchers(
+            {"snapshot": tables, "batch": batch, "incarnation": self._agent.incarnation, "clock": clock}
+        )
 
-    def _send(self, data: dict[str, Any]) -> None:
+    def _send_to_watchers(self, data: dict[str, Any]) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:

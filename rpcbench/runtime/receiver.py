@@ -92,7 +92,7 @@ class Receiver:
         thread.receives = self.calls
         ending: ConnectionEnd | None = _UNHANDLED
         try:
-            ending = self._loop(thread)
+            ending = self._run_loop(thread)
         except ProtocolError as error:
             ending = ConnectionEnd(f"it sent invalid data ({error})", False)
         finally:
@@ -103,12 +103,12 @@ class Receiver:
                         self._pool.end()
                 self._ended(ending)
 
-    def _loop(self, thread: PoolThread) -> ConnectionEnd | None:
+    def _run_loop(self, thread: PoolThread) -> ConnectionEnd | None:
         """Return how the connection ended, or None if another thread runs the loop now."""
         calls, frames = self.calls, self._frames
         while True:
             if calls:
-                if not self._serve(thread, calls.popleft()):
+                if not self._serve_call(thread, calls.popleft()):
                     return None
             elif frames:
                 self._deliver(frames.popleft())
@@ -125,11 +125,11 @@ class Receiver:
             self._opened = True
             return None
         if self._pool.busy or self._pool.due():  # spinning would take the core, or the lock, from another thread
-            return self._sleep()
-        ending = self._loop_spin.wait(self._sleep)
-        return self._sleep() if ending is None and not self._watch.ready() else ending
+            return self._sleep_idle()
+        ending = self._loop_spin.wait(self._sleep_idle)
+        return self._sleep_idle() if ending is None and not self._watch.ready() else ending
 
-    def _sleep(self) -> ConnectionEnd | None:
+    def _sleep_idle(self) -> ConnectionEnd | None:
         """IDLE: sleep with the read lock free, until data arrive that no other thread receives."""
         watch = self._lent_watch
         self._idle = True
@@ -144,15 +144,15 @@ class Receiver:
         self._idle = False
         return self._ending
 
-    def _serve(self, thread: PoolThread, call: Job) -> bool:
+    def _serve_call(self, thread: PoolThread, call: Job) -> bool:
         """SERVING: run a call, unless the pool is full. Return False if another thread runs the loop by now."""
         if not self._pool.begin(call):
             return True  # the pool has queued it for another thread
         # From here calls that the function makes may borrow the lock: `lends` lets a wait pass it on at once.
         thread.receives, thread.lends, self._serving = None, self._start_loop, True
-        self._release()
+        self._release_lock()
         thread.run_call(call)
-        kept = self._acquire()
+        kept = self._try_acquire_lock()
         thread.lends, self._serving = None, False
         if kept:
             thread.receives = self.calls
@@ -160,12 +160,12 @@ class Receiver:
         return kept
 
     # -- the read lock around a call
-    def _release(self) -> None:
+    def _release_lock(self) -> None:
         """Free the read lock for any thread. The monitor gives it to a pool thread if none takes it."""
         self._pool.monitor.released(self._start_loop)  # first: a thread that takes the lock must find it
         self._lock.release()
 
-    def _acquire(self) -> bool:
+    def _try_acquire_lock(self) -> bool:
         """Try to take the read lock and the loop with it; return whether this thread has both now."""
         if not self._lock.acquire(blocking=False):
             return False
@@ -177,14 +177,14 @@ class Receiver:
 
     def release_to_pool(self) -> None:
         """Have another pool thread run the loop if none does: the call that this thread runs takes long."""
-        if self._acquire():
+        if self._try_acquire_lock():
             self._spawn_loop()
 
     def _spawn_loop(self) -> None:
         try:
             self._pool.spawn(self.receive_loop)
         except BaseException:  # no thread can be started: the next one that looks finds the lock free
-            self._release()
+            self._release_lock()
             raise
 
     def _release_to_idle(self) -> None:
@@ -200,9 +200,9 @@ class Receiver:
         """Receive on a waiting thread while `waiting()`, if no other thread does, until `quiet` s bring nothing."""
         with uninterrupted:  # a read lock that is not given back would never be free again
             if self._lock.acquire(blocking=False):
-                self._borrow(waiting, quiet)
+                self._receive_borrowed(waiting, quiet)
 
-    def _borrow(self, waiting: Waits, quiet: float) -> None:
+    def _receive_borrowed(self, waiting: Waits, quiet: float) -> None:
         """BORROWED: receive, unless the loop has left work that a pool thread must do first."""
         left, ending = False, self._ending
         try:
@@ -211,14 +211,14 @@ class Receiver:
             if not left and ending is None:
                 if self._idle:
                     self._lent_watch.disarm()
-                ending = self._follow(waiting, quiet)
+                ending = self._receive_for_wait(waiting, quiet)
         finally:
             self._give_back(ending, left)
 
-    def _follow(self, waiting: Waits, quiet: float) -> ConnectionEnd | None:
+    def _receive_for_wait(self, waiting: Waits, quiet: float) -> ConnectionEnd | None:
         """Receive until the wait is over; return how the connection ended, if it did."""
         deadline = 0.0
-        while waiting() and self._comes(quiet):
+        while waiting() and self._await_data(quiet):
             if (ending := self._receive_some()) is not None:
                 return ending
             if waiting():  # another message has come: bound the time on this thread
@@ -228,7 +228,7 @@ class Receiver:
                     break
         return None
 
-    def _comes(self, quiet: float) -> bool:
+    def _await_data(self, quiet: float) -> bool:
         """Return whether there is something to read within `quiet` seconds."""
         watch = self._lent_watch
         if self._pool.busy:  # another thread of this process may need the core
@@ -247,12 +247,12 @@ class Receiver:
         except ProtocolError as error:
             return ConnectionEnd(f"it sent invalid data ({error})", False)
         except Exception as error:  # noqa: BLE001  (not a fault of the call that waits here: raised on another thread)
-            self._pool.spawn(partial(_raise, error))
+            self._pool.spawn(partial(_raise_error, error))
             return _UNHANDLED
         return None
 
     def _give_back(self, ending: ConnectionEnd | None, left: bool) -> None:
-        """Give the lock back in the way that the state found by `_borrow` needs, see above."""
+        """Give the lock back in the way that the state found by `_receive_borrowed` needs, see above."""
         if self._idle:
             if ending is not None:
                 self._ending = ending
@@ -263,7 +263,7 @@ class Receiver:
         elif left or not self._serving or self._pool.due():  # due: the serving thread may be busy for long
             self._spawn_loop()
         else:
-            self._release()
+            self._release_lock()
 
     @property
     def _lent_watch(self) -> SocketWaiter:
@@ -271,5 +271,5 @@ class Receiver:
         return self._watch
 
 
-def _raise(error: Exception) -> NoReturn:
+def _raise_error(error: Exception) -> NoReturn:
     raise error

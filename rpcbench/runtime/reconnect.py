@@ -58,7 +58,7 @@ class ConnectionTable:
         self._lock = threading.Lock()  # a plain one, as Ctrl-C can leave a Condition locked for ever
         self._changed = threading.Condition(self._lock)
         self._peer_entries: dict[int, list[PeerEntry]] = {}  # a list, as incarnations of one member may overlap
-        self._carriers: dict[int, StreamConnection] = {}  # cache of `_best`, read without the lock
+        self._carriers: dict[int, StreamConnection] = {}  # cache of `_best_connection`, read without the lock
         self._dialled: set[int] = set()  # members that a thread dials now
         self._barred: dict[tuple[int, int], str] = {}  # (id, incarnation) → reason not to admit it again
         self._closed = False
@@ -69,9 +69,9 @@ class ConnectionTable:
         if carrier is not None and not carrier.ended:
             return carrier
         with self._lock:
-            return self._best(to)
+            return self._best_connection(to)
 
-    def _best(self, to: int) -> StreamConnection | None:
+    def _best_connection(self, to: int) -> StreamConnection | None:
         """Return the one that the lower id dialled, of the member's last incarnation."""
         found = [e for known in self._peer_entries.get(to, ()) for e in known.entries if not e.connection.ended]
         best = min(found, key=lambda entry: (-entry.peer.incarnation, entry.dialler), default=None)
@@ -80,12 +80,12 @@ class ConnectionTable:
     def find_or_dial(self, to: int) -> StreamConnection | None:
         """Do as `find`, but wait for dials under way. None: the caller must dial, then call `dialled`."""
         with self._lock:
-            self._changed.wait_for(lambda: self._best(to) is not None or not self._busy(to))
-            if (best := self._best(to)) is None:
+            self._changed.wait_for(lambda: self._best_connection(to) is not None or not self._is_connecting(to))
+            if (best := self._best_connection(to)) is None:
                 self._dialled.add(to)
             return best
 
-    def _busy(self, to: int) -> bool:
+    def _is_connecting(self, to: int) -> bool:
         """Return whether a thread is about to connect to the member, or to find out that it is lost."""
         found = any(peer_entry.entries or peer_entry.search for peer_entry in self._peer_entries.get(to, ()))
         return not self._closed and (found or to in self._dialled)
@@ -150,27 +150,27 @@ class ConnectionTable:
     def wait_for_others(self, peer: Identity, seconds: float) -> bool:
         """Wait at most `seconds` until no connection to this process is left; return whether that is so."""
         with self._lock:
-            return self._changed.wait_for(lambda: not self._stands(peer), seconds)
+            return self._changed.wait_for(lambda: not self._is_connected(peer), seconds)
 
-    def _stands(self, peer: Identity) -> bool:
+    def _is_connected(self, peer: Identity) -> bool:
         peer_entry = self._peer_entry(peer)
         return not self._closed and peer_entry is not None and bool(peer_entry.entries)
 
     def searching(self, fallen: ConnectionEntry, pause: float) -> bool:
         """Pause; return whether to continue a search: not if a connection is open, or a later one has broken."""
         with self._lock:
-            return not self._changed.wait_for(lambda: not self._searched(fallen), pause)
+            return not self._changed.wait_for(lambda: not self._is_searched(fallen), pause)
 
-    def _searched(self, fallen: ConnectionEntry) -> bool:
+    def _is_searched(self, fallen: ConnectionEntry) -> bool:
         peer_entry = self._peer_entry(fallen.peer)
         return not self._closed and peer_entry is not None and peer_entry.search is fallen
 
     def lose(self, fallen: ConnectionEntry, reason: str) -> bool:
         """Bar a lost process. Return False if a connection is open after all, or a later one has broken."""
         with self._lock:
-            sought = self._searched(fallen)
+            sought = self._is_searched(fallen)
             if sought:
-                self._bar(fallen.peer.id, fallen.peer.incarnation, reason)
+                self._bar_process(fallen.peer.id, fallen.peer.incarnation, reason)
             return sought
 
     # -- reports to the node
@@ -202,13 +202,13 @@ class ConnectionTable:
         """Return the reason why a process is not admitted again."""
         return self._barred.get((peer.id, peer.incarnation))
 
-    def _bar(self, member: int, incarnation: int, reason: str) -> None:
+    def _bar_process(self, member: int, incarnation: int, reason: str) -> None:
         self._barred.setdefault((member, incarnation), f"this world continues without it: {reason}")
 
     def drop(self, member: int, incarnation: int, reason: str) -> list[ConnectionEntry]:
         """Bar a process, and return its connections, which the caller closes."""
         with self._lock:
-            self._bar(member, incarnation, reason)
+            self._bar_process(member, incarnation, reason)
             known = self._peer_entries.get(member, [])
             dropped = [each for each in known if each.peer.incarnation == incarnation]
             for peer_entry in dropped:
@@ -226,19 +226,19 @@ class ConnectionTable:
     def await_none(self, seconds: float) -> None:
         """Wait at most `seconds` until the table is empty."""
         with self._lock:
-            self._changed.wait_for(lambda: not any(self._all()), seconds)
+            self._changed.wait_for(lambda: not any(self._iterate_entries()), seconds)
 
     def forked(self) -> None:
         """Drop the sockets in a forked child: they are the parent's, which would not see them close."""
-        for entry in self._all():
+        for entry in self._iterate_entries():
             entry.connection.forked()
 
     # -- queries
     def all(self) -> list[ConnectionEntry]:
         with self._lock:
-            return list(self._all())
+            return list(self._iterate_entries())
 
-    def _all(self) -> Iterator[ConnectionEntry]:
+    def _iterate_entries(self) -> Iterator[ConnectionEntry]:
         for peer_entry in itertools.chain.from_iterable(self._peer_entries.values()):
             yield from peer_entry.entries
 
@@ -248,7 +248,7 @@ class ConnectionTable:
 
     def _update_carrier(self, member: int) -> None:
         """Update the carrier to a member, and wake waiting threads: its connections have changed."""
-        if best := self._best(member):
+        if best := self._best_connection(member):
             self._carriers[member] = best
         else:
             self._carriers.pop(member, None)
@@ -285,7 +285,7 @@ class PeerEvents:
 
     def objection(self, newcomer: Identity) -> Objection | None:
         """Return None if this member leads a world that continues, and has no member with that id."""
-        return self._machine.ask(lambda node: _objection(node.members, newcomer))
+        return self._machine.ask(lambda node: _objection_to_newcomer(node.members, newcomer))
 
     def incarnation_for(self, newcomer: Identity) -> int:
         return self._machine.ask(lambda node: node.members.next_incarnation(newcomer.id))
@@ -310,7 +310,7 @@ class PeerEvents:
             self._member_table.suspicion_changed(verdict.kind, verdict.peer, verdict.reason)
 
 
-def _objection(members: Membership, newcomer: Identity) -> Objection | None:
+def _objection_to_newcomer(members: Membership, newcomer: Identity) -> Objection | None:
     if not members.leads:
         return Objection(f"{members.me.name} does not lead this world", members.outlives_leaders)
     if members.closing:
@@ -365,21 +365,21 @@ class Reconnector:
         if others is None:
             return
         if not others:
-            self._last(entry, ending)
+            self._last_connection_ended(entry, ending)
         # Others are left: if the process has ended, they end in a moment, and the last one gives the verdict.
         elif ending.broken and not self._table.wait_for_others(entry.peer, _TOGETHER):
             self._report_resumed(entry.peer)
 
-    def _last(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
+    def _last_connection_ended(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
         ways = self._events.ways(entry.peer) if ending.broken else ()
-        verdict = self._search(entry, ending.reason, ways) if ways else ending.reason
+        verdict = self._search_peer(entry, ending.reason, ways) if ways else ending.reason
         if verdict is None or not self._table.lose(entry, verdict):
             self._report_resumed(entry.peer)
             return
         self._events.ended(entry.peer, verdict)
         self._table.drop(entry.peer.id, entry.peer.incarnation, verdict)
 
-    def _search(self, fallen: ConnectionEntry, reason: str, ways: Sequence[str]) -> str | None:
+    def _search_peer(self, fallen: ConnectionEntry, reason: str, ways: Sequence[str]) -> str | None:
         """Dial until there is a connection, from either side; return None, or the reason why there is none."""
         deadline, pause = time.monotonic() + self._grace, 0.0
         while self._table.searching(fallen, pause):

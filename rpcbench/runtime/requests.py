@@ -233,38 +233,40 @@ class SourceCheck:
         self._me = me
         self._member_table = member_table
         self._notify = notify
-        self._asked: dict[int, set[FunctionType]] = {}  # worker → functions
-        channels.listen(_ASK, self._compare)
-        channels.listen(_DIFFERS, self._warn)
-        member_table.watch(lambda kind, who, reason: self._asked.pop(who.id, None) if kind in GONE else None)
+        self._checked_functions: dict[int, set[FunctionType]] = {}  # worker → functions
+        channels.listen(_ASK, self._compare_source)
+        channels.listen(_DIFFERS, self._warn_of_difference)
+        member_table.watch(
+            lambda kind, who, reason: self._checked_functions.pop(who.id, None) if kind in GONE else None
+        )
 
     def use(self, to: int, function: Any) -> None:
         """Ask about a function that is sent to `to`, unless that was done before: if its code travels with the call,
         about those of modules that it uses."""
         while type(function) is partial:
             function = function.func
-        if type(function) is not FunctionType or function in self._asked.get(to, ()):
+        if type(function) is not FunctionType or function in self._checked_functions.get(to, ()):
             return
         for named in (function,) if importable(function) else module_functions(function):
-            if named not in self._asked.get(to, ()):
-                self._ask(to, named)
+            if named not in self._checked_functions.get(to, ()):
+                self._request_comparison(to, named)
 
-    def _ask(self, to: int, function: FunctionType) -> None:
-        self._asked.setdefault(to, set()).add(function)
+    def _request_comparison(self, to: int, function: FunctionType) -> None:
+        self._checked_functions.setdefault(to, set()).add(function)
         if to == self._me or function.__module__.startswith(_OURS):
             return
         name, code = f"{function.__module__}:{function.__qualname__}", function.__code__
-        asked = {"name": name, "mark": _mark(function), "at": [code.co_filename, code.co_firstlineno]}
+        asked = {"name": name, "mark": _code_fingerprint(function), "at": [code.co_filename, code.co_firstlineno]}
         self._notify(to, _ASK, asked)
 
-    def _compare(self, source: int, asked: dict[str, Any]) -> None:
-        mine = _found(asked["name"])  # if there is none, the call itself fails with the reason
-        if mine is not None and _mark(mine) != asked["mark"]:
+    def _compare_source(self, source: int, asked: dict[str, Any]) -> None:
+        mine = _load_function(asked["name"])  # if there is none, the call itself fails with the reason
+        if mine is not None and _code_fingerprint(mine) != asked["mark"]:
             with contextlib.suppress(RpcError):  # the asking member has left
                 self._notify(source, _DIFFERS, {**asked, "there": mine.__code__.co_filename})
 
-    def _warn(self, worker: int, answer: dict[str, Any]) -> None:
-        if (mine := _found(answer["name"])) is None or _mark(mine) != answer["mark"]:
+    def _warn_of_difference(self, worker: int, answer: dict[str, Any]) -> None:
+        if (mine := _load_function(answer["name"])) is None or _code_fingerprint(mine) != answer["mark"]:
             return  # reloaded after the question: the next call asks about the new function
         who, (file, line) = self._member_table.name(worker), answer["at"]
         module = answer["name"].partition(":")[0]
@@ -278,7 +280,7 @@ class SourceCheck:
         )
 
 
-def _found(name: str) -> FunctionType | None:
+def _load_function(name: str) -> FunctionType | None:
     """Load a function by its name, `module:qualified.name`; None if that fails."""
     module, _, attributes = name.partition(":")
     try:
@@ -289,7 +291,7 @@ def _found(name: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def _mark(function: Any) -> bytes:
+def _code_fingerprint(function: Any) -> bytes:
     """Return a fingerprint of the code of a function and of the functions that decorators wrapped in it."""
     codes: list[Any] = []
     while function is not None and len(codes) < _MOST_WRAPPERS:

@@ -104,17 +104,17 @@ class DeferredResult:
 def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     """Serve a request of `source`, and reply."""
     if isinstance(message, Fetch):
-        _fetch(agent, source, message)
+        _serve_fetch(agent, source, message)
         return
     token = _running.set(new_tuple(_Running, (agent, source, message.call)))
     try:
         try:
-            result = _run(agent, source, message)
+            result = _run_call(agent, source, message)
         finally:
             agent.on_called()
     except BaseException as error:  # noqa: BLE001  (any error goes to the caller)
         end_fork(agent, error)
-        _fail(agent, source, message, error)
+        _send_failure(agent, source, message, error)
         return
     finally:
         _running.reset(token)
@@ -123,7 +123,7 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
         agent.asynchronous.add((source, message.call))
         result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
         return
-    _answer(agent, source, message, result)
+    _answer_call(agent, source, message, result)
 
 
 def end_fork(agent: Server, error: BaseException | None) -> None:
@@ -151,7 +151,7 @@ def _write_marked(name: str, text: str) -> None:
         sys.stderr.write("".join(f"{mark}{line}\n" for line in text.splitlines()))
 
 
-def _run(agent: Server, source: int, message: Call | Create) -> Any:
+def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
     scope, values = message.scope, agent.values
     function, args, kwargs = values.unpack(source, message.body, message.forks, scope, False)
     if scope is None and values.around is None:
@@ -170,12 +170,12 @@ def _answer_later(agent: Server, source: int, message: Call | Create, done: torc
     try:
         value = done.value()
     except Exception as error:  # noqa: BLE001  (as above)
-        _fail(agent, source, message, error)
+        _send_failure(agent, source, message, error)
     else:
-        _answer(agent, source, message, value)
+        _answer_call(agent, source, message, value)
 
 
-def _answer(agent: Server, source: int, message: Call | Create, value: Any) -> None:
+def _answer_call(agent: Server, source: int, message: Call | Create, value: Any) -> None:
     if isinstance(message, Create):
         agent.values.made(message.rref, value, None)
         agent.reply(source, message.call, Result(message.call, (), None, EMPTY))
@@ -194,7 +194,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
     agent.reply(source, call, new_tuple(Result, (call, forks, scope, body)))
 
 
-def _fail(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
+def _send_failure(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
     gpus.explain(error, agent.name)
     agent.on_error(error)
     if isinstance(message, Create):
@@ -202,7 +202,7 @@ def _fail(agent: Server, source: int, message: Call | Create, error: BaseExcepti
     agent.reply(source, message.call, failure(agent, message.call, error))
 
 
-def _fetch(agent: Server, source: int, message: Fetch) -> None:
+def _serve_fetch(agent: Server, source: int, message: Fetch) -> None:
     value: Future[Any] = agent.values.owned(message.rref)
 
     def ready(done: torch.futures.Future[Any]) -> None:
@@ -258,17 +258,17 @@ class MessageDispatcher:
     def deliver(self, source: int, seq: int, message: m.Message) -> None:
         kind = type(message)
         if kind is m.Result:
-            if self._settle(source, seq, message):
+            if self._resolve_fast(source, seq, message):
                 return
         elif kind is m.Fetch or (kind is m.Call and not message.forks):
-            if self._take(source, seq, message):
+            if self._take_call(source, seq, message):
                 return
         elif kind is m.Report:  # `explained` may block until the exit status is known
-            self._pool.spawn(lambda: self._handle(source, seq, self._agent.member_table.explained(message)))
+            self._pool.spawn(lambda: self._handle_message(source, seq, self._agent.member_table.explained(message)))
             return
-        self._handle(source, seq, message)
+        self._handle_message(source, seq, message)
 
-    def _handle(self, source: int, seq: int, message: m.Message) -> None:
+    def _handle_message(self, source: int, seq: int, message: m.Message) -> None:
         now = self._agent.links.clock()
         self._agent.machine.feed(lambda node: node.handle(source, seq, message, now))
 
@@ -278,20 +278,20 @@ class MessageDispatcher:
             # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
             lazy = not answer.forks and answer.scope is None
             asked = self._agent.pending.asked(answer.call) if answer.forks else None
-            self._agent.pending.finish(answer.call, partial(self._open, source, answer, asked), lazy)
+            self._agent.pending.finish(answer.call, partial(self._decode_result, source, answer, asked), lazy)
         else:
             name = self._agent.member_table.name
             failure = answer
             self._agent.pending.finish(failure.call, lambda: reraise(self._agent, name(source), failure))
 
-    def _open(self, source: int, answer: m.Result, asked: Future[Any] | None) -> Any:
+    def _decode_result(self, source: int, answer: m.Result, asked: Future[Any] | None) -> Any:
         if not answer.body.payload:
             return None
         site = None if asked is None else site_of(asked.site)
         return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True, site)
 
     # -- the fast path; False if nothing has been done, as if Ctrl-C could come between two steps
-    def _take(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
+    def _take_call(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
         if not self._agent.ready.is_set():  # the caller may have seen the complete world first
             return False
         calls = self._pool.let_in()
@@ -304,7 +304,7 @@ class MessageDispatcher:
             self._pool.end()  # gives the place back
         return taken
 
-    def _settle(self, source: int, seq: int, result: m.Result) -> bool:
+    def _resolve_fast(self, source: int, seq: int, result: m.Result) -> bool:
         if result.forks or interruptible() or not self._agent.machine.resolve(source, seq, result):
             return False
         self.answered(source, result)

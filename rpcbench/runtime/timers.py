@@ -84,7 +84,7 @@ TICK = -1
 """The key of the next tick of the node, among the deadlines of calls."""
 _HELD_SECONDS = 0.02
 """How long a message may be held, by this process's clock: that of an interceptor may stand still."""
-_NAP_SECONDS = 0.02  # pause after releases, see `_run`
+_NAP_SECONDS = 0.02  # pause after releases, see `_maintenance_loop`
 _MOST = 1000
 """The number of notes that are read before the clock is checked again."""
 TIDY_SECONDS = 5.0
@@ -111,7 +111,7 @@ class MaintenanceThread:
         self._flush_at: float | None = None  # monotonic; None: no message is held
         self._tidy_at = time.monotonic() + TIDY_SECONDS
         self._stopped = Event()
-        self._thread = threading.Thread(target=self._run, name=f"rpcbench-{name}-maintenance", daemon=True)
+        self._thread = threading.Thread(target=self._maintenance_loop, name=f"rpcbench-{name}-maintenance", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -133,23 +133,23 @@ class MaintenanceThread:
             self._flush_at = time.monotonic() + _HELD_SECONDS
             self.released.put(None)
 
-    def _run(self) -> None:
+    def _maintenance_loop(self) -> None:
         pause: float | None = self._run_due()
         before = math.nan
         while not self._stopped.is_set():
             # After a release it sleeps for a moment whatever comes: if RRefs are made and dropped in a loop, a thread
             # that woke for each would take the GIL from that loop each time.
-            if self._settle(self._notes(pause)):
+            if self._release_forks(self._receive_notes(pause)):
                 self._stopped.wait(min(_NAP_SECONDS, self._run_due()))
             now = self._clock()
             due, pause = self._deadlines.pop_due(now)
             for call in due:
-                self._due(call)
+                self._deadline_passed(call)
             if pause is None or now == before:  # a stopped clock: the thread that starts it again wakes this one
                 pause = math.inf
             pause, before = min(self._run_due(), pause), now
 
-    def _notes(self, pause: float | None) -> list[Any]:
+    def _receive_notes(self, pause: float | None) -> list[Any]:
         """Return the notes that have arrived, once there is one or `pause` seconds have passed."""
         notes: list[Any] = []
         with contextlib.suppress(queue.Empty):
@@ -158,7 +158,7 @@ class MaintenanceThread:
                 notes.append(self.released.get_nowait())
         return notes
 
-    def _settle(self, notes: list[Any]) -> bool:
+    def _release_forks(self, notes: list[Any]) -> bool:
         """Release the forks in the notes; return whether there were any notes but wake-ups."""
         if holds := [note for note in notes if isinstance(note, ReleaseToken)]:
             self.holds.difference_update(holds)
@@ -179,7 +179,7 @@ class MaintenanceThread:
         at = self._flush_at
         return (self._tidy_at if at is None else min(at, self._tidy_at)) - now
 
-    def _due(self, call: int) -> None:
+    def _deadline_passed(self, call: int) -> None:
         self._machine.feed(lambda node: node.tick() if call == TICK else node.expired(call))
 
 
@@ -198,12 +198,14 @@ class Heartbeat:
         self._clock = clock
         self._judged = judged
         self._stop = Event()
-        self._thread = threading.Thread(target=self._run, name=f"rpcbench-{config.name}-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._heartbeat_loop, name=f"rpcbench-{config.name}-heartbeat", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
 
-    def _run(self) -> None:
+    def _heartbeat_loop(self) -> None:
         while not self._stop.wait(self._life.period):
             sounds: dict[int, SignsOfLife] = {}
             for id_, connections in self._peers.far().items():

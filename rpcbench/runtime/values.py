@@ -55,21 +55,21 @@ def validate_device_maps(used: Iterable[str], maps: Mapping[str, Mapping[str, st
 
 def map_between(source: Member, target: Member) -> Map:
     """Return the devices that tensors of `source` are sent to when it calls `target`."""
-    return _maps(source).get(target.name, {})
+    return _device_maps_of(source).get(target.name, {})
 
 
 def problem(members: Sequence[Member], closed: bool) -> str | None:
     """Return the first error in the device maps, or None. In an open world members named in a map may join later."""
     known = {member.name: member for member in members}
-    return next((breach for member in members for breach in _breaches(member, known, closed)), None)
+    return next((breach for member in members for breach in _device_map_errors(member, known, closed)), None)
 
 
-def _breaches(source: Member, known: dict[str, Member], closed: bool) -> Iterator[str]:
-    used, node, maps = _used(source), f"Node {source.name}", _maps(source)
+def _device_map_errors(source: Member, known: dict[str, Member], closed: bool) -> Iterator[str]:
+    used, node, maps = _used_devices(source), f"Node {source.name}", _device_maps_of(source)
     if len(set(used)) != len(used):
-        yield f"{node} has duplicated devices: {_list(used)}"
-    if missing := _missing(used, source):
-        yield f"{node} has devices with invalid indices: {_list(missing)}; {_equipment(source)}"
+        yield f"{node} has duplicated devices: {_format_devices(used)}"
+    if missing := _missing_devices(used, source):
+        yield f"{node} has devices with invalid indices: {_format_devices(missing)}; {_describe_devices(source)}"
     if closed and not maps.keys() <= known.keys():
         unknown = sorted(maps.keys() - known.keys())
         yield f"{node} has invalid target node names in its device maps: {unknown} of {sorted(known)}"
@@ -80,43 +80,46 @@ def _breaches(source: Member, known: dict[str, Member], closed: bool) -> Iterato
 
 def _breaches_of(pairs: Map, source: Member, target: Member | None) -> Iterator[tuple[str, str]]:
     if len(set(pairs.values())) != len(pairs):
-        yield "duplicated target devices", _list(pairs.values())
-    yield from _unfit("source", pairs.keys(), source)
+        yield "duplicated target devices", _format_devices(pairs.values())
+    yield from _unfit_devices("source", pairs.keys(), source)
     if target is not None:
-        yield from _unfit("target", pairs.values(), target)
+        yield from _unfit_devices("target", pairs.values(), target)
 
 
-def _unfit(role: str, devices: Iterable[torch.device], member: Member) -> Iterator[tuple[str, str]]:
-    used = _used(member)
+def _unfit_devices(role: str, devices: Iterable[torch.device], member: Member) -> Iterator[tuple[str, str]]:
+    used = _used_devices(member)
     if used:
         if strange := [device for device in devices if device not in used and device.type != "cpu"]:
-            yield f"unexpected {role} devices", f"{_list(strange)}; {member.name} uses {_list(used)}"
-    elif missing := _missing(devices, member):
-        yield f"{role} devices with invalid indices", f"{_list(missing)}; {_equipment(member)}"
+            yield (
+                f"unexpected {role} devices",
+                f"{_format_devices(strange)}; {member.name} uses {_format_devices(used)}",
+            )
+    elif missing := _missing_devices(devices, member):
+        yield f"{role} devices with invalid indices", f"{_format_devices(missing)}; {_describe_devices(member)}"
 
 
-def _missing(devices: Iterable[torch.device], member: Member) -> list[torch.device]:
+def _missing_devices(devices: Iterable[torch.device], member: Member) -> list[torch.device]:
     """Return the devices that the member does not have."""
     kind, count = member.devices.kind, member.devices.number
     return [d for d in devices if d.type != "cpu" and not (d.type == kind and (d.index or 0) < count)]
 
 
-def _maps(member: Member) -> dict[str, Map]:
+def _device_maps_of(member: Member) -> dict[str, Map]:
     found: dict[str, Map] = {}
     for to, here, there in member.devices.maps:
         found.setdefault(to, {})[torch.device(here)] = torch.device(there)
     return found
 
 
-def _used(member: Member) -> list[torch.device]:
+def _used_devices(member: Member) -> list[torch.device]:
     return [torch.device(device.name) for device in member.devices.used]
 
 
-def _list(devices: Iterable[torch.device]) -> str:
+def _format_devices(devices: Iterable[torch.device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def _equipment(member: Member) -> str:
+def _describe_devices(member: Member) -> str:
     kind, count, *_ = member.devices
     return f"{member.name} has {count} of {kind}" if kind else f"{member.name} has only the CPU"
 
@@ -132,7 +135,7 @@ class Routes:
 
     def to(self, worker: int, answer: bool) -> Route:
         """Return the route of calls to a member, or of replies to its calls."""
-        return self._kept.get((worker, answer)) or self._made(worker, answer)
+        return self._kept.get((worker, answer)) or self._make_route(worker, answer)
 
     def forget(self, worker: int) -> None:
         """Drop the routes of a member that has left; another process may take its place."""
@@ -147,27 +150,27 @@ class Routes:
 
     def problem(self, closed: bool) -> str | None:
         """Return the error in the device maps of this world, None if there is none."""
-        return problem(list(self._members().values()), closed)
+        return problem(list(self._current_members().values()), closed)
 
-    def _made(self, worker: int, answer: bool) -> Route:
-        members = self._members()
+    def _make_route(self, worker: int, answer: bool) -> Route:
+        members = self._current_members()
         me, other = members.get(self._me), members.get(worker)
         if me is None or other is None:
             return CPU_ONLY  # the call fails anyway: the peer has left
         files = self._files.setdefault(worker, set())
         if answer:
             there = {target: source for source, target in map_between(other, me).items()}
-            route = Route(there, _refusal("Response", other.name), files)
+            route = Route(there, _refusal_text("Response", other.name), files)
         else:
-            route = Route(map_between(me, other), _refusal("Request", other.name), files)
+            route = Route(map_between(me, other), _refusal_text("Request", other.name), files)
         self._kept[worker, answer] = route
         return route
 
-    def _members(self) -> dict[int, Member]:
+    def _current_members(self) -> dict[int, Member]:
         return self._machine.ask(lambda node: dict(node.members.members))
 
 
-def _refusal(direction: str, name: str) -> str:
+def _refusal_text(direction: str, name: str) -> str:
     return (
         "TensorPipe RPC backend only supports CPU tensors by default: move it to the CPU, or have the caller map its "
         "device by `set_device_map` on `TensorPipeRpcBackendOptions` (device_maps= of a Cluster). "
@@ -198,7 +201,7 @@ class ObjectStore:
         self.routes = Routes(home.id, machine)
         self.around: Callable[[], AbstractContextManager[None]] | None = None  # entered around callers' functions
         self.remote_cell: Origin | None = None  # the cell that runs on the main thread here
-        self._home = home
+        self._agent = home
         self._machine = machine
         self._make = make
         self._bare = IncomingHandles(home, (), self.handle, self.named)  # for messages without forks
@@ -224,10 +227,12 @@ class ObjectStore:
         handles: list[RRefHandle] = []
         encoded = None if kwargs or route.targets else self.codec.plain_call(function, args, name_of)  # the fast form
         if encoded is None:
-            value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._home, handles, name_of)
+            value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._agent, handles, name_of)
             encoded = self.codec.fully(value, outgoing, CALL, route)
         body, tensors = encoded
-        forks = self._share(handles, to) if handles else ()  # before the record: it refuses RRefs of lost owners
+        forks = (
+            self._share_handles(handles, to) if handles else ()
+        )  # before the record: it refuses RRefs of lost owners
         scope = None
         if recorder is not None and (context is not None or tensors):
             if context is not None:
@@ -242,9 +247,9 @@ class ObjectStore:
         handles: list[RRefHandle] = []
         encoded = None if route.targets else self.codec.plainly(value)
         if encoded is None:
-            encoded = self.codec.fully(value, OutgoingHandles(self._home, handles, None), "result", route)
+            encoded = self.codec.fully(value, OutgoingHandles(self._agent, handles, None), "result", route)
         body, tensors = encoded
-        forks = self._share(handles, to) if handles else ()
+        forks = self._share_handles(handles, to) if handles else ()
         scope = None
         if context is not None and self.recorder is not None:
             scope = self.recorder.sending(context, tensors, to, label)
@@ -252,9 +257,9 @@ class ObjectStore:
 
     def _name_of(self, to: int, keeps: list[RRefHandle], value: object) -> tuple[int | str, ...] | None:
         """Return the name by which `to` finds an RRef that it owns, else None. The handle's fork outlives the call."""
-        if not isinstance(value, RRefHandle) or value._agent is not self._home or (fork := value._fork) is None:
+        if not isinstance(value, RRefHandle) or value._agent is not self._agent or (fork := value._fork) is None:
             return None
-        if value._owner != to or to == self._home.id:
+        if value._owner != to or to == self._agent.id:
             return None
         value._check_alive("fork an UserRRef")
         user = self._machine.ask(lambda node: node.rrefs.users.get(fork))
@@ -263,7 +268,7 @@ class ObjectStore:
         keeps.append(value)
         return (*value._rref, user.life, value._type)
 
-    def _share(self, handles: list[RRefHandle], to: int) -> tuple[Fork, ...]:
+    def _share_handles(self, handles: list[RRefHandle], to: int) -> tuple[Fork, ...]:
         """Fork the RRefs for `to` in one step, and keep the values that are shared for the first time."""
         now = self._clock()
         forks: list[Fork] = []
@@ -275,7 +280,11 @@ class ObjectStore:
 
         try:
             with self._lock:
-                new = {h._rref: _made(h._value) for h in handles if h._value is not None and h._rref not in self._kept}
+                new = {
+                    h._rref: _size_and_origin(h._value)
+                    for h in handles
+                    if h._value is not None and h._rref not in self._kept
+                }
                 for handle in handles:
                     if handle._value is not None:
                         self._known[handle._rref] = self._kept[handle._rref] = handle._value
@@ -305,7 +314,7 @@ class ObjectStore:
         if not forks and scope is None and not (answer and body.tensors):
             return self.codec.decode(body, self._bare)
         make = partial(self.handle, site=site)
-        incoming = IncomingHandles(self._home, forks, make, self.named) if forks else self._bare
+        incoming = IncomingHandles(self._agent, forks, make, self.named) if forks else self._bare
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
@@ -330,30 +339,30 @@ class ObjectStore:
     def inside(self, context: int | None) -> AbstractContextManager[None]:
         """Enter the autograd context, if any, and `around`, for a function that a message asked for."""
         inner = contextlib.nullcontext() if context is None or self.recorder is None else self.recorder.inside(context)
-        return inner if self.around is None else _nested(inner, self.around())
+        return inner if self.around is None else _nest_contexts(inner, self.around())
 
     # -- handles
     def handle(self, fork: Fork, site: CreationSite | None = None) -> RRefHandle:
         """Make a handle on a fork that a message brought; `site`: see `unpack`."""
-        if fork.owner == self._home.id:
-            return self._seen(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type, site)
-        return self._seen(fork.rref, fork.owner, fork.fork, None, fork.type, site)
+        if fork.owner == self._agent.id:
+            return self._make_located_handle(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type, site)
+        return self._make_located_handle(fork.rref, fork.owner, fork.fork, None, fork.type, site)
 
     def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> RRefHandle:
         """Make a handle on a value owned here, by its name in a message. ProtocolError for an invalid name."""
         if tuple(map(type, (worker, serial, incarnation, life, type_))) != _NAME:
             raise ProtocolError("a message contains an invalid name of an RRef")
         rref = Id(worker, serial, incarnation)
-        if life != self._home.incarnation:
+        if life != self._agent.incarnation:
             raise WorkerLostError(
                 f"the value of RRef {rref} was lost with the worker that held it, before the one that runs here now"
             )
-        return self._make(self._home, rref, self._home.id, None, self.here(rref), type_)
+        return self._make(self._agent, rref, self._agent.id, None, self.here(rref), type_)
 
     def first(self, to: int, label: str) -> RRefHandle:
         """Make a handle on a value that `to` is about to make, as its first user."""
         rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
-        return self._seen(rref, to, fork, self.owned(rref) if to == self._home.id else None, "")
+        return self._make_located_handle(rref, to, fork, self.owned(rref) if to == self._agent.id else None, "")
 
     def keep(self, value: Any) -> RRefHandle:
         """Make a handle on a value of this process, as its owner."""
@@ -361,9 +370,9 @@ class ObjectStore:
         future.set_result(value)
         future.origin = self.cell()  # type: ignore[attr-defined]
         rref = self._machine.ask(lambda node: node.rrefs.new_id())
-        return self._seen(rref, self._home.id, None, future, type_of(value))
+        return self._make_located_handle(rref, self._agent.id, None, future, type_of(value))
 
-    def _seen(
+    def _make_located_handle(
         self,
         rref: Id,
         owner: int,
@@ -373,7 +382,7 @@ class ObjectStore:
         site: CreationSite | None = None,
     ) -> RRefHandle:
         """Make a handle that remembers `site`, or the current line of the user's program."""
-        handle = self._make(self._home, rref, owner, fork, value, type_)
+        handle = self._make(self._agent, rref, owner, fork, value, type_)
         handle._site = site or creation_site()
         return handle
 
@@ -390,16 +399,16 @@ class ObjectStore:
     def owned(self, rref: Id) -> Future[Any]:
         """Return the future of a value that this member owns; the value may not be made yet."""
         with self._lock:
-            return self._future(rref)
+            return self._future_of_value(rref)
 
     def here(self, rref: Id) -> Future[Any]:
         """Do as `owned` for a value named by a call. RpcError if it was released: no caller that waits allows that."""
         with self._lock:
             if self._machine.ask(lambda node: node.rrefs.named(rref)):
-                return self._future(rref)
+                return self._future_of_value(rref)
         raise RpcError(f"the value of RRef {rref} has been released: its caller released it, or no longer waits")
 
-    def _future(self, rref: Id) -> Future[Any]:
+    def _future_of_value(self, rref: Id) -> Future[Any]:
         future = self._known.get(rref)
         if future is None:
             future = self._known[rref] = make_future(on_long=self._on_long)
@@ -409,7 +418,7 @@ class ObjectStore:
     def made(self, rref: Id, value: Any, error: Exception | None) -> None:
         """Resolve an owned value: its function has returned, or raised."""
         future = self.owned(rref)
-        self._tell(rref, value, error)
+        self._report_value(rref, value, error)
         if error is None:
             future.set_result(value)
         else:
@@ -422,10 +431,10 @@ class ObjectStore:
         if outcome is None:
             self.made(rref, None, error)
         else:
-            self._tell(rref, *outcome)
+            self._report_value(rref, *outcome)
             self.forget(rref)
 
-    def _tell(self, rref: Id, value: Any, error: BaseException | None) -> None:
+    def _report_value(self, rref: Id, value: Any, error: BaseException | None) -> None:
         type_, size = (type_of(value), size_of(value)) if error is None else ("", None)
         self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
 
@@ -451,7 +460,7 @@ class ObjectStore:
         """Return the cell that runs on this thread, if it is the main thread of the notebook or of a worker."""
         if not on_main_thread():
             return None
-        return notebook_cell() if self._home.id == 0 else self.remote_cell
+        return notebook_cell() if self._agent.id == 0 else self.remote_cell
 
     def site(self, rref: Id) -> CreationSite | None:
         """Return where a value in use by others was made; None if not here."""
@@ -459,12 +468,12 @@ class ObjectStore:
             return self._sites.get(rref)
 
 
-def _made(value: Future[Any]) -> tuple[int | None, Origin | None]:
+def _size_and_origin(value: Future[Any]) -> tuple[int | None, Origin | None]:
     """Return size and origin of a value that `keep` was given."""
     return (size_of(value.value()), value.origin) if hasattr(value, "origin") else (None, None)
 
 
 @contextlib.contextmanager
-def _nested(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+def _nest_contexts(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
     with outer, inner:
         yield

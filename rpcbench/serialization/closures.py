@@ -46,30 +46,30 @@ from rpcbench.serialization.tensor_types import CPU, Route, here
 
 def tensor_slot(index: int) -> NoReturn:
     """Return tensor number `index` of the message's table."""
-    _outside()
+    _refuse_outside()
 
 
 def subclass_slot(index: int, kind: type, state: Any) -> NoReturn:
     """Return tensor number `index` as an instance of `kind`, with its state."""
-    _outside()
+    _refuse_outside()
 
 
 def external_slot(*name: int | str) -> NoReturn:
     """Return the external of that name: an object of another layer, such as an RRef."""
-    _outside()
+    _refuse_outside()
 
 
 def make_slot(name: str, version: bytes, build: Any, args: tuple[Any, ...]) -> NoReturn:
     """Return a function or class that was sent by value, or the receiver's own version of it."""
-    _outside()
+    _refuse_outside()
 
 
 def fill_slot(made: Any, state: tuple[Any, Any]) -> NoReturn:
     """Set the members of an object that `make_slot` has made."""
-    _outside()
+    _refuse_outside()
 
 
-def _outside() -> NoReturn:  # a plain `pickle.loads` gets the functions above instead of the unpickler's methods
+def _refuse_outside() -> NoReturn:  # a plain `pickle.loads` gets the functions above instead of the unpickler's methods
     raise SerializationError("this pickle is part of an rpcbench message: only its codec can read it")
 
 
@@ -113,17 +113,17 @@ class CodeCache:
 
     def tag(self, value: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         """Change cloudpickle's reduction of `value` so that the receiver's CodeCache decides on the object."""
-        version = self._version(value)
+        version = self._version_of_code(value)
         if version is None:
             return reduced
         build, args, state, items, pairs, fill = reduced
         if isinstance(value, type):
-            args = _skeleton(value, args)
+            args = _class_skeleton(value, args)
         return make_slot, (version.name, version.mark, build, args), (fill, state), items, pairs, fill_slot
 
     def make_slot(self, name: str, mark: bytes, build: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return this process's own version of the code, a copy made before, or a new copy without members."""
-        known = self._own(name, mark) or self._classes.get(mark)
+        known = self._find_own_code(name, mark) or self._classes.get(mark)
         made = build(*args) if known is None else known
         if known is None:
             self._versions[made] = _Version(name, mark)
@@ -140,14 +140,14 @@ class CodeCache:
             setter, members = state
             setter(made, members)
 
-    def _own(self, name: str, mark: bytes) -> Any:
+    def _find_own_code(self, name: str, mark: bytes) -> Any:
         own = _code_in_main(name) if name else None
         if not isinstance(own, FunctionType | type):
             return None
-        version = self._version(own)
+        version = self._version_of_code(own)
         return own if version is not None and version.mark == mark else None
 
-    def _version(self, value: Any) -> _Version | None:
+    def _version_of_code(self, value: Any) -> _Version | None:
         """Return the version of a function or class at its first use; None for a function that is not in `__main__`."""
         version = self._versions.get(value)
         if version is not None:
@@ -221,7 +221,7 @@ def _lock_kind(part: object) -> str | None:
     return next((name for kind, name in _LOCKS.items() if isinstance(part, kind)), None)
 
 
-def _skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _class_skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return cloudpickle's arguments for an empty class, plus slots and qualified name, which it leaves out, minus its
     tracking."""
     *front, _, extra = args  # the tracking id is process-wide: it would give the members of a copy to the original
@@ -247,7 +247,7 @@ def reduce_python_module(module: ModuleType) -> Any:
     if module.__name__ in sys.modules:
         return _module_named, (module.__name__,)
     if path := path_of(module):
-        return _named, path
+        return _find_named, path
     return cloudpickle.Pickler.dispatch_table[ModuleType](module)
 
 
@@ -256,7 +256,7 @@ def reduce_cached(value: Any) -> Any:
     if importable(value):
         return NotImplemented
     settings = value.cache_parameters()
-    return _cached, (value.__wrapped__, settings["maxsize"], settings["typed"])
+    return _make_cached, (value.__wrapped__, settings["maxsize"], settings["typed"])
 
 
 def reduce_cached_property(value: functools.cached_property[Any]) -> Any:
@@ -298,21 +298,21 @@ def is_dispatcher(value: FunctionType) -> bool:
 def reduce_dispatcher(value: Any) -> Any:
     """Reduce a dispatcher to its functions by class."""
     # They are state, not arguments: a function may call the dispatcher, which must exist first.
-    return _dispatcher, (), list(value.registry.items()), None, None, _register
+    return _make_dispatcher, (), list(value.registry.items()), None, None, _register_functions
 
 
-def _dispatcher() -> Any:
+def _make_dispatcher() -> Any:
     return functools.singledispatch(lambda *_: None)
 
 
-def _register(dispatcher: Any, functions: list[tuple[type, Callable[..., Any]]]) -> None:
+def _register_functions(dispatcher: Any, functions: list[tuple[type, Callable[..., Any]]]) -> None:
     for kind, function in functions:
         dispatcher.register(kind, function)
         if kind is object:  # the default implementation: its name and docstring are the dispatcher's
             functools.update_wrapper(dispatcher, function)
 
 
-def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+def _make_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
     return functools.lru_cache(maxsize, typed)(function)
 
 
@@ -328,7 +328,7 @@ class SentFunction:
         self._saved = saved
         self._names = names
         self._defaults = defaults
-        self._run = _function(saved)
+        self._run = _load_function(saved)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {*self._names[: len(args)], *kwargs}
@@ -343,7 +343,7 @@ def reduce_function(function: Any) -> tuple[Any, ...]:
     """Reduce a `torch.jit.ScriptFunction`, by name if it can be imported."""
     python = getattr(function, "_torchdynamo_inline", None)  # the Python function that it was compiled from
     if python is not None and importable(python, function):
-        return _named, (python.__module__, python.__qualname__)
+        return _find_named, (python.__module__, python.__qualname__)
     arguments = function.schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     names = tuple(a.name for a in arguments)
@@ -359,7 +359,7 @@ def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ..
         )
     target = route.target(used.pop()) if used else None
     saved = module.save_to_buffer()  # as torch.jit.save, but without its warning
-    return _module, (pickle.PickleBuffer(saved), target)
+    return _load_module, (pickle.PickleBuffer(saved), target)
 
 
 def _module_named(name: str) -> ModuleType:
@@ -370,7 +370,7 @@ def _module_named(name: str) -> ModuleType:
         raise MissingCodeError.about(error) from error
 
 
-def _named(module: str, name: str) -> Any:
+def _find_named(module: str, name: str) -> Any:
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (AttributeError, ModuleNotFoundError) as error:
@@ -378,10 +378,10 @@ def _named(module: str, name: str) -> Any:
 
 
 @functools.lru_cache(_LOADED)
-def _function(saved: bytes) -> Any:
+def _load_function(saved: bytes) -> Any:
     return torch.jit.load(io.BytesIO(saved), map_location=CPU)  # type: ignore[no-untyped-call]
 
 
-def _module(saved: Any, target: str | None) -> Any:
+def _load_module(saved: Any, target: str | None) -> Any:
     device = CPU if target is None else here(target)
     return torch.jit.load(io.BytesIO(saved), map_location=device)  # type: ignore[no-untyped-call]

@@ -61,7 +61,7 @@ def parts(value: object, path: str) -> Iterator[Part]:
             return
         case torch.Tensor() if unsendable(value):  # the tensor itself is at fault
             return
-    yield from ((f"{path}.{name}", part) for name, part in _attributes(value).items())
+    yield from ((f"{path}.{name}", part) for name, part in _attributes_of(value).items())
     yield f"{path} (its class)", type(value)
 
 
@@ -87,7 +87,7 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(inner)
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def _attributes_of(value: object) -> dict[str, Any]:
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -119,7 +119,7 @@ class CapturedData:
             except Exception:  # noqa: BLE001  (code of the user shows keys, and another thread may change a container)
                 continue
             if size >= WORTH_A_WARNING:
-                warnings.warn(_warning(function, where, name, size), stacklevel=_users_frame())
+                warnings.warn(_warning_text(function, where, name, size), stacklevel=_users_frame())
 
 
 _COLLECTED = "a generator cannot leave its process. Send a function that collects its items, as lambda: list({}(...))"
@@ -136,22 +136,22 @@ def refuse_suspended(value: Any) -> NoReturn:
 
 def weight(value: object) -> int:
     """Return the approximate size of a value's data in bytes."""
-    return sum(itertools.islice(_weights(value), _MOST_STEPS))
+    return sum(itertools.islice(_part_sizes(value), _MOST_STEPS))
 
 
-def _weights(value: object) -> Iterator[int]:
+def _part_sizes(value: object) -> Iterator[int]:
     seen = {id(value)}  # an object counts once, as in its pickle
     ahead = [value]
     while ahead:
         part = ahead.pop()
-        yield _own(part)
+        yield _own_size(part)
         for _, inner in () if _by_name(part) else itertools.islice(parts(part, ""), _MOST_STEPS):
             if id(inner) not in seen:
                 seen.add(id(inner))
                 ahead.append(inner)
 
 
-def _own(value: object) -> int:
+def _own_size(value: object) -> int:
     if isinstance(value, torch.Tensor):
         return 0 if value.is_sparse or value.is_meta else value.nbytes
     if isinstance(value, np.ndarray):
@@ -163,7 +163,7 @@ def _by_name(value: object) -> bool:
     return isinstance(value, ModuleType) or (isinstance(value, FunctionType | type) and importable(value))
 
 
-def _warning(function: FunctionType, where: str, name: str, size: int) -> str:
+def _warning_text(function: FunctionType, where: str, name: str, size: int) -> str:
     return (
         f"function {function.__qualname__!r} takes its {where} {name!r} along, {size / 2**20:.1f} MB with every call. "
         "Make that once on the worker (in a %%remote cell, or with rpc.remote, and pass the RRef), or pass it as an "
@@ -188,7 +188,7 @@ Problem = Callable[[object], Exception | None]
 def blame(value: object, label: str | tuple[str, ...], error: Exception, problem: Problem) -> tuple[str, Exception]:
     """Return the path to the part of `value` that is at fault, and the error. `error` is that of the whole value;
     `problem(part)` returns the error of a part alone, or None."""
-    path, inner = _start(value, label)
+    path, inner = _first_parts(value, label)
     if isinstance(error, RecursionError):  # each part on the way down would fail alone, too
         return path, SerializationError("nested too deeply")
     above = {id(value): value}  # the path down to here: a cycle would lead back to it
@@ -205,17 +205,17 @@ def _first_failing(
     inner: Iterator[Part], above: dict[int, object], error: Exception, problem: Problem, budget: Iterator[int]
 ) -> Part | None:
     for _, (name, part) in zip(budget, inner, strict=False):
-        if id(part) not in above and _same(problem(part), error):
+        if id(part) not in above and _is_same_failure(problem(part), error):
             return name, part
     return None
 
 
-def _same(failure: Exception | None, error: Exception) -> bool:
+def _is_same_failure(failure: Exception | None, error: Exception) -> bool:
     """Return whether a part fails with the error of the whole; else it is not the cause."""
     return type(failure) is type(error) and str(failure) == str(error)
 
 
-def _start(value: object, label: str | tuple[str, ...]) -> tuple[str, Iterator[Part]]:
+def _first_parts(value: object, label: str | tuple[str, ...]) -> tuple[str, Iterator[Part]]:
     if isinstance(label, str):
         return label, parts(value, label)
     if not isinstance(value, tuple):

@@ -38,12 +38,12 @@ Find = Callable[[str, str], Any]
 
 def encode(value: Any) -> Encoded | None:
     """Encode a plain value; None for any other."""
-    if type(value) not in _DATA or (payload := _pickled(value)) is None:
+    if type(value) not in _DATA or (payload := _pickle_plain(value)) is None:
         return None
     return _new(Body, (payload, b"", [])), []
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickle_plain(value: Any) -> bytes | None:
     """Pickle; None for bytes or a text above 4 GiB, for which this protocol has no code."""
     try:
         return pickle.dumps(value, _PROTOCOL)
@@ -55,11 +55,11 @@ def encode_call(
     function: Any, args: tuple[Any, ...], reducers: Container[type], name_of: Name | None = None
 ) -> Encoded | None:
     """Encode a call without keyword arguments; None if it needs the general path."""
-    name = _name(function, reducers)
+    name = _function_name(function, reducers)
     if name is None:
         return None
     if _DATA.issuperset(map(type, args)):
-        payload = _pickled((function.__module__, name, args))
+        payload = _pickle_plain((function.__module__, name, args))
         return None if payload is None else (_new(Body, (payload, b"", [])), [])
     tensors: list[torch.Tensor] = []
     parts: list[Any] = []
@@ -74,12 +74,12 @@ def encode_call(
         else:
             parts.append(found)
     table = encode_dense(tensors)  # None also if two arguments are one tensor
-    if table is None or (payload := _pickled((function.__module__, name, tuple(parts)))) is None:
+    if table is None or (payload := _pickle_plain((function.__module__, name, tuple(parts)))) is None:
         return None
     return _new(Body, (payload, *table)), tensors
 
 
-def _name(function: Any, reducers: Container[type]) -> str | None:
+def _function_name(function: Any, reducers: Container[type]) -> str | None:
     """Return the name of a function in its module; None if it cannot be sent by name."""
     kind = type(function)
     if kind in reducers:
@@ -113,7 +113,9 @@ def opened(value: Any, received: list[torch.Tensor], find: Find, external: Exter
     try:
         module, name, args = value
         if tuple in map(type, args):
-            args = tuple([_beside(received, external, part) if type(part) is tuple else part for part in args])
+            args = tuple(
+                [_resolve_reference(received, external, part) if type(part) is tuple else part for part in args]
+            )
         holder = sys.modules.get(module)
         function = None if holder is None else getattr(holder, name, None)
     except (TypeError, ValueError) as error:
@@ -121,7 +123,7 @@ def opened(value: Any, received: list[torch.Tensor], find: Find, external: Exter
     return find(module, name) if function is None else function, args, {}
 
 
-def _beside(received: list[torch.Tensor], external: External | None, part: tuple[Any, ...]) -> Any:
+def _resolve_reference(received: list[torch.Tensor], external: External | None, part: tuple[Any, ...]) -> Any:
     """Return the tensor or external that a tuple among the arguments stands for."""
     return external_of(external, part) if len(part) > 1 else tensor_of(received, *part)
 

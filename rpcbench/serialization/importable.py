@@ -31,14 +31,14 @@ def importable(value: Any, made: Any = None) -> bool:
 
 def loaded(value: Any, made: Any = None) -> bool:
     """Return whether its module, of any name, has this function or class, or `made` from it, under its name."""
-    return _attribute(sys.modules.get(value.__module__), value.__qualname__) is (value if made is None else made)
+    return _find_attribute(sys.modules.get(value.__module__), value.__qualname__) is (value if made is None else made)
 
 
 def in_main(name: str) -> Any:
     """Return the object that this process's `__main__` itself has under a qualified name; None if there is none."""
     first, _, rest = name.partition(".")
     found = vars(sys.modules["__main__"]).get(first)
-    return _attribute(found, rest) if rest else found
+    return _find_attribute(found, rest) if rest else found
 
 
 def path_of(module: ModuleType) -> tuple[str, str] | None:
@@ -49,11 +49,11 @@ def path_of(module: ModuleType) -> tuple[str, str] | None:
         name, _, last = name.rpartition(".")
         path = f"{last}.{path}" if path else last
         if name in sys.modules:
-            return (name, path) if _attribute(sys.modules[name], path) is module else None
+            return (name, path) if _find_attribute(sys.modules[name], path) is module else None
     return None
 
 
-def _attribute(holder: Any, name: str) -> Any:
+def _find_attribute(holder: Any, name: str) -> Any:
     for part in name.split("."):
         holder = getattr(holder, part, None)
     return holder
@@ -89,21 +89,23 @@ class _StructureHash:
     def feed(self, value: Any) -> None:
         kind = type(value)
         if kind in _ATOMS:
-            self._say(kind.__name__, repr(value))
+            self._hash_words(kind.__name__, repr(value))
         elif id(value) in self._seen:
-            self._say("again", str(self._seen[id(value)][0]))
+            self._hash_words("again", str(self._seen[id(value)][0]))
         else:
             self._seen[id(value)] = len(self._seen), value
-            parts = list(_parts(value))
-            self._say(kind.__qualname__, str(len(parts)))  # with the count, different structures cannot hash alike
+            parts = list(_parts_of_value(value))
+            self._hash_words(
+                kind.__qualname__, str(len(parts))
+            )  # with the count, different structures cannot hash alike
             for part in parts:
                 self.feed(part)
 
-    def _say(self, *words: str) -> None:
+    def _hash_words(self, *words: str) -> None:
         self._hash.update("\0".join((*words, "")).encode("utf-8", "backslashreplace"))
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts_of_value(value: Any) -> Iterable[Any]:
     match value:
         case tuple() | list():
             return value
@@ -114,9 +116,9 @@ def _parts(value: Any) -> Iterable[Any]:
         case CodeType():
             return _code_parts(value)
         case FunctionType():
-            return _name(value) if importable(value) else _function_parts(value)
+            return _module_and_name(value) if importable(value) else _function_parts(value)
         case type():
-            return _name(value) if importable(value) else _class_parts(value)
+            return _module_and_name(value) if importable(value) else _class_parts(value)
         case classmethod() | staticmethod():
             return (value.__func__,)
         case property():
@@ -125,10 +127,10 @@ def _parts(value: Any) -> Iterable[Any]:
             return _cell_parts(value)
         case ModuleType():
             return (value.__name__,)
-    return _name(type(value)) if not hasattr(value, "__qualname__") else _name(value)
+    return _module_and_name(type(value)) if not hasattr(value, "__qualname__") else _module_and_name(value)
 
 
-def _name(value: Any) -> tuple[str, str]:
+def _module_and_name(value: Any) -> tuple[str, str]:
     return str(getattr(value, "__module__", "")), str(value.__qualname__)
 
 

@@ -68,10 +68,10 @@ def resolve_annotations(kind: type, annotations: dict[str, Any]) -> dict[str, An
         return annotations
     here, inside = vars(sys.modules[_MAIN]), dict(vars(kind))
     texts = {name: text for name, text in annotations.items() if isinstance(text, str)}
-    return annotations | {name: _resolved(text, here, inside) for name, text in texts.items()}
+    return annotations | {name: _resolve_annotation(text, here, inside) for name, text in texts.items()}
 
 
-def _resolved(text: str, here: dict[str, Any], inside: dict[str, Any]) -> Any:
+def _resolve_annotation(text: str, here: dict[str, Any], inside: dict[str, Any]) -> Any:
     """Return the type that an annotation stands for here, or else inside its class; the text if it stands for none."""
     names = _names_in(text)
     if not all(_is_for_types(here[name]) for name in names if name in here):

@@ -135,7 +135,7 @@ class Codec:
 
     # -- the fast path of `encode`, for tensors on the CPU; None where the value needs the general path
     def plainly(self, value: object) -> Encoded | None:
-        return fast_path.encode(value) or _alone(value)
+        return fast_path.encode(value) or _encode_one_tensor(value)
 
     def plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
         """Encode a call without keyword arguments. `name_of`: as `Externals.give`, for externals sent by name alone."""
@@ -144,15 +144,15 @@ class Codec:
     def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
         """Encode by the general path."""
         try:
-            return self._encode(value, externals, route)
+            return self._pickle_body(value, externals, route)
         except Exception as error:  # a user's `__reduce__` may raise anything
             if isinstance(error, RpcError) and not isinstance(error, SerializationError):
                 raise  # an external cannot be sent, which is no fault of the value
             tried = replace(route, files=None)  # what is pickled on trial is not sent
-            path, cause = blame(value, label, error, lambda part: self._problem(part, externals, tried))
-            raise SerializationError(f"{path}: {_words(cause)}") from cause
+            path, cause = blame(value, label, error, lambda part: self._encoding_error(part, externals, tried))
+            raise SerializationError(f"{path}: {_error_text(cause)}") from cause
 
-    def _encode(self, value: object, externals: Externals | None, route: Route) -> Encoded:
+    def _pickle_body(self, value: object, externals: Externals | None, route: Route) -> Encoded:
         try:
             pickler = self._idle.pop()
         except IndexError:
@@ -170,17 +170,17 @@ class Codec:
         cannot be pickled are replaced by their `repr`. In an error of more than 16 MB each text is cut to
         `rebuild.MOST_TEXT` characters."""
         body = self._error_body(lambda: error)
-        return body or self._error_body(lambda: rebuild.shortened(error, self._short)) or EMPTY
+        return body or self._error_body(lambda: rebuild.shortened(error, self._shorten_part)) or EMPTY
 
     def _error_body(self, make: Callable[[], object]) -> Body | None:
         """Return the body of `make()`; None if it cannot be pickled, or is too large."""
         try:
-            body, _ = self._encode(make(), None, CPU_ONLY)
+            body, _ = self._pickle_body(make(), None, CPU_ONLY)
         except Exception:  # noqa: BLE001  (a user's __reduce__ may raise anything; the error's text is sent anyway)
             return None
         return body if len(body.payload) <= _MOST_ERROR else None
 
-    def _short(self, part: object) -> object:
+    def _shorten_part(self, part: object) -> object:
         """Return a part of an error, shortened or as text if necessary."""
         if isinstance(part, bytes):  # a UnicodeDecodeError cannot be made without bytes
             return part[: rebuild.MOST_TEXT]
@@ -188,9 +188,9 @@ class Codec:
             return rebuild.cut(part)
         return rebuild.words(part) if self._error_body(lambda: part) is None else part
 
-    def _problem(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
+    def _encoding_error(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
-            self._encode(value, externals, route)
+            self._pickle_body(value, externals, route)
         except Exception as error:  # noqa: BLE001  (a user's __reduce__ may raise anything)
             return error
         return None
@@ -213,9 +213,9 @@ class Codec:
         external = None if externals is None else externals.take
         try:
             if fast_path.begins(payload):
-                return fast_path.opened(pickle.loads(payload), received, _find, external)
+                return fast_path.opened(pickle.loads(payload), received, _find_object, external)
             buffers = buffers[used:]
-            unpickler = _Unpickler(io.BytesIO(payload), buffers=_owned(buffers) if buffers else None)
+            unpickler = _Unpickler(io.BytesIO(payload), buffers=_writable_buffers(buffers) if buffers else None)
             unpickler.tables = None
             unpickler.parts = self._code, received, external
             return unpickler.load()
@@ -234,7 +234,7 @@ _ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_Firs
 """The payloads of one tensor, and of a list of one: those of most results and most gradients."""
 
 
-def _alone(value: object) -> Encoded | None:
+def _encode_one_tensor(value: object) -> Encoded | None:
     """Encode one ordinary tensor, or a list of one, to the same bytes as the general path; None for other values."""
     listed = type(value) is list and len(value) == 1
     tensor: Any = value[0] if listed else value  # type: ignore[index]
@@ -244,7 +244,7 @@ def _alone(value: object) -> Encoded | None:
     return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
 
 
-def _keep(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+def _keep_in_band(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     """Return whether a buffer goes into the pickle; a large one is appended to `beside`, to be sent out of band."""
     # A function, not a method: a pickler in a reference cycle would keep its values until the next garbage collection.
     raw = buffer.raw()
@@ -263,7 +263,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.tensors: list[torch.Tensor] = []
         self._stream = io.BytesIO()
         self._beside: list[memoryview] = []
-        super().__init__(self._stream, protocol=_PROTOCOL, buffer_callback=functools.partial(_keep, self._beside))
+        super().__init__(
+            self._stream, protocol=_PROTOCOL, buffer_callback=functools.partial(_keep_in_band, self._beside)
+        )
         self._code = code
         self._captured = captured
         self._externals: Externals | None = None
@@ -292,7 +294,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._with_source(value, reducer(value)) if kind is CodeType else reducer(value)
         if kind is torch.Tensor:
             if value.is_quantized or value.is_nested or vars(value):
-                return self._tensor(value, kind)
+                return self._reduce_tensor(value, kind)
             self.tensors.append(value)
             return closures.tensor_slot, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
@@ -301,7 +303,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is BuiltinFunctionType and has_name(value):
             return value.__name__
         if issubclass(kind, torch.Tensor):
-            return self._tensor(value, kind)
+            return self._reduce_tensor(value, kind)
         if self._externals is not None:
             name = self._externals.give(value)
             if name is not None:
@@ -312,7 +314,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return rebuild.reduced(value) or NotImplemented
         return NotImplemented
 
-    def _tensor(self, value: torch.Tensor, kind: type) -> Any:
+    def _reduce_tensor(self, value: torch.Tensor, kind: type) -> Any:
         if not tensor_types.fits(value):  # pickled as torch does, by its own `__reduce_ex__`
             if reason := tensor_types.unsendable(value):
                 raise SerializationError(reason)
@@ -369,7 +371,7 @@ class _Unpickler(pickle.Unpickler):
             raise MissingCodeError.about(error) from error
 
 
-def _find(module: str, name: str) -> Any:
+def _find_object(module: str, name: str) -> Any:
     """Return the object of a name, imported if necessary. MissingCodeError if this process does not have it."""
     # Without fixed imports: these would take a module of the user for one of Python 2, `commands` for `subprocess`.
     return _Unpickler(io.BytesIO(), fix_imports=False).find_class(module, name)
@@ -399,12 +401,12 @@ class _Tables:
         return fast_path.external_of(self._external, name)
 
 
-def _owned(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
+def _writable_buffers(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
     """Return writable buffers: a read-only one, which belongs to the sender, is copied."""
     return (bytearray(buffer) if memoryview(buffer).readonly else buffer for buffer in buffers)
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, TypeError | pickle.PicklingError):
         return str(error)
     return f"{type(error).__name__}: {error}"

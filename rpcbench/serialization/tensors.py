@@ -81,28 +81,28 @@ class Storages:
         dense = tensor.nbytes
         stop = start + dense
         if not tensor.is_contiguous():
-            stop, dense = _strided(entry, tensor, start)
+            stop, dense = _note_strides(entry, tensor, start)
         if stop > size:
             raise SerializationError("a tensor whose storage was freed or cut short cannot be sent")
         if dense == size and address not in self._whole and address not in self._pieces:  # most: nothing to group
             entry[2] = len(self._items)
             self._whole[address] = entry[2], size
-            self._store(tensor, storage, 0, size)
+            self._store_range(tensor, storage, 0, size)
             return
         number, within = self._whole.get(address, (0, 0))
         if stop <= within:
-            _refer(entry, number, start, tensor)
+            _refer_to_storage(entry, number, start, tensor)
         else:
             self._pieces.setdefault(address, []).append(_StorageSlice(entry, tensor, start, stop, dense))
 
     def finish(self) -> tuple[list[Item], list[memoryview]]:
         """Return the storages and the out-of-band buffers."""
         for pieces in self._pieces.values():
-            for group in _groups(pieces) if len(pieces) > 1 else (pieces,):
-                self._write(group)
+            for group in _group_slices(pieces) if len(pieces) > 1 else (pieces,):
+                self._write_slices(group)
         return self._items, self._buffers
 
-    def _write(self, pieces: list[_StorageSlice]) -> None:
+    def _write_slices(self, pieces: list[_StorageSlice]) -> None:
         start = pieces[0].start // _ALIGNMENT * _ALIGNMENT
         stop = dense = 0
         for piece in pieces:
@@ -111,13 +111,13 @@ class Storages:
         gaps = stop - start - dense
         if gaps >= WORTH_PACKING and gaps * 2 >= stop - start:  # at least half of the bytes are not needed
             for piece in pieces:
-                self._pack(piece)
+                self._pack_slice(piece)
             return
         for piece in pieces:
-            _refer(piece.entry, len(self._items), piece.start - start, piece.tensor)
-        self._store(pieces[0].tensor, pieces[0].tensor.untyped_storage(), start, stop)
+            _refer_to_storage(piece.entry, len(self._items), piece.start - start, piece.tensor)
+        self._store_range(pieces[0].tensor, pieces[0].tensor.untyped_storage(), start, stop)
 
-    def _pack(self, piece: _StorageSlice) -> None:
+    def _pack_slice(self, piece: _StorageSlice) -> None:
         """Copy a tensor to a storage of its own, without gaps; expanded dimensions (stride 0) stay expanded."""
         tensor, strides = piece.tensor, piece.tensor.stride()
         kept = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
@@ -127,17 +127,17 @@ class Storages:
         piece.entry[2] = len(self._items)
         steps = zip(packed.stride(), strides, strict=True)
         note(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
-        self._store(tensor, packed.untyped_storage(), 0, piece.dense)
+        self._store_range(tensor, packed.untyped_storage(), 0, piece.dense)
 
-    def _store(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
+    def _store_range(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
         """Add bytes [start, stop) of a storage, which is on the tensor's device, to the message."""
         size, target = stop - start, self.target(tensor)
         if not tensor.is_cpu:
             storage, start = fetched(storage, start, size), 0
-        item = self._bytes(storage, start, size)
+        item = self._store_bytes(storage, start, size)
         self._items.append(item if target is None else [item, target])
 
-    def _bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
+    def _store_bytes(self, storage: torch.UntypedStorage, start: int, size: int) -> bytes | int:
         if size < SMALL or size < self._room:
             self._room -= size if size >= SMALL else 0  # small ones are sent in the table in any case
             return ctypes.string_at(storage.data_ptr() + start, size)
@@ -146,7 +146,7 @@ class Storages:
         return size
 
 
-def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
+def _note_strides(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
     """Note the strides of a tensor; return the end of its bytes in the storage, and the bytes of its elements."""
     shape, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
     note(entry, "strides", list(strides))
@@ -154,13 +154,13 @@ def _strided(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
     return start + (last_index(shape, strides) + 1) * item, dense * item
 
 
-def _refer(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
+def _refer_to_storage(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
     entry[2] = number
     if start:
         note(entry, "offset", start // tensor.element_size())
 
 
-def _groups(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
+def _group_slices(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
     """Yield groups of slices of one storage that overlap or are close to each other, in order of their start."""
     pieces.sort(key=lambda piece: piece.start)
     group, end = [pieces[0]], pieces[0].stop
@@ -245,8 +245,13 @@ def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tupl
         else:
             return None
         dtype, inline = DTYPES.get(name), type(data) is bytes
-        memory: Buffer | None = bytearray(data) if inline else _next(left, data)
-        if not memory or dtype is None or number != len(found) or not _fills(shape, dtype.itemsize, len(memory)):
+        memory: Buffer | None = bytearray(data) if inline else _matching_buffer(left, data)
+        if (
+            not memory
+            or dtype is None
+            or number != len(found)
+            or not _is_exact_shape(shape, dtype.itemsize, len(memory))
+        ):
             return None
         if not inline:
             used += 1
@@ -257,7 +262,7 @@ def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tupl
     return found, used
 
 
-def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | None:
+def _matching_buffer(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | None:
     """Return the next buffer, if it has that length and can be a tensor's memory without a copy."""
     buffer = next(buffers, None)
     if type(length) is not int or type(buffer) not in (memoryview, bytearray):
@@ -266,7 +271,7 @@ def _next(buffers: Iterator[Buffer], length: Any) -> memoryview | bytearray | No
     return None if view.readonly or view.itemsize != 1 or view.nbytes != length else view
 
 
-def _fills(shape: Any, itemsize: int, size: int) -> bool:
+def _is_exact_shape(shape: Any, itemsize: int, size: int) -> bool:
     """Return whether `shape` is a valid shape without zeros, and takes `size` bytes."""
     if type(shape) is not list or len(shape) > _MOST or not _INTS.issuperset(map(type, shape)):
         return False
@@ -286,12 +291,12 @@ def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[by
     SerializationError for a tensor without memory, or on a device without a route."""
     if not route.targets and (quickly := encode_dense(tensors)) is not None:
         return quickly
-    return _encode(tensors, Storages(route))
+    return _encode_general(tensors, Storages(route))
 
 
-def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes, list[memoryview]]:
+def _encode_general(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes, list[memoryview]]:
     try:
-        entries = [_entry(tensor, storages) for tensor in tensors]
+        entries = [_encode_entry(tensor, storages) for tensor in tensors]
     except (NotImplementedError, RuntimeError) as error:  # torch's, for tensors without a storage
         reason = next(filter(None, map(tensor_types.unsendable, tensors)), None)
         if isinstance(error, SerializationError) or reason is None:
@@ -301,7 +306,7 @@ def _encode(tensors: Sequence[torch.Tensor], storages: Storages) -> tuple[bytes,
     return msgpack.packb([items, entries]), buffers
 
 
-def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
+def _encode_entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     kind = type(tensor)
     plain = tensor if kind in tensor_types.ORDINARY else tensor_types.as_plain_tensor(tensor)
     entry: Entry = [NAMES.get(plain.dtype), list(plain.shape), None]
@@ -310,10 +315,10 @@ def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     if kind is torch.nn.Parameter:
         note(entry, "parameter", True)
     if plain.layout is not torch.strided:
-        _compose(entry, *tensor_types.sparse_notes(plain.detach()), storages)
+        _add_parts(entry, *tensor_types.sparse_notes(plain.detach()), storages)
         return entry
     if plain.is_quantized:
-        _compose(entry, *tensor_types.quantizer_notes(plain), storages)
+        _add_parts(entry, *tensor_types.quantizer_notes(plain), storages)
         plain = tensor_types.integers(plain)
         entry[0] = NAMES[plain.dtype]
     if plain.is_conj():
@@ -330,11 +335,11 @@ def _entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     return entry
 
 
-def _compose(entry: Entry, notes: tensor_types.Notes, parts: tensor_types.Parts, storages: Storages) -> None:
+def _add_parts(entry: Entry, notes: tensor_types.Notes, parts: tensor_types.Parts, storages: Storages) -> None:
     for key, value in notes.items():
         note(entry, key, value)
     if parts:
-        note(entry, "parts", [_entry(part, storages) for part in parts])
+        note(entry, "parts", [_encode_entry(part, storages) for part in parts])
 
 
 def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
@@ -360,17 +365,17 @@ class _Reader:
         self.used = 0  # buffers
         self._buffers = buffers
         self._storages: dict[int, torch.UntypedStorage] = {}  # by number, made at first use, or on its device
-        self._memory = [self._taken(number, item) for number, item in enumerate(storages)]
+        self._memory = [self._take_memory(number, item) for number, item in enumerate(storages)]
 
-    def _taken(self, number: int, item: Any) -> memoryview | bytearray:
+    def _take_memory(self, number: int, item: Any) -> memoryview | bytearray:
         if type(item) is not list:
-            return bytearray(item) if type(item) is bytes else self._next(item)
+            return bytearray(item) if type(item) is bytes else self._next_buffer(item)
         inner, name = item
-        memory = bytearray(inner) if type(inner) is bytes else self._next(inner)
+        memory = bytearray(inner) if type(inner) is bytes else self._next_buffer(inner)
         self._storages[number] = tensor_types.placed(memory, tensor_types.here(name))
         return memory
 
-    def _next(self, length: Any) -> memoryview | bytearray:
+    def _next_buffer(self, length: Any) -> memoryview | bytearray:
         if self.used == len(self._buffers):
             raise broken("a storage has no buffer")
         buffer = memoryview(self._buffers[self.used]).cast("B")
@@ -388,25 +393,29 @@ class _Reader:
             raise broken(f"there is no dtype {name!r}")
         if unknown := notes.keys() - _NOTES:
             raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, unknown to this version of rpcbench")
-        tensor = self._bare(DTYPES[name], _naturals(sizes), index, notes)
-        return _finished(tensor, notes) if notes else tensor
+        tensor = self._plain_tensor(DTYPES[name], _check_sizes(sizes), index, notes)
+        return _finish_tensor(tensor, notes) if notes else tensor
 
-    def _bare(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:
+    def _plain_tensor(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:
         if "layout" in notes:
-            return tensor_types.sparse(dtype, shape, notes, self._parts(notes))
+            return tensor_types.sparse(dtype, shape, notes, self._read_parts(notes))
         if index is None:
             plain = _without_memory(dtype, shape, notes)
         else:
-            plain = self._strided(dtype, shape, _natural(index), notes)
-        return tensor_types.quantized(plain, notes["quantizer"], self._parts(notes)) if "quantizer" in notes else plain
+            plain = self._strided_tensor(dtype, shape, _check_size(index), notes)
+        return (
+            tensor_types.quantized(plain, notes["quantizer"], self._read_parts(notes))
+            if "quantizer" in notes
+            else plain
+        )
 
-    def _parts(self, notes: dict[str, Any]) -> tensor_types.Parts:
+    def _read_parts(self, notes: dict[str, Any]) -> tensor_types.Parts:
         entries = notes.get("parts", ())
         if any(len(part) > 3 and ("layout" in part[3] or "quantizer" in part[3]) for part in entries):
             raise broken("a part of a tensor has parts")  # else a peer could nest them without limit
         return [self.tensor(part) for part in entries]
 
-    def _strided(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
+    def _strided_tensor(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
         if index >= len(self._memory):
             raise broken(f"there is no storage {index}")
         size, count = len(self._memory[index]), math.prod(shape)
@@ -417,15 +426,15 @@ class _Reader:
             tensor = torch.frombuffer(self._memory[index], dtype=dtype)
             self._storages[index] = tensor.untyped_storage()
             return tensor if len(shape) == 1 else tensor.resize_(shape)
-        offset = _natural(notes.get("offset", 0))
-        strides = _naturals(notes["strides"]) if "strides" in notes else ()
+        offset = _check_size(notes.get("offset", 0))
+        strides = _check_sizes(notes["strides"]) if "strides" in notes else ()
         last = last_index(shape, strides) if "strides" in notes else count - 1
         if (offset + last + 1) * dtype.itemsize > size:
             raise broken("a tensor reaches beyond its storage")
-        storage = self._storage(index)
+        storage = self._storage_at(index)
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
 
-    def _storage(self, index: int) -> torch.UntypedStorage:
+    def _storage_at(self, index: int) -> torch.UntypedStorage:
         if index not in self._storages:
             self._storages[index] = torch.frombuffer(self._memory[index], dtype=torch.uint8).untyped_storage()
         return self._storages[index]
@@ -434,7 +443,7 @@ class _Reader:
 def _without_memory(dtype: torch.dtype, shape: list[int], notes: dict[str, Any]) -> torch.Tensor:
     device = tensor_types.here(notes["device"]) if "device" in notes else CPU
     if device.type == "meta":
-        strides = _naturals(notes.get("strides"))
+        strides = _check_sizes(notes.get("strides"))
         if max(math.prod(shape), last_index(shape, strides)) * dtype.itemsize > _MAX_SIZE:
             raise broken(f"a tensor cannot have the shape {shape}")
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -444,7 +453,7 @@ def _without_memory(dtype: torch.dtype, shape: list[int], notes: dict[str, Any])
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _finished(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
+def _finish_tensor(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
     if notes.get("conj"):
         tensor = tensor.conj()
     if notes.get("neg"):
@@ -453,15 +462,15 @@ def _finished(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
     return torch.nn.Parameter(tensor, wanted) if notes.get("parameter") else tensor.requires_grad_(wanted)
 
 
-def _natural(value: Any) -> int:
+def _check_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_SIZE:
         raise broken(f"{value!r} is not a size")
     return value
 
 
-def _naturals(values: Any) -> list[int]:
+def _check_sizes(values: Any) -> list[int]:
     if type(values) is not list or len(values) > _MAX_DIMENSIONS:
         raise broken("a shape is too long")
     for value in values:
-        _natural(value)
+        _check_size(value)
     return values

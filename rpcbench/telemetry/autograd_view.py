@@ -1,7 +1,7 @@
 """The view of autograd contexts, joined from the reports of all members.
 
 Members report at different times, so a view may have the end of something without its begin. A gradient counts as in
-flight only while a pass runs and nothing later is known of it: see `_came`.
+flight only while a pass runs and nothing later is known of it: see `_find_returned`.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ def autograd_view(world: World) -> View:
     over = {pair: {**row, "passes": []} for pair, row in graphs.items() if row["ended"] is not None}
     for (worker, key), row in {**over, **told}.items():
         graph = graphs.get((worker, key), _UNSEEN)
-        members[f"{key}/{worker}"] = _member(key, worker, row)
+        members[f"{key}/{worker}"] = _member_row(key, worker, row)
         for send in row["sends"]:
             sent[key, worker, send["to"]].add(send["message"])
         for recv in row["recvs"]:
             received[key, recv["from"], worker].add(recv["message"])
         for one in row["passes"]:
-            passes[f"{key}/{one['pass']}/{worker}"] = _pass(key, worker, one, graph)
+            passes[f"{key}/{one['pass']}/{worker}"] = _pass_row(key, worker, one, graph)
         for place, leaf in enumerate(graph["leaves"]):
             leaves[f"{key}/{worker}/{place}"] = {"context": key, "worker": worker, "place": place, **leaf}
-        _count(contexts.setdefault(key, _context(key)), row)
-        _date(contexts[key], graph, _ahead(world, worker))
+        _add_to_totals(contexts.setdefault(key, _new_context_row(key)), row)
+        _add_times(contexts[key], graph, _clock_offset(world, worker))
     for key in {known for _, known in told}:
         if (int(key) >> COUNTER_BITS, key) not in over:
             contexts[key]["ended"] = None  # its maker holds it, or is not here to tell
     pairs = {pair: (sent[pair], received[pair]) for pair in sent.keys() | received.keys()}
-    links = {f"{key}/{a}>{b}": _link(contexts[key], a, b, *halves, world) for (key, a, b), halves in pairs.items()}
+    links = {f"{key}/{a}>{b}": _link_row(contexts[key], a, b, *halves, world) for (key, a, b), halves in pairs.items()}
     for link in links.values():
         contexts[link["context"]]["open"] += link["open"] if link["state"] == "open" else 0
     workers = everybody(world, {end for _, *ends in pairs for end in ends})
     latest = sorted(contexts, key=lambda key: float(contexts[key]["made"] or 0))[-CONTEXTS_DRAWN:]
     drawn = {pair: row for pair, row in graphs.items() if pair[1] in latest and row["made"] is not None}
     runs = {pair for pair, row in told.items() if row["passes"] or graphs.get(pair, _UNSEEN)["step"] is not None}
-    parts = {key: row for pair, graph in drawn.items() for key, row in _parts(world, *pair, graph, pair in runs)}
+    parts = {key: row for pair, graph in drawn.items() for key, row in _part_rows(world, *pair, graph, pair in runs)}
     running = {row["context"] for row in passes.values() if contexts[row["context"]]["ended"] is None}
-    messages = _messages(drawn, received, parts, running)
+    messages = _message_rows(drawn, received, parts, running)
     found = {"workers": workers, "contexts": contexts, "members": members, "links": links, "messages": messages}
     return {**found, "parts": parts, "passes": passes, "leaves": leaves}
 
 
-def _context(key: str) -> Row:
+def _new_context_row(key: str) -> Row:
     counts = {"workers": 0, "sends": 0, "recvs": 0, "open": 0, "gradients": 0, "passes": 0}
     return {"context": key, **counts, "made": None, "ended": None, "step": None}
 
 
-def _count(context: Row, row: Row) -> None:
+def _add_to_totals(context: Row, row: Row) -> None:
     """Add one worker's part of a context to its totals."""
     context["workers"] += 1
     context["sends"] += len(row["sends"])
@@ -93,7 +93,7 @@ def _count(context: Row, row: Row) -> None:
     context["passes"] = max(context["passes"], len(row["passes"]))
 
 
-def _date(context: Row, graph: Row, ahead: float) -> None:
+def _add_times(context: Row, graph: Row, ahead: float) -> None:
     """Add when a worker has made a context and released it, in seconds of our clock, and its pipeline's step."""
     if graph["made"] is not None:
         context["made"] = min(graph["made"] - ahead, context["made"] or math.inf)
@@ -102,16 +102,16 @@ def _date(context: Row, graph: Row, ahead: float) -> None:
     context["step"] = context["step"] if graph["step"] is None else graph["step"]
 
 
-def _ahead(world: World, worker: int) -> float:
+def _clock_offset(world: World, worker: int) -> float:
     return float((*world[worker].get("clock", ()), 0.0)[0])
 
 
-def _member(key: str, worker: int, row: Row) -> Row:
+def _member_row(key: str, worker: int, row: Row) -> Row:
     counts = {"sends": len(row["sends"]), "recvs": len(row["recvs"]), "gradients": row["gradients"]}
     return {"context": key, "worker": worker, **counts}
 
 
-def _pass(key: str, worker: int, one: Row, graph: Row) -> Row:
+def _pass_row(key: str, worker: int, one: Row, graph: Row) -> Row:
     counts = {name: one[name] for name in ("state", "needed", "arrived", "waiting")}
     left = max(0, one["needed"] - one["arrived"])
     known = [cut for cut in graph["passes"] if cut["pass"] == one["pass"]]
@@ -121,7 +121,7 @@ def _pass(key: str, worker: int, one: Row, graph: Row) -> Row:
     }  # fmt: skip
 
 
-def _link(context: Row, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
+def _link_row(context: Row, source: int, to: int, sent: set[int], received: set[int], world: World) -> Row:
     # A worker forgets its old contexts at a time of its own, so the sender's row may be gone; all received was sent.
     sent = sent | received
     halves = len(sent - received)
@@ -131,9 +131,9 @@ def _link(context: Row, source: int, to: int, sent: set[int], received: set[int]
     return {"context": context["context"], "from": source, "to": to, "state": state, **counts}
 
 
-def _parts(world: World, worker: int, key: str, graph: Row, lives: bool) -> Iterator[tuple[str, Row]]:
+def _part_rows(world: World, worker: int, key: str, graph: Row, lives: bool) -> Iterator[tuple[str, Row]]:
     """Yield the parts of one worker's graph; of a pipeline's step one for each stage, with its operations' times."""
-    rows = graph["parts"] if graph["step"] is None else _stages(world[worker], graph)
+    rows = graph["parts"] if graph["step"] is None else _stage_rows(world[worker], graph)
     for place, part in enumerate(rows):
         begin, end = (*part["ran"], None, None)[:2]
         state = "" if begin is None else "ran" if end is not None else "runs" if lives else "failed"
@@ -141,11 +141,11 @@ def _parts(world: World, worker: int, key: str, graph: Row, lives: bool) -> Iter
         yield f"{key}/{worker}/{place}", {
             "stage": None, "done": 0, "times": 1, "seconds": end - begin if state == "ran" else None, **part, **names,
             "context": key, "worker": worker, "place": place, "state": state,
-            "ran": [time - _ahead(world, worker) for time in part["ran"]],
+            "ran": [time - _clock_offset(world, worker) for time in part["ran"]],
         }  # fmt: skip
 
 
-def _stages(member: dict[str, Any], graph: Row) -> Iterator[Row]:
+def _stage_rows(member: dict[str, Any], graph: Row) -> Iterator[Row]:
     ops = [op for op in member["tables"].get("ops", {}).values() if op["step"] == graph["step"]]
     for stage, names in graph["stages"].items():
         own = [op for op in ops if op["stage"] == int(stage)]
@@ -163,7 +163,7 @@ def _stages(member: dict[str, Any], graph: Row) -> Iterator[Row]:
 _Message = tuple[str, str]  # its context, and its number
 
 
-def _came(graphs: dict[tuple[int, str], Row], parts: Table, fired: set[_Message]) -> set[_Message]:
+def _find_returned(graphs: dict[tuple[int, str], Row], parts: Table, fired: set[_Message]) -> set[_Message]:
     """Return the messages whose gradients have come back. Of those that were `fired`, a later event may say so before
     their own worker does: a part that leads to a message begins only once its gradients are there. And it has run if
     the gradient of a message that it received is known to have come."""
@@ -176,7 +176,7 @@ def _came(graphs: dict[tuple[int, str], Row], parts: Table, fired: set[_Message]
         came |= new
 
 
-def _messages(
+def _message_rows(
     graphs: dict[tuple[int, str], Row],
     received: dict[tuple[str, int, int], set[int]],
     parts: Table,
@@ -185,7 +185,7 @@ def _messages(
     """Return the messages of contexts, with the gradients that came back for them. `running`: contexts with a pass; in
     others no gradient is in flight."""
     fired = {(row["context"], recv) for row in parts.values() if row["state"] == "ran" for recv in row["recvs"]}
-    came = _came(graphs, parts, fired)
+    came = _find_returned(graphs, parts, fired)
     sent = {message for message in fired if message[0] in running} | came
     done = {(row["context"], row["worker"], row["stage"]): row["done"] for row in parts.values()}
     found: Table = {}

@@ -115,7 +115,7 @@ class Collector:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         # Held from a change of `_wakes` until all members have got its requests; taken before `_lock`.
-        self._asking = threading.RLock()
+        self._level_lock = threading.RLock()
         self._lock = threading.Lock()  # guards all fields below; no subscriber is called under it
         self._world: World = {}
         self._batch: dict[int, int] = {}  # number of the last batch, by member; without one a snapshot is due
@@ -124,11 +124,11 @@ class Collector:
         self._probes = LatencyProbes(agent)
         self._last: World | None = None  # the world before this process left it
         self.phase = LIVE
-        agent.on_notice(TELEMETRY, self._heard)
-        agent.on_member(self._member)
+        agent.on_notice(TELEMETRY, self._report_received)
+        agent.on_member(self._member_changed)
         agent.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
-        agent.on_leave.append(self._end)
-        agent.on_end.append(self._end)
+        agent.on_leave.append(self._keep_last_world)
+        agent.on_end.append(self._keep_last_world)
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
         """Subscribe to changes.
@@ -141,14 +141,14 @@ class Collector:
             A function that ends the subscription.
         """
         key = object()
-        with self._asking:
+        with self._level_lock:
             with self._lock:
                 self._wakes[key] = wake, level
-            self._listen()
-        return lambda: self._unsubscribe(key)
+            self._update_level()
+        return lambda: self._remove_subscriber(key)
 
-    def _unsubscribe(self, key: object) -> None:
-        with self._asking:
+    def _remove_subscriber(self, key: object) -> None:
+        with self._level_lock:
             with self._lock:
                 if self._wakes.pop(key, None) is None:
                     return
@@ -156,15 +156,15 @@ class Collector:
                     self._world.clear()
                     self._batch.clear()
                     self._last = None if self._last is None else {}
-            self._listen()
+            self._update_level()
 
-    def _end(self) -> None:
+    def _keep_last_world(self) -> None:
         """Keep the world as it is now."""
         if self._last is None:
             self._last, self.phase = self.world(), Phase("stopped", time.time())
-        self._wake()
+        self._notify_subscribers()
 
-    def _listen(self) -> None:
+    def _update_level(self) -> None:
         """Request the highest level of the subscribers from all members, if it has changed."""
         with self._lock:
             level = max((level for _, level in self._wakes.values()), default=QUIET)
@@ -175,7 +175,7 @@ class Collector:
                     member["missed"] = member["trimmed"] = member["sent"] = 0
         if level != before and self._agent.running:
             for info in self._agent.members():
-                self._watch(info.id)
+                self._watch_member(info.id)
 
     def world(self) -> World:
         """Return {worker id: {name, id, incarnation, state, tables, left_out, …}}; rows are never modified.
@@ -203,23 +203,23 @@ class Collector:
             self._probes.forget(id_)
         return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
 
-    def _watch(self, member: int) -> None:
-        with self._asking:
+    def _watch_member(self, member: int) -> None:
+        with self._level_lock:
             with self._lock:
                 level = self._level
                 if level and member not in self._world:
                     try:
-                        self._world[member] = self._empty(member)
+                        self._world[member] = self._empty_member(member)
                     except RpcError:  # it has left meanwhile
                         return
             self._agent.notify(member, WATCH, level)
 
-    def _empty(self, member: int) -> dict[str, Any]:
+    def _empty_member(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
         told: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
         return {**told, "left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None}
 
-    def _member(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
             if not self._wakes:
                 return
@@ -232,12 +232,12 @@ class Collector:
         if kind in GONE:
             self._probes.forget(who.id)
         if kind == "joined":
-            self._watch(who.id)
-        self._wake()
+            self._watch_member(who.id)
+        self._notify_subscribers()
 
-    def _heard(self, source: int, data: dict[str, Any]) -> None:
+    def _report_received(self, source: int, data: dict[str, Any]) -> None:
         if "probe" in data:
-            self._measured(source, self._probes.answered(source, data["heard"], data["said"], data["probe"]))
+            self._store_clock(source, self._probes.answered(source, data["heard"], data["said"], data["probe"]))
             return
         with self._lock:
             member = self._world.get(source)
@@ -245,22 +245,22 @@ class Collector:
                 return
             missed = False
             if "snapshot" in data:
-                self._begin(source, member, data)
+                self._apply_snapshot(source, member, data)
             else:
-                missed = self._apply(source, member, data)
+                missed = self._apply_batch(source, member, data)
         if missed:
-            self._watch(source)
+            self._watch_member(source)
         self._probes.refresh(source)
-        self._wake()
+        self._notify_subscribers()
 
-    def _begin(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
+    def _apply_snapshot(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
         # A snapshot has no messages: those collected so far stay.
         messages = {name: rows for name, rows in member["tables"].items() if name == "messages"}
         epoch = time.time() - data["clock"]
         member.update(tables={**data["snapshot"], **messages}, incarnation=data["incarnation"], epoch=epoch)
         self._batch[source] = data["batch"]
 
-    def _apply(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
+    def _apply_batch(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
         """Apply a batch; return True where rows are missing before it or in it."""
         if self._level == MESSAGES:
             trimmed, sent = gather(member["tables"].setdefault("messages", {}), source, data["messages"])
@@ -281,7 +281,7 @@ class Collector:
         self._batch[source] = batch
         return False
 
-    def _measured(self, source: int, clock: ClockOffset | None) -> None:
+    def _store_clock(self, source: int, clock: ClockOffset | None) -> None:
         """Store the best estimate of a clock on another host."""
         with self._lock:
             member = self._world.get(source)
@@ -289,9 +289,9 @@ class Collector:
                 return
             old = ClockOffset(*member["clock"])
             member["clock"] = better(None if old == SHARED else old, clock)
-        self._wake()
+        self._notify_subscribers()
 
-    def _wake(self) -> None:
+    def _notify_subscribers(self) -> None:
         with self._lock:
             wakes = [wake for wake, _ in self._wakes.values()]
         for wake in wakes:  # outside the lock: a subscriber may call `world`
@@ -335,11 +335,11 @@ class HealthPoller:
         self._collector = agent.part(Collector)
         self._lock = threading.Lock()
         self._subscribers: set[object] = set()  # one key for each subscriber
-        self._asks = False  # whether the thread runs
+        self._is_polling = False  # whether the thread runs
         self._changes = Condition()  # wakes the thread so that it can end
         self._question = 0  # number of the latest request
-        self._asked: dict[int, int] = {}  # number of the latest request to each member
-        agent.on_member(self._member)
+        self._latest_requests: dict[int, int] = {}  # number of the latest request to each member
+        agent.on_member(self._member_changed)
         agent.on_end.append(self._changes.notify_all)
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
@@ -348,11 +348,12 @@ class HealthPoller:
         key = object()
         with self._lock:
             if not self._subscribers:
-                self._asked.clear()  # without subscribers the collector has dropped the answers to older requests
+                # without subscribers the collector has dropped the answers to older requests
+                self._latest_requests.clear()
             self._subscribers.add(key)
-            begins, self._asks = not self._asks, True  # the old thread may still run, and then goes on
+            begins, self._is_polling = not self._is_polling, True  # the old thread may still run, and then goes on
         if begins:
-            threading.Thread(target=self._run, name="rpcbench-health", daemon=True).start()
+            threading.Thread(target=self._poll_loop, name="rpcbench-health", daemon=True).start()
 
         def over() -> None:
             with self._lock:
@@ -368,8 +369,8 @@ class HealthPoller:
         changes = Condition()
         stop = self._collector.subscribe(changes.notify_all)
         try:
-            self._ask()
-            told = changes.wait_for(self._all_told, timeout)
+            self._send_requests()
+            told = changes.wait_for(self._has_all_answers, timeout)
         finally:
             stop()
         return self._collector.settle(deadline - time.monotonic()) and told
@@ -381,39 +382,43 @@ class HealthPoller:
     def world(self) -> World:
         return self._collector.world()
 
-    def _run(self) -> None:
+    def _poll_loop(self) -> None:
         while self._goes_on():
-            self._ask()
+            self._send_requests()
             self._changes.wait_for(lambda: not (self._subscribers and self._agent.running), PERIOD)
 
     def _goes_on(self) -> bool:
         with self._lock:
-            self._asks = bool(self._subscribers) and self._agent.running
-            return self._asks
+            self._is_polling = bool(self._subscribers) and self._agent.running
+            return self._is_polling
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         """Send a request to each member that has answered its last one."""
         world = self._collector.world() if self._agent.running else {}
         with self._lock:
             self._question += 1
-            free = [id_ for id_, one in world.items() if one["state"] in ("up", "suspect") and self._told(id_, one)]
-            self._asked.update(dict.fromkeys(free, self._question))
+            free = [
+                id_ for id_, one in world.items() if one["state"] in ("up", "suspect") and self._has_answered(id_, one)
+            ]
+            self._latest_requests.update(dict.fromkeys(free, self._question))
             question = self._question
         for id_ in free:
             self._agent.notify(id_, LOOK, question)
 
-    def _told(self, id_: int, member: dict[str, Any]) -> bool:
+    def _has_answered(self, id_: int, member: dict[str, Any]) -> bool:
         """Return whether a member has answered its last request."""
         answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
-        return answered >= self._asked.get(id_, 0)
+        return answered >= self._latest_requests.get(id_, 0)
 
-    def _all_told(self) -> bool:
+    def _has_all_answers(self) -> bool:
         world = self._collector.world().items()
-        return not self._agent.running or all(self._told(id_, one) for id_, one in world if one["state"] == "up")
+        return not self._agent.running or all(
+            self._has_answered(id_, one) for id_, one in world if one["state"] == "up"
+        )
 
-    def _member(self, kind: str, who: WorkerInfo, _reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         if kind == "joined":
-            self._asked.pop(who.id, None)
+            self._latest_requests.pop(who.id, None)
 
 
 def current_poller() -> HealthPoller:

@@ -71,13 +71,13 @@ def collectives_view(world: World) -> View:
     found: dict[str, Table] = {}
     for worker, key, row in rows_of(world, "collectives"):
         found.setdefault(key, {})[str(worker)] = _on_our_clock(row, world[worker], ("begin", "end"))
-    shown = {key: _collective(parts, world) for key, parts in found.items()}
+    shown = {key: _collective_row(parts, world) for key, parts in found.items()}
     _place_missing(shown, found, world)
     order = sorted(shown, key=lambda key: float(shown[key]["begin"]))
     return {
         "workers": everybody(world, ()),
         "collectives": {key: shown[key] for key in order},
-        "entries": {f"{key}/{id_}": row for key in order for id_, row in _entries(key, shown[key], found[key])},
+        "entries": {f"{key}/{id_}": row for key in order for id_, row in _entry_rows(key, shown[key], found[key])},
         "clocks": clocks(world),
     }
 
@@ -107,7 +107,7 @@ def stragglers(collectives: Iterable[Row]) -> list[Straggler]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _collective(parts: Table, world: World) -> Row:
+def _collective_row(parts: Table, world: World) -> Row:
     rows = list(parts.values())
     last = max(parts, key=lambda id_: float(parts[id_]["begin"]))
     begin, told = min(row["begin"] for row in rows), {world[int(id_)]["name"] for id_ in parts}
@@ -140,25 +140,25 @@ def _place_missing(shown: Table, found: dict[str, Table], world: World) -> None:
                 inside[world[int(id_)]["name"]] = {**shown[key], **part}
     for key, row in shown.items():
         if row["state"] == "open":
-            row["elsewhere"] = [*_differing(row, found[key], world), *_places(row, inside)]
+            row["elsewhere"] = [*_describe_differing(row, found[key], world), *_describe_places(row, inside)]
 
 
-def _differing(row: Row, parts: Table, world: World) -> Iterable[str]:
+def _describe_differing(row: Row, parts: Table, world: World) -> Iterable[str]:
     """Yield a sentence for each member that calls another operation than the first one does."""
     for id_, part in parts.items():
         if part["op"] != row["op"]:
-            yield f"{world[int(id_)]['name']} calls {part['op']} there{_asked(part)}"
+            yield f"{world[int(id_)]['name']} calls {part['op']} there{_site_suffix(part)}"
 
 
-def _places(row: Row, inside: dict[str, Row]) -> Iterable[str]:
+def _describe_places(row: Row, inside: dict[str, Row]) -> Iterable[str]:
     if idle := [name for name in row["missing"] if name not in inside]:
         yield f"{', '.join(idle)} {'are' if len(idle) > 1 else 'is'} in no collective"
     for name in row["missing"]:
         if (there := inside.get(name)) is not None:
-            yield f"{name} is in {there['op']} #{there['number']} of {there['group']}{_asked(there)}"
+            yield f"{name} is in {there['op']} #{there['number']} of {there['group']}{_site_suffix(there)}"
 
 
-def _asked(row: Row) -> str:
+def _site_suffix(row: Row) -> str:
     return f" ({row['site']})" if row.get("site") else ""
 
 
@@ -170,7 +170,7 @@ def _collective_state(parts: Table, world: World) -> str:
     return "failed" if any(row["failed"] or row["end"] is None for row in parts.values()) else "done"
 
 
-def _entries(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row]]:
+def _entry_rows(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row]]:
     came = None if collective["last"] is None else parts[str(collective["last"])]["begin"]
     for id_, row in parts.items():
         waited, end = None if came is None else came - row["begin"], row["end"]
@@ -206,21 +206,21 @@ def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> tuple[int
         source, to = (half.peer, member) if half.what == "received" else (member, half.peer)
         key = f"{source}>{to}.{half.seq:x}"
         sent += half.what == "sent" and key not in rows
-        rows[key] = _joined(rows.get(key), half, source, to)
+        rows[key] = _add_half(rows.get(key), half, source, to)
     too_many = max(0, len(rows) - KEPT)
     for key in list(itertools.islice(rows, too_many)):
         del rows[key]
     return too_many, sent
 
 
-def _joined(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
-    row = row or _row(half, source, to)
+def _add_half(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
+    row = row or _new_message_row(half, source, to)
     if half.what == "sent":  # a retransmit is another try of the same message: the first time counts
         return {**row, "sent": half.time if row["sent"] is None else row["sent"], "tries": row["tries"] + 1}
     return {**row, half.what: half.time}
 
 
-def _row(half: MessageRow, source: int, to: int) -> Row:
+def _new_message_row(half: MessageRow, source: int, to: int) -> Row:
     caller = to if half.kind in _ANSWERS else source  # the id of a call begins with the caller
     call = "" if half.call is None else _call_id(caller, half.call)
     about = {"kind": half.kind, "from": source, "to": to, "label": half.label, "call": call, "rrefs": half.rrefs}
@@ -251,13 +251,13 @@ def messages_view(world: World) -> View:
         for key, half in state["tables"].get("messages", {}).items():
             other = joined.get(key)
             mine = _on_our_clock(half, state, ("sent", "received", "lost"))
-            joined[key] = mine if other is None else _both(other, mine)
+            joined[key] = mine if other is None else _join_halves(other, mine)
     calls = [row for row in joined.values() if row["call"] and row["kind"] not in _ANSWERS]
-    labels = {row["call"]: row["label"] or _rref(row) for row in calls}
+    labels = {row["call"]: row["label"] or _rref_label(row) for row in calls}
     own = {call for call, label in labels.items() if _OWN_CALL in call and label != _CELL}
     program = [key for key, row in joined.items() if row["call"] not in own] if own else list(joined)
-    order = sorted(program, key=lambda key: _time(joined[key]))[-KEPT:]
-    shown = {key: _shown(joined[key], labels, world) for key in order}
+    order = sorted(program, key=lambda key: _time_of_message(joined[key]))[-KEPT:]
+    shown = {key: _shown_row(joined[key], labels, world) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
     cut = len(program) > KEPT or any(member.get("trimmed") for member in world.values())
     sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
@@ -274,28 +274,28 @@ def _on_our_clock(row: Row, member: dict[str, Any], times: tuple[str, ...]) -> R
     return {**row, **{name: row[name] - ahead for name in times if row[name] is not None}} if ahead else row
 
 
-def _both(one: Row, other: Row) -> Row:
+def _join_halves(one: Row, other: Row) -> Row:
     """Join two halves of a message; the sender's fields count where both have them."""
     sender, receiver = (one, other) if one["sent"] is not None else (other, one)
     return {**sender, "received": receiver["received"] if sender["received"] is None else sender["received"]}
 
 
-def _time(row: Row) -> float:
+def _time_of_message(row: Row) -> float:
     times = (row["sent"], row["received"], row["lost"])  # `sent` may be None: the first report may be of the loss
     return float(next(time for time in times if time is not None))
 
 
-def _shown(row: Row, labels: dict[str, str], world: World) -> Row:
+def _shown_row(row: Row, labels: dict[str, str], world: World) -> Row:
     label = row["label"] or labels.get(row["call"], "")
-    words = plain_words(row["kind"], label or _rref(row))
-    return {**row, "label": label, "words": words, "state": _state(row, world)}
+    words = plain_words(row["kind"], label or _rref_label(row))
+    return {**row, "label": label, "words": words, "state": _message_state(row, world)}
 
 
-def _rref(row: Row) -> str:
+def _rref_label(row: Row) -> str:
     return f"RRef {row['rrefs'][0]}" if row["rrefs"] else ""
 
 
-def _state(row: Row, world: World) -> str:
+def _message_state(row: Row, world: World) -> str:
     if row["received"] is not None:
         return "received"
     ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]

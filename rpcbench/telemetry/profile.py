@@ -109,8 +109,8 @@ class Profile:
     def trace(self) -> dict[str, Any]:
         """Return the profile as data for JSON, in Chrome's trace event format, with messages and collectives."""
         ids = {member["name"]: id_ for id_, member in self.world.items()}
-        tracks = {ids[name]: _tracks(one.operators) for name, one in self.members.items()}
-        events = [event for name, one in self.members.items() for event in self._events(ids[name], one)]
+        tracks = {ids[name]: _track_ids(one.operators) for name, one in self.members.items()}
+        events = [event for name, one in self.members.items() for event in self._member_events(ids[name], one)]
         names = {id_: {track: name for name, track in each.items()} for id_, each in tracks.items()}
         made = chrome(self.world, events, names)
         made["otherData"] |= {"operators_left_out": self.left_out, "missing": self.missing}
@@ -124,8 +124,8 @@ class Profile:
         """
         return save_text(path, json.dumps(self.trace()))
 
-    def _events(self, id_: int, one: MemberProfile) -> Iterator[TraceEvent]:
-        ahead, tracks = clock_of(self.world[id_]).ahead, _tracks(one.operators)
+    def _member_events(self, id_: int, one: MemberProfile) -> Iterator[TraceEvent]:
+        ahead, tracks = clock_of(self.world[id_]).ahead, _track_ids(one.operators)
         for n, op in enumerate(one.operators):
             about = {"name": op.name, "cat": "operators", "pid": id_, "tid": tracks[op.track]}
             begin = op.begin - ahead
@@ -146,14 +146,14 @@ class Profile:
         return gone + cut
 
     def __repr__(self) -> str:
-        table, below = self._shown()
+        table, below = self._summary_parts()
         return "\n".join([repr(table), *below])
 
     def _repr_html_(self) -> str:
-        table, below = self._shown()
+        table, below = self._summary_parts()
         return table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in below)
 
-    def _shown(self) -> tuple[ProfileTable, list[str]]:
+    def _summary_parts(self) -> tuple[ProfileTable, list[str]]:
         """Return the longest operators, and the lines below them."""
         table = self.table()
         more = len(table.rows) - SHOWN
@@ -163,7 +163,7 @@ class Profile:
         return table.shortened(SHOWN), [*rest, *self.notes]
 
 
-def _tracks(operators: Iterable[Operator]) -> dict[str, int]:
+def _track_ids(operators: Iterable[Operator]) -> dict[str, int]:
     """Return the ids of the tracks, by name."""
     return {name: n for n, name in enumerate(sorted({one.track for one in operators}), _FIRST_TRACK)}
 
@@ -185,14 +185,14 @@ def _by_operator(members: Members) -> ProfileTable:
     some = any(row["device"] != CPU for row in rows)
     each = [*members] if len(members) > 1 else []
     head = ("operator", *["on"] * some, "calls", "self", "share", "total", *each)
-    return ProfileTable(rows, [head, *(_cells(row, whole[row["device"]], each, some) for row in rows)])
+    return ProfileTable(rows, [head, *(_operator_cells(row, whole[row["device"]], each, some) for row in rows)])
 
 
-def _cells(row: dict[str, Any], whole: float, each: Sequence[str], device: bool) -> tuple[str, ...]:
+def _operator_cells(row: dict[str, Any], whole: float, each: Sequence[str], device: bool) -> tuple[str, ...]:
     share = f"{row['self'] / whole:.1%}" if whole else ""
     on = [row["device"]] if device else []
-    parts = [_ms(row["workers"][name]) if name in row["workers"] else "" for name in each]
-    return row["operator"], *on, str(row["calls"]), _ms(row["self"]), share, _ms(row["total"]), *parts
+    parts = [_format_ms(row["workers"][name]) if name in row["workers"] else "" for name in each]
+    return row["operator"], *on, str(row["calls"]), _format_ms(row["self"]), share, _format_ms(row["total"]), *parts
 
 
 def _by_worker(members: Members) -> ProfileTable:
@@ -211,7 +211,7 @@ def _by_worker(members: Members) -> ProfileTable:
 
 
 def _worker_cells(row: dict[str, Any], devices: Sequence[str]) -> tuple[str, ...]:
-    own = [_ms(row["self"].get(device, 0.0)) for device in devices]
+    own = [_format_ms(row["self"].get(device, 0.0)) for device in devices]
     sizes = f"{row['memory'] / _MB:.1f} MB", f"{row['peak'] / _MB:.1f} MB", f"{row['growth'] / _MB:+.1f} MB"
     return row["worker"], str(row["calls"]), *own, *sizes
 
@@ -219,7 +219,7 @@ def _worker_cells(row: dict[str, Any], devices: Sequence[str]) -> tuple[str, ...
 _TABLES: dict[str, Callable[[Members], ProfileTable]] = {"operator": _by_operator, "worker": _by_worker}
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
@@ -238,13 +238,13 @@ class MemberProfilers:
             raise RpcError(f"{self._agent.name} profiles already: end that block before another profile begins")
         number = self._numbers.next()
         try:
-            for error in self._ask(operator_profile.begin, names, number, BEGIN_SECONDS).values():
+            for error in self._call_members(operator_profile.begin, names, number, BEGIN_SECONDS).values():
                 if isinstance(error, Exception):
                     raise error
             yield
         finally:  # also where a member did not begin, or Ctrl-C came: none may go on
             try:
-                for name, found in self._ask(operator_profile.end, names, number, END_SECONDS).items():
+                for name, found in self._call_members(operator_profile.end, names, number, END_SECONDS).items():
                     if isinstance(found, Exception):
                         made.missing[name] = str(found)
                     else:
@@ -252,17 +252,17 @@ class MemberProfilers:
             finally:
                 self._busy.release()
 
-    def _ask(
+    def _call_members(
         self, do: Callable[[int, int], Any], names: Sequence[str], number: int, seconds: float
     ) -> dict[str, Any]:
         """Let members begin or end their profile, all at once; return the result or the error of each."""
         args = self._agent.id, number
         call = partial(self._agent.call, function=do, args=args, timeout=seconds, label="the profile", own=True)
-        asked = {name: _outcome(partial(call, name)) for name in names}
-        return {name: _outcome(one.wait) if isinstance(one, Future) else one for name, one in asked.items()}
+        asked = {name: _result_or_error(partial(call, name)) for name in names}
+        return {name: _result_or_error(one.wait) if isinstance(one, Future) else one for name, one in asked.items()}
 
 
-def _outcome(result: Callable[[], Any]) -> Any:
+def _result_or_error(result: Callable[[], Any]) -> Any:
     try:
         return result()
     except Exception as error:  # noqa: BLE001  (any error of a member: the profiles of the others are kept)

@@ -131,7 +131,7 @@ def fault(value: Any, shape: Any, place: str) -> str | None:
         shapes = shape * len(value) if len(shape) == 1 else shape
         found = (fault(each, inner, f"{place}[{n}]") for n, (each, inner) in enumerate(zip(value, shapes, strict=True)))
         return next(filter(None, found), None)
-    return None if _fits(value, shape) else place
+    return None if _has_shape(value, shape) else place
 
 
 def _faults_of_fields(value: dict[str, Any], shape: dict[Any, Any], place: str) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _faults_of_fields(value: dict[str, Any], shape: dict[Any, Any], place: str) 
             yield f"{place}, {field!r}"
 
 
-def _fits(value: Any, shape: Any) -> bool:
+def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, re.Pattern):
         return isinstance(value, str) and shape.fullmatch(value) is not None
     if shape is None:

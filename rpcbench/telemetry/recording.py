@@ -117,10 +117,10 @@ def load(path: str | Path) -> Record:
         raise ValueError(f"{path} is a record of version {found.get('version')}; this rpcbench reads version {VERSION}")
     if place := fault(found, _FIELDS, "the record"):
         raise ValueError(f"{path} is damaged: {place} is missing or invalid")
-    return Record(found, tuple(_frame(path, at, frame) for at, frame in enumerate(found.pop("frames"))))
+    return Record(found, tuple(_read_frame(path, at, frame) for at, frame in enumerate(found.pop("frames"))))
 
 
-def _frame(path: str | Path, at: int, frame: list[Any]) -> Frame:
+def _read_frame(path: str | Path, at: int, frame: list[Any]) -> Frame:
     """Return a frame of the file. Raises ValueError if it is invalid."""
     place: str | None = "its time, delta or name"
     if len(frame) == 3 and fault(frame[0], float, "time") is None and isinstance(frame[2], str):
@@ -166,14 +166,14 @@ class Cleaner:
     def clean(self, value: Any) -> Any:
         """Return the value with all strings in it cleaned, including keys of dicts."""
         if isinstance(value, str):
-            return self._text(value)
+            return self._clean_text(value)
         if isinstance(value, dict):
             return {self.clean(key): self.clean(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.clean(item) for item in value]
         return value
 
-    def _text(self, text: str) -> str:
+    def _clean_text(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         if self._home != "/":  # the home of some containers' root: it would change every path
@@ -232,34 +232,34 @@ class Recording:
         self._skipped: set[str] = set()  # tables that were left out
         self._full = False
         self._began = time.monotonic()
-        self._stale, self._over = Event(), Event()  # the world has changed; the recording has ended
+        self._stale, self._stop_event = Event(), Event()  # the world has changed; the recording has ended
         self._unsubscribe = collector.subscribe(self._stale.set, MESSAGES)
         collector.settle()  # the first frame has the whole world
         self.mark("begin")
-        self._thread = threading.Thread(target=self._run, name="rpcbench-record", daemon=True)
+        self._thread = threading.Thread(target=self._record_loop, name="rpcbench-record", daemon=True)
         self._thread.start()
 
     def mark(self, name: str) -> None:
         """Add a frame now, with a name."""
         with self._lock:
-            if self._over.is_set() or self._full:
+            if self._stop_event.is_set() or self._full:
                 return
             world = {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
             self._skipped |= {t for member in world.values() for t in member["tables"]} - {*TABLES}
             sections = flat(world, None if self._everything else TABLES)
             delta = diff(self._sections, sections)
             if delta or name:  # an unchanged world needs a frame only for a name
-                self._count(delta)
+                self._count_rows(delta)
                 cleaned = delta if self._everything else self._cleaner.clean(delta)
                 self._frames.append((time.monotonic() - self._began, cleaned, name))
                 self._sections = sections
 
     def stop(self) -> Record:
         """Wait for the reports of all members, add a last frame, write the file and return the record."""
-        if not self._over.is_set():
+        if not self._stop_event.is_set():
             self._collector.settle()
             self.mark("end")
-            self._over.set()
+            self._stop_event.set()
             self._stale.set()  # so that the thread wakes up and ends
             self._unsubscribe()
             self._thread.join()
@@ -284,14 +284,14 @@ class Recording:
             about = {"format": FORMAT, "version": VERSION, "holds": holds, "leaves_out": left_out}
             return Record(about, tuple(self._frames))
 
-    def _run(self) -> None:
-        while not self._over.is_set():
+    def _record_loop(self) -> None:
+        while not self._stop_event.is_set():
             self._stale.wait()
             self._stale.clear()
             self.mark("")
-            self._over.wait(PERIOD)
+            self._stop_event.wait(PERIOD)
 
-    def _count(self, delta: Delta) -> None:
+    def _count_rows(self, delta: Delta) -> None:
         for section, change in delta.items():
             if change is not None and " " in section:
                 self._rows[section.partition(" ")[2]] += len(change["set"])

@@ -39,34 +39,34 @@ def draw_shards(picture: Picture, view: View, _at: Columns) -> None:
     y: float = _TOP
     left = MOST_ROWS
     for model in view["models"].values():
-        y = _model(picture, view, model, y, left) + 24
+        y = _draw_model(picture, view, model, y, left) + 24
         left = max(0, left - model["params"])
 
 
-def _model(picture: Picture, view: View, model: Row, y: float, most: int) -> float:
+def _draw_model(picture: Picture, view: View, model: Row, y: float, most: int) -> float:
     name = model["model"]
     picture.text(12, y, short(f"{name}, {model['kind']}", 34), "strong")
     params = [(key, row) for key, row in view["params"].items() if row["model"] == name]
     ranks = sorted((row for row in view["ranks"].values() if row["model"] == name), key=_by_rank)
     sizes = [(colour, f"{size(model[column])} {WORDS[column]}") for column, colour in PARTS.items() if model[column]]
-    _legend(picture, "unsharded:", sizes, y)
+    _draw_legend(picture, "unsharded:", sizes, y)
     ways = [(COLOURS[way], _LEGEND[way]) for way in dict.fromkeys(row["way"] for _, row in params)]
     ways += [("amber", "gathered now")] if any(rank["most"] for rank in ranks) else []
-    _legend(picture, "in a box:", list(dict.fromkeys(ways)), y + 18)
+    _draw_legend(picture, "in a box:", list(dict.fromkeys(ways)), y + 18)
     y += 28
     for mesh in view["meshes"].values():
         if mesh["model"] == name:
-            y = _mesh(picture, view, mesh, y) + 10
+            y = _draw_mesh(picture, view, mesh, y) + 10
     step = (picture.width - _LEFT - _RIGHT) / max(1, len(ranks))
     for n, rank in enumerate(ranks):
-        _rank(picture, view, model, rank, _LEFT + n * step, step, y)
+        _draw_rank_head(picture, view, model, rank, _LEFT + n * step, step, y)
     y += 66
     for key, param in params[:most]:
         picture.rect(4, y, picture.width - 8, 1, "plate")
-        _param(picture, param, y)
+        _draw_param(picture, param, y)
         for n, rank in enumerate(ranks):
             if (piece := view["pieces"].get(f"{key}/{rank['worker']}")) is not None:
-                _piece(picture, param, piece, _LEFT + n * step, step, y)
+                _draw_piece(picture, param, piece, _LEFT + n * step, step, y)
         y += _ROW
     if len(params) > most:
         picture.text(12, y + 15, f"… and {counted(len(params) - most, 'parameter')} more, not drawn", "note")
@@ -78,7 +78,7 @@ def _model(picture: Picture, view: View, model: Row, y: float, most: int) -> flo
     return y
 
 
-def _legend(picture: Picture, title: str, items: list[tuple[str, str]], y: float) -> None:
+def _draw_legend(picture: Picture, title: str, items: list[tuple[str, str]], y: float) -> None:
     picture.text(_LEFT, y, title, "note")
     x = _LEFT + 80.0
     for colour, words in items:
@@ -91,7 +91,7 @@ def _by_rank(row: Row) -> tuple[int, int]:
     return (row["worker"] if row["rank"] is None else row["rank"], row["worker"])
 
 
-def _mesh(picture: Picture, view: View, mesh: Row, y: float) -> float:
+def _draw_mesh(picture: Picture, view: View, mesh: Row, y: float) -> float:
     """Draw a mesh as a grid: its last dimension across, the one before down, the others as grids side by side."""
     shape: list[int] = [1] * (2 - len(mesh["shape"])) + mesh["shape"]
     *outer, down, across = shape
@@ -118,7 +118,7 @@ def _mesh(picture: Picture, view: View, mesh: Row, y: float) -> float:
     return y + 18 + down * tall
 
 
-def _rank(picture: Picture, view: View, model: Row, rank: Row, x: float, step: float, y: float) -> None:
+def _draw_rank_head(picture: Picture, view: View, model: Row, rank: Row, x: float, step: float, y: float) -> None:
     """Draw the head of a column: the rank, and a bar of its bytes whose frame is the unsharded model."""
     room, name = int((step - 6) / LETTER), str(view["workers"][str(rank["worker"])]["name"])
     picture.text(x, y + 14, short(name, int((step - 6) / STRONG)), "strong")
@@ -134,19 +134,19 @@ def _rank(picture: Picture, view: View, model: Row, rank: Row, x: float, step: f
     picture.text(x, y + 59, short(size(own) + (f", {own / whole:.0%}" if whole else ""), room), "note")
 
 
-def _param(picture: Picture, param: Row, y: float) -> None:
+def _draw_param(picture: Picture, param: Row, y: float) -> None:
     picture.text(12, y + 14, short(param["name"], int((_LEFT - 20) / CODE)), "code strong")
     shape = f"{shape_words(param['shape'])} {way_words(param)}"
     picture.text(12, y + 29, short(shape, int((_LEFT - 20) / LETTER)), "note")
 
 
-def _piece(picture: Picture, param: Row, piece: Row, x: float, step: float, y: float) -> None:
+def _draw_piece(picture: Picture, param: Row, piece: Row, x: float, step: float, y: float) -> None:
     wide = min(_WIDE if len(piece["shape"]) > 1 else _NARROW, step - 6)
     tall = _TALL if piece["shape"] else _NARROW
     top = y + (_ROW - tall) / 2 + 1
     if piece["now"]:
-        _fill(picture, piece["lit"], x, top, wide, tall, "f-amber")
-    _fill(picture, piece["block"], x, top, wide, tall, f"f-{COLOURS[param['way']]}")
+        _fill_share(picture, piece["lit"], x, top, wide, tall, "f-amber")
+    _fill_share(picture, piece["block"], x, top, wide, tall, f"f-{COLOURS[param['way']]}")
     picture.rect(x, top, wide, tall, "line s-dim", 1)
     if step >= _TEXT_ROOM:
         beside = x + _WIDE + 8
@@ -155,7 +155,7 @@ def _piece(picture: Picture, param: Row, piece: Row, x: float, step: float, y: f
         picture.text(beside, y + 29, short(size(sum(piece[column] for column in PARTS)), room), "note")
 
 
-def _fill(picture: Picture, share: list[float], x: float, y: float, wide: float, tall: float, kind: str) -> None:
+def _fill_share(picture: Picture, share: list[float], x: float, y: float, wide: float, tall: float, kind: str) -> None:
     left, top, width, height = share
     if width and height:
         # At least a pixel and a half, so that a thin piece of a large parameter is seen.

@@ -33,27 +33,27 @@ def shards_view(world: World) -> View:
     """
     there = living(world)
     models = [(worker, row) for worker, _, row in rows_of(there, "models")]
-    pieces = list(_pieces(there, {(worker, _key(row)): row for worker, row in models}))
-    params = _params(pieces)
+    pieces = list(_piece_rows(there, {(worker, _model_key(row)): row for worker, row in models}))
+    params = _param_rows(pieces)
     names = {worker: str(member["name"]) for worker, member in world.items()}
     return {
         "workers": everybody(world, ()),
-        "models": _models(models, params, pieces),
-        "ranks": _ranks(models, pieces),
-        "meshes": _meshes(models),
+        "models": _model_rows(models, params, pieces),
+        "ranks": _rank_rows(models, pieces),
+        "meshes": _mesh_rows(models),
         "params": params,
         "pieces": {f"{row['param']}/{row['worker']}": row for row in pieces},
-        "remarks": {str(n): row for n, row in enumerate(_remarks(models, params, pieces, names))},
+        "remarks": {str(n): row for n, row in enumerate(_remark_rows(models, params, pieces, names))},
     }
 
 
-def _key(model: Row) -> str:
+def _model_key(model: Row) -> str:
     """Return the key of a row of the table "models"."""
     return model["model"] if model["stage"] is None else f"{model['model']} {model['stage']}"
 
 
 # -- pieces
-def _pieces(there: World, models: dict[tuple[int, str], Row]) -> Iterator[Row]:
+def _piece_rows(there: World, models: dict[tuple[int, str], Row]) -> Iterator[Row]:
     for worker, key, row in rows_of(there, "shards"):
         model = models.get((worker, key.partition("/")[0]))
         if model is None:  # its row has not come yet
@@ -68,7 +68,7 @@ def _pieces(there: World, models: dict[tuple[int, str], Row]) -> Iterator[Row]:
             "worker": worker, "model": model["model"], "param": f"{model['model']}/{name}", "name": name,
             "stage": stage, "order": row["order"], "also": row["also"], "kind": row["kind"], "shape": row["shape"],
             "dtype": row["dtype"], "device": row["device"], "trainable": row["trainable"],
-            "placed": _placed(row), "size": row["size"],
+            "placed": _placement_words(row), "size": row["size"],
             "block": [0.0] * 4 if is_meta else block(row["offset"], row["size"], row["shape"]),
             "lit": block(row["gathered"][0], row["gathered"][1], row["shape"]) if row["gathered"] else None,
             "now": now, "times": group[1], "whole": row["whole"], "parameter": row["bytes"],
@@ -76,7 +76,7 @@ def _pieces(there: World, models: dict[tuple[int, str], Row]) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def _placed(row: Row) -> str:
+def _placement_words(row: Row) -> str:
     """Return the placements in words: `dp: Shard(0), tp: Replicate`."""
     return ", ".join(f"{over}: {placement}" for placement, over in zip(row["placements"], row["over"], strict=False))
 
@@ -87,7 +87,7 @@ def held(offset: list[int], size: list[int], shape: list[int]) -> str:
         return "nothing"
     words = {0: "row", 1: "column"} if len(shape) > 1 else {0: "element"}
     parts = [
-        _span(words.get(dim, f"index of dimension {dim}"), begin, count, all_)
+        _span_words(words.get(dim, f"index of dimension {dim}"), begin, count, all_)
         for dim, (begin, count, all_) in enumerate(zip(offset, size, shape, strict=True))
         if count < all_
     ]
@@ -108,13 +108,13 @@ def block(offset: list[int], size: list[int], shape: list[int]) -> list[float]:
     return [round(part, 4) for part in (x, y, width, height)]
 
 
-def _span(word: str, begin: int, count: int, all_: int) -> str:
+def _span_words(word: str, begin: int, count: int, all_: int) -> str:
     plural = word.replace("index", "indices") if "index" in word else f"{word}s"
     return f"{word} {begin} of {all_}" if count == 1 else f"{plural} {begin} to {begin + count - 1} of {all_}"
 
 
 # -- parameters
-def _params(pieces: list[Row]) -> Table:
+def _param_rows(pieces: list[Row]) -> Table:
     together: dict[str, list[Row]] = {}
     for piece in pieces:
         together.setdefault(piece["param"], []).append(piece)
@@ -122,10 +122,10 @@ def _params(pieces: list[Row]) -> Table:
     for piece in pieces:
         members.setdefault(piece["model"], set()).add(piece["worker"])
     order = sorted(together, key=lambda key: (together[key][0]["stage"] or 0, together[key][0]["order"]))
-    return {key: _param(together[key], n, len(members[together[key][0]["model"]])) for n, key in enumerate(order)}
+    return {key: _param_row(together[key], n, len(members[together[key][0]["model"]])) for n, key in enumerate(order)}
 
 
-def _param(pieces: list[Row], order: int, members: int) -> Row:
+def _param_row(pieces: list[Row], order: int, members: int) -> Row:
     first = pieces[0]
     kinds = {piece["kind"] for piece in pieces}
     way = "mixed" if len(kinds) > 1 else next(iter(kinds))
@@ -140,9 +140,9 @@ def _param(pieces: list[Row], order: int, members: int) -> Row:
 
 
 # -- models, ranks, meshes
-def _models(models: list[tuple[int, Row]], params: Table, pieces: list[Row]) -> Table:
+def _model_rows(models: list[tuple[int, Row]], params: Table, pieces: list[Row]) -> Table:
     whole: dict[str, dict[str, int]] = {}
-    for key, column, size in _unsharded(pieces):
+    for key, column, size in _unsharded_bytes(pieces):
         sums = whole.setdefault(params[key]["model"], dict.fromkeys(_COLUMNS, 0))
         sums[column] += size
     found: Table = {}
@@ -156,7 +156,7 @@ def _models(models: list[tuple[int, Row]], params: Table, pieces: list[Row]) -> 
     return found
 
 
-def _unsharded(pieces: list[Row]) -> Iterator[tuple[str, str, int]]:
+def _unsharded_bytes(pieces: list[Row]) -> Iterator[tuple[str, str, int]]:
     """Yield (parameter, column, bytes) of the model in one process: gradients and states in proportion to the piece."""
     most: dict[tuple[str, str], int] = {}
     for piece in pieces:
@@ -170,14 +170,15 @@ def _unsharded(pieces: list[Row]) -> Iterator[tuple[str, str, int]]:
         yield param, column, size
 
 
-def _ranks(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
+def _rank_rows(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
     found: Table = {}
     for worker, row in models:
         key = f"{row['model']}/{worker}"
         known = found.setdefault(
             key,
             {
-                "worker": worker, "model": row["model"], "rank": row["rank"], "stages": [], "places": _places(row),
+                "worker": worker, "model": row["model"], "rank": row["rank"], "stages": [],
+                "places": _position_words(row),
                 **dict.fromkeys((*_COLUMNS, "gathered", "most", "steps", "left_out"), 0),
             },
         )  # fmt: skip
@@ -194,7 +195,7 @@ def _ranks(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
     return found
 
 
-def _places(model: Row) -> str:
+def _position_words(model: Row) -> str:
     """Return the places of a rank in the first mesh: `dp 0, tp 1`; empty outside of it."""
     for names, shape, ranks in model["meshes"]:
         if model["rank"] in ranks:
@@ -212,7 +213,7 @@ def place(index: int, shape: Iterable[int]) -> list[int]:
     return found[::-1]
 
 
-def _meshes(models: list[tuple[int, Row]]) -> Table:
+def _mesh_rows(models: list[tuple[int, Row]]) -> Table:
     """Return each mesh once: `names` and `shape` of its dimensions, `ranks`, and the worker of each rank or None."""
     at = {(row["model"], row["rank"]): worker for worker, row in models}
     found: Table = {}
@@ -225,21 +226,23 @@ def _meshes(models: list[tuple[int, Row]]) -> Table:
 
 
 # -- sentences
-def _remarks(models: list[tuple[int, Row]], params: Table, pieces: list[Row], names: dict[int, str]) -> Iterator[Row]:
+def _remark_rows(
+    models: list[tuple[int, Row]], params: Table, pieces: list[Row], names: dict[int, str]
+) -> Iterator[Row]:
     by_model: dict[str, list[tuple[int, Row]]] = {}
     for worker, row in models:
         by_model.setdefault(row["model"], []).append((worker, row))
     for name, rows in by_model.items():
         own = [param for param in params.values() if param["model"] == name]
-        said = [*_missing(name, rows, names), *(remark for _, row in rows for remark in row["remarks"])]
-        said += _differences(own, pieces, names)
-        said += _ways(own, len({worker for worker, _ in rows}))
+        said = [*_describe_missing(name, rows, names), *(remark for _, row in rows for remark in row["remarks"])]
+        said += _describe_differing(own, pieces, names)
+        said += _describe_sharding(own, len({worker for worker, _ in rows}))
         if left_out := sum(row["parameters"] for _, row in rows) - sum(piece["model"] == name for piece in pieces):
             said.append(f"{counted(left_out, 'piece')} of this model have no row: there are too many.")
         yield from ({"model": name, "words": words} for words in dict.fromkeys(said))
 
 
-def _missing(name: str, rows: list[tuple[int, Row]], names: dict[int, str]) -> Iterator[str]:
+def _describe_missing(name: str, rows: list[tuple[int, Row]], names: dict[int, str]) -> Iterator[str]:
     """Yield a sentence on the ranks of the process group that do not watch the model."""
     world = max(row["world"] for _, row in rows)
     ranks = {row["rank"] for _, row in rows}
@@ -249,16 +252,16 @@ def _missing(name: str, rows: list[tuple[int, Row]], names: dict[int, str]) -> I
         yield f"{which} not watch {name}: call rpcbench.watch_model there, too."
 
 
-def _differences(own: list[Row], pieces: list[Row], names: dict[int, str]) -> Iterator[str]:
+def _describe_differing(own: list[Row], pieces: list[Row], names: dict[int, str]) -> Iterator[str]:
     for param in own:
         if not param["differs"]:
             continue
         key = f"{param['model']}/{param['name']}"
-        shapes = [f"{_shape(piece)} on {names[piece['worker']]}" for piece in pieces if piece["param"] == key]
+        shapes = [f"{_shape_text(piece)} on {names[piece['worker']]}" for piece in pieces if piece["param"] == key]
         yield f"{param['name']} differs between ranks: {', '.join(shapes)}."
 
 
-def _ways(own: list[Row], members: int) -> Iterator[str]:
+def _describe_sharding(own: list[Row], members: int) -> Iterator[str]:
     ways = Counter(param["way"] for param in own)
     if members > 1 and ways["plain"]:
         count = ways["plain"]
@@ -270,7 +273,7 @@ def _ways(own: list[Row], members: int) -> Iterator[str]:
         yield f"{counted(frozen, 'parameter')} of this model {'needs' if frozen == 1 else 'need'} no gradient."
 
 
-def _shape(row: Row) -> str:
+def _shape_text(row: Row) -> str:
     return f"{row['dtype']} {shape_words(row['shape'])}"
 
 
@@ -292,8 +295,8 @@ def shards_text(view: View) -> tuple[str, list[str]]:
         lines += [f"    {row['words']}" for row in view["remarks"].values() if row["model"] == name]
     for key, param in view["params"].items():
         own = [piece for piece in view["pieces"].values() if piece["param"] == key]
-        places = "; ".join(f"{_name(view, piece['worker'])} {piece['words']}" for piece in own)
-        lines.append(short(f"  {param['name']} {_shape(param)}, {way_words(param)}: {places}", _LINE))
+        places = "; ".join(f"{_worker_name(view, piece['worker'])} {piece['words']}" for piece in own)
+        lines.append(short(f"  {param['name']} {_shape_text(param)}, {way_words(param)}: {places}", _LINE))
     watched = counted(len(view["models"]), "watched model")
     return f"{counted(len(view['workers']), 'member')}, {watched}", lines
 
@@ -332,15 +335,15 @@ def rank_words(row: Row) -> str:
 
 
 def _rank_words(view: View, row: Row, model: Row) -> str:
-    parts = [f"{size(row[part])} {word}{_share(row, model, part)}" for part, word in WORDS.items() if model[part]]
+    parts = [f"{size(row[part])} {word}{_share_text(row, model, part)}" for part, word in WORDS.items() if model[part]]
     gathered = f"; gathers at most {size(row['most'])} at once" if row["most"] else ""
     where = f" ({words})" if (words := rank_words(row)) else ""
-    return f"{_name(view, row['worker'])}{where}: {', '.join(parts)}{gathered}"
+    return f"{_worker_name(view, row['worker'])}{where}: {', '.join(parts)}{gathered}"
 
 
-def _share(row: Row, model: Row, column: str) -> str:
+def _share_text(row: Row, model: Row, column: str) -> str:
     return f" ({row[column] / model[column]:.0%})" if model[column] else ""
 
 
-def _name(view: View, worker: Any) -> str:
+def _worker_name(view: View, worker: Any) -> str:
     return str(view["workers"][str(worker)]["name"])

@@ -19,8 +19,9 @@ def text(view: View) -> str:
     """Return a view as text. Raises ValueError for a dict that is not a view of `rpcbench.telemetry`."""
     # One section that only this view has identifies it.
     kinds = {
-        "rrefs": _rrefs, "contexts": _contexts, "steps": _steps, "messages": _messages, "logs": _how_they_are,
-        "held": _held, "pieces": shards_text,
+        "rrefs": _summarize_rrefs, "contexts": _summarize_contexts, "steps": _summarize_steps,
+        "messages": _summarize_messages, "logs": _how_they_are,
+        "held": _summarize_held, "pieces": shards_text,
     }  # fmt: skip
     for section, write in kinds.items():
         if section in view:
@@ -30,14 +31,16 @@ def text(view: View) -> str:
     raise ValueError(f"not a view of rpcbench: it has the sections {', '.join(view) or 'none'}")
 
 
-def _rrefs(view: View) -> tuple[str, list[str]]:
+def _summarize_rrefs(view: View) -> tuple[str, list[str]]:
     states = Counter(fork["state"] for fork in view["forks"].values())
     marks = "".join(f", {states[state]} {state}" for state in ("pending", "deleting") if states[state])
-    first = f"{_workers(view)}, {counted(len(view['rrefs']), 'RRef')}, {counted(len(view['forks']), 'fork')}{marks}"
+    first = (
+        f"{_count_workers(view)}, {counted(len(view['rrefs']), 'RRef')}, {counted(len(view['forks']), 'fork')}{marks}"
+    )
     holders: dict[str, list[str]] = {}
     for fork in view["forks"].values():
         note = "" if fork["state"] == "confirmed" else f" ({fork['state']})"
-        holders.setdefault(fork["rref"], []).append(_name(view["workers"], fork["holder"]) + note)
+        holders.setdefault(fork["rref"], []).append(_worker_name(view["workers"], fork["holder"]) + note)
     keys = sorted(view["rrefs"], key=by_number)
     return first, [_rref_line(view["workers"], view["rrefs"][key], holders.get(key, [])) for key in keys]
 
@@ -47,11 +50,11 @@ def _rref_line(workers: Table, row: Row, holders: list[str]) -> str:
     times = Counter(sorted(holders))
     users = ", ".join(who if count == 1 else f"{who} ({count} forks)" for who, count in times.items())
     used = f", used by {users}" if users else ""
-    return f"  {row['rref']}{kind} on {_name(workers, row['owner'])}: {row['state']}{used}"
+    return f"  {row['rref']}{kind} on {_worker_name(workers, row['owner'])}: {row['state']}{used}"
 
 
-def _contexts(view: View) -> tuple[str, list[str]]:
-    first = f"{_workers(view)}, {counted(len(view['contexts']), 'autograd context')}"
+def _summarize_contexts(view: View) -> tuple[str, list[str]]:
+    first = f"{_count_workers(view)}, {counted(len(view['contexts']), 'autograd context')}"
     left = Counter[str]()
     for one in view["passes"].values():
         left[one["context"]] += one["left"]
@@ -67,9 +70,9 @@ def _context_line(row: Row, left: int) -> str:
     return f"  context {row['context']} on {counted(row['workers'], 'worker')}: {counts}{backward}{state}"
 
 
-def _steps(view: View) -> tuple[str, list[str]]:
+def _summarize_steps(view: View) -> tuple[str, list[str]]:
     lines = [f"  {step_line(row)}" for row in view["steps"].values()]
-    return f"{_workers(view)}, {counted(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
+    return f"{_count_workers(view)}, {counted(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
 
 
 def step_line(row: Row) -> str:
@@ -81,7 +84,7 @@ def step_line(row: Row) -> str:
     return f"step {row['step']} ({row['state']}): {counted(row['ops'], 'op')} in {span:.1f} ms{bubble}{loss}"
 
 
-def _messages(view: View) -> tuple[str, list[str]]:
+def _summarize_messages(view: View) -> tuple[str, list[str]]:
     every, together = view["messages"].values(), view["collectives"].values()
     rows = [row for row in every if row["kind"] != "Notice"]  # output of cells and the like is counted, not listed
     states = Counter(row["state"] for row in rows)
@@ -93,13 +96,13 @@ def _messages(view: View) -> tuple[str, list[str]]:
     done = f", {counted(len(together), 'collective')}" if together else ""
     notices = f", {counted(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
     cut = "".join(f", last {len(every):,} of {row['all']:,} shown" for row in view["counts"].values())
-    first = f"{_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}{cut}"
+    first = f"{_count_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}{cut}"
     return first, [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
 def _collective_line(workers: Table, row: Row, began: float) -> str:
     at = f"  {(row['begin'] - began) * 1e3:8.1f} ms  {', '.join(row['members'])}:"
-    return f"{at} {collective(row, lambda id_: _name(workers, id_))}"
+    return f"{at} {collective(row, lambda id_: _worker_name(workers, id_))}"
 
 
 def collective(row: Row, name: Callable[[int], str]) -> str:
@@ -113,7 +116,7 @@ def collective(row: Row, name: Callable[[int], str]) -> str:
 
 
 def _message_line(workers: Table, row: Row, began: float) -> str:
-    ends = f"{_name(workers, row['from'])} → {_name(workers, row['to'])}"
+    ends = f"{_worker_name(workers, row['from'])} → {_worker_name(workers, row['to'])}"
     state = "" if row["state"] == "received" else f" ({MESSAGE_STATES[row['state']]})"
     return f"  {(when(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
 
@@ -127,7 +130,7 @@ def _how_they_are(view: View) -> tuple[str, list[str]]:
     rows = view["workers"].values()
     failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
     up = sum(row["state"] == "up" for row in rows)
-    return f"{_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
+    return f"{_count_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
 
 
 def _worker_line(row: Row) -> str:
@@ -167,14 +170,14 @@ def now(row: Row) -> str:
     return f"{doing} for {row['awaits']}" if row["doing"] == "waits" and row["awaits"] else doing
 
 
-def _held(view: View) -> tuple[str, list[str]]:
+def _summarize_held(view: View) -> tuple[str, list[str]]:
     state, rows = view["stepper"]["0"], [view["held"][str(n)] for n in view["stepper"]["0"]["order"]]
     first = f"{counted(len(rows), 'message')} held" if state["on"] else "no message is held any more"
     lines = [f"  {row['n']:>3}  {row['sender']} → {row['to']}  {row['words']}" for row in rows]
     return f"{first}; {state['delivered']} delivered, {state['dropped']} dropped", lines
 
 
-def _workers(view: View) -> str:
+def _count_workers(view: View) -> str:
     return counted(len(view["workers"]), "member")
 
 
@@ -183,7 +186,7 @@ def _left_out(view: View) -> str:
     return f" ({counted(lost, 'event')} left out)" if lost else ""
 
 
-def _name(workers: Table, worker: int) -> str:
+def _worker_name(workers: Table, worker: int) -> str:
     return str(workers[str(worker)]["name"])
 
 

@@ -41,7 +41,7 @@ def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
     y: float = _TOP
     for row in rows:
         picture.rect(4, y - 4, picture.width - 8, 1, "plate")
-        _worker(picture, row, largest, y + 12)
+        _draw_worker(picture, row, largest, y + 12)
         y += _ROW
         if row["gpu"]:
             picture.text(_NOW, y + 4, on_gpu(row), "note")
@@ -55,27 +55,27 @@ def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
             y += _LINE
 
 
-def _worker(picture: Picture, row: Row, largest: int, y: float) -> None:
+def _draw_worker(picture: Picture, row: Row, largest: int, y: float) -> None:
     again = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
     picture.text(_NAME, y, short(row["name"] + again, 17), "strong")
     picture.text(_NOW, y, short(now(row), 60 if row["cpu"] is None else 17))
     if row["cpu"] is not None:
-        _bar(picture, _CPU, y, row["cpu"], f"{row['cpu']:.0%}")
+        _draw_bar(picture, _CPU, y, row["cpu"], f"{row['cpu']:.0%}")
     if row["memory"] is not None:
-        _bar(picture, _MEMORY, y, row["memory"] / max(1, largest), f"{row['memory'] / 1e6:.0f} MB")
+        _draw_bar(picture, _MEMORY, y, row["memory"] / max(1, largest), f"{row['memory'] / 1e6:.0f} MB")
     if row["busy"] is not None:
-        _threads(picture, row["busy"], row["waiting"] or 0, y)
+        _draw_threads(picture, row["busy"], row["waiting"] or 0, y)
         picture.text(_QUEUE, y, row["queued"])
         picture.text(_BYTES, y, f"{row['sent'] / 1e6:.1f} MB, {row['received'] / 1e6:.1f} MB")
 
 
-def _bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
+def _draw_bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
     picture.rect(x, y - 8, _BAR, 8, "plate")
     picture.rect(x, y - 8, _BAR * min(1.0, share), 8, "f-blue")
     picture.text(x + _BAR + 6, y, words)
 
 
-def _threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
+def _draw_threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
     """Draw a full square for each running thread, and a hollow one for each that waits."""
     marks = ["f-green"] * busy + ["line s-green"] * waiting
     for n, mark in enumerate(marks[:_SQUARES]):
@@ -101,26 +101,26 @@ def draw_messages(picture: Picture, view: View, at: Columns) -> None:
     """Draw an arrow for each message except notices, and dots for each collective, in the order of time."""
     heads(picture, view["workers"], at)
     rows = [row for row in view["messages"].values() if row["kind"] != "Notice"]
-    rows = sorted([*rows, *_meetings(view)], key=when)
-    drawn, (slots, last) = rows[:MOST], _slots(rows[:MOST])
+    rows = sorted([*rows, *_collective_rows(view)], key=when)
+    drawn, (slots, last) = rows[:MOST], _assign_slots(rows[:MOST])
     for worker in view["workers"].values():
         x = at.x(int(worker["id"]))
         picture.line(x, at.top, x, at.top + (last + 1) * ROW, "rule")
     began = when(rows[0]) if rows else 0.0
     for n, row in enumerate(drawn):
         y1, y2 = (at.top + (slot + 0.5) * ROW for slot in slots[n])
-        picture.text(66, y1 + 4, _seconds(when(row) - began), "note end")
+        picture.text(66, y1 + 4, _format_seconds(when(row) - began), "note end")
         # The label ends before the first lifeline.
         picture.text(76, y1 + 4, short(row["words"], int((at.left + at.step / 2 - 84) / LETTER)))
-        (_meeting if "came" in row else _message)(picture, row, at, y1, y2)
+        (_draw_collective if "came" in row else _draw_message)(picture, row, at, y1, y2)
     rest(picture, len(rows), len(drawn), at.top + (last + 1) * ROW)
 
 
-def _seconds(time: float) -> str:
+def _format_seconds(time: float) -> str:
     return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.1f} ms"
 
 
-def _meetings(view: View) -> list[Row]:
+def _collective_rows(view: View) -> list[Row]:
     """Return collectives as rows like messages; `came` and `missing` are ids of members."""
     ids = {str(worker["name"]): int(worker["id"]) for worker in view["workers"].values()}
     came: dict[str, list[int]] = {}
@@ -135,7 +135,7 @@ def _meetings(view: View) -> list[Row]:
     ]  # fmt: skip
 
 
-def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> None:
+def _draw_collective(picture: Picture, row: Row, at: Columns, y: float, _: float) -> None:
     """Draw a dot for each member that has entered, red with a ring for the last, and a ring for each missing one."""
     # The ring marks the last one for readers who cannot see the colour.
     places = [at.x(id_) for id_ in (*row["came"], *row["missing"])]
@@ -147,11 +147,11 @@ def _meeting(picture: Picture, row: Row, at: Columns, y: float, _: float) -> Non
         picture.circle(at.x(id_), y, 5, "line s-amber")
     if row["last"] is not None:
         picture.circle(at.x(row["last"]), y, 7.5, "line s-red")
-    took = row["state"] if row["state"] != "done" else _seconds(row["end"] - row["begin"])
+    took = row["state"] if row["state"] != "done" else _format_seconds(row["end"] - row["begin"])
     picture.text(at.width - 12, y + 4, took, "note end")
 
 
-def _message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
+def _draw_message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
     x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
     colour = "purple" if row["words"].startswith("gradient") else colour
     if x1 == x2:  # a message to itself is a hook at its lifeline
@@ -182,7 +182,7 @@ _KINDS = {  # colours by kind of message, as in panels/messages.js
 }
 
 
-def _slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
+def _assign_slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:
     """Return for each message the slots of sending and receipt (equal if nothing happens in between), and the last."""
     # Slots, not times: on a true scale the messages of a burst would hide each other.
     moments = []
@@ -207,7 +207,7 @@ class Snapshot:
 
     def __init__(self, view: View) -> None:
         self.text = text(view)
-        self.svg = _drawn(view, self.text)
+        self.svg = _draw_view(view, self.text)
         self.html = as_html(self.svg, self.text)
 
     def save(self, path: str | Path) -> Path:
@@ -225,7 +225,7 @@ class Snapshot:
         return self.text
 
 
-def _drawn(view: View, words: str) -> str:
+def _draw_view(view: View, words: str) -> str:
     title, draw = next((found for section, found in _DRAWINGS.items() if section in view), ("Held messages", None))
     at = columns(view.get("workers", {}), 290 if "messages" in view else 176)
     picture = Picture(at.width, title, words)
@@ -241,7 +241,7 @@ def _drawn(view: View, words: str) -> str:
 
 
 # -- RRefs
-def _rrefs(picture: Picture, view: View, at: Columns) -> None:
+def _draw_rrefs(picture: Picture, view: View, at: Columns) -> None:
     heads(picture, view["workers"], at)
     keys = sorted(view["rrefs"], key=by_number)
     forks: dict[str, list[Row]] = {}
@@ -249,7 +249,7 @@ def _rrefs(picture: Picture, view: View, at: Columns) -> None:
         forks.setdefault(fork["rref"], []).append(fork)
     for n, key in enumerate(keys[:MOST]):
         rref = view["rrefs"][key]
-        _rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, type_colour(rref["type"]))
+        _draw_rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, type_colour(rref["type"]))
     rest(picture, len(keys), MOST, at.top + MOST * ROW)
 
 
@@ -264,7 +264,7 @@ def type_colour(type_: str) -> str:
 _TYPES = ("blue", "purple", "green", "olive", "indigo", "teal")
 
 
-def _rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
+def _draw_rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
     middle, owner = y + ROW / 2, at.x(rref["owner"])
     beside = 22 + 9 * CODE
     picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
@@ -288,15 +288,15 @@ _FORKS = {"listed": "f-dim", "pending": "paper line s-orange", "deleting": "pape
 
 
 # -- autograd contexts
-def _contexts(picture: Picture, view: View, at: Columns) -> None:
+def _draw_contexts(picture: Picture, view: View, at: Columns) -> None:
     heads(picture, view["workers"], at)
     y = at.top
     for context in list(view["contexts"].values())[:MOST]:
-        y = _context(picture, view, context["context"], at, y)
+        y = _draw_context(picture, view, context["context"], at, y)
     rest(picture, len(view["contexts"]), MOST, y)
 
 
-def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> float:
+def _draw_context(picture: Picture, view: View, key: str, at: Columns, y: float) -> float:
     def of(section: str) -> list[Row]:
         return [row for row in view[section].values() if row["context"] == key]
 
@@ -309,7 +309,7 @@ def _context(picture: Picture, view: View, key: str, at: Columns, y: float) -> f
         fits = LETTER * len(held) < at.step
         picture.text(at.x(member["worker"]), y + 18, held if fits else member["gradients"], "note middle")
     y += ROW + 4
-    y += ROW * max([_operations(picture, rows, at, y) for rows in _by_worker(of("parts"))], default=0)
+    y += ROW * max([_draw_operations(picture, rows, at, y) for rows in _by_worker(of("parts"))], default=0)
     for link in of("links"):
         x1, x2, state = at.x(link["from"]), at.x(link["to"]), link["state"]
         count = f"{link['sent']} sent, {link['received']} received"
@@ -335,7 +335,7 @@ def _by_worker(parts: list[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def _operations(picture: Picture, parts: list[Row], at: Columns, y: float) -> int:
+def _draw_operations(picture: Picture, parts: list[Row], at: Columns, y: float) -> int:
     """Draw the operations of a worker, filled if they have run backward; return the number of rows."""
     wide = at.step - 8
     for n, part in enumerate(parts[:_MOST_PARTS]):
@@ -350,7 +350,7 @@ def _operations(picture: Picture, parts: list[Row], at: Columns, y: float) -> in
 
 
 # -- pipeline
-def _steps(picture: Picture, view: View, at: Columns) -> None:
+def _draw_steps(picture: Picture, view: View, at: Columns) -> None:
     drawn = {row["step"] for row in view["ops"].values()}
     if not drawn:
         return
@@ -365,9 +365,9 @@ def _steps(picture: Picture, view: View, at: Columns) -> None:
 
 # One section that only this view has, its title, and the function that draws it; see `summary.text`.
 _DRAWINGS: dict[str, tuple[str, Callable[[Picture, View, Columns], None]]] = {
-    "rrefs": ("RRefs", _rrefs),
-    "contexts": ("Autograd contexts", _contexts),
-    "steps": ("Pipeline", _steps),
+    "rrefs": ("RRefs", _draw_rrefs),
+    "contexts": ("Autograd contexts", _draw_contexts),
+    "steps": ("Pipeline", _draw_steps),
     "messages": ("Messages", draw_messages),
     "pieces": ("Sharding", draw_shards),
     "logs": ("Workers", draw_workers),

@@ -64,7 +64,13 @@ def chrome(
     """
     view = messages_view(world)
     messages = view["messages"]
-    events = [*_ops(world), *_calls(messages), *_messages(messages), *_collectives(view), *more]
+    events = [
+        *_operation_events(world),
+        *_call_events(messages),
+        *_message_events(messages),
+        *_collective_events(view),
+        *more,
+    ]
     began = min((event["ts"] for event in events), default=0.0)
     for event in events:
         in_microseconds(event, began)
@@ -74,7 +80,7 @@ def chrome(
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
 
 
-def _ops(world: World) -> Iterator[TraceEvent]:
+def _operation_events(world: World) -> Iterator[TraceEvent]:
     """Yield the operations that have ended."""
     for id_, member in world.items():
         ahead = clock_of(member).ahead
@@ -83,18 +89,18 @@ def _ops(world: World) -> Iterator[TraceEvent]:
                 yield slice_of(row, id_, ahead)
 
 
-def _calls(messages: Table) -> Iterator[TraceEvent]:
+def _call_events(messages: Table) -> Iterator[TraceEvent]:
     """Yield each answered call as recorded by its caller and by its callee."""
     # Asynchronous events ("b", "e"), as calls overlap: slices ("X") of one track must be nested.
     answers = {row["call"]: row for row in messages.values() if row["kind"] in _ANSWERS}
     for ask in messages.values():
         answer = answers.get(ask["call"])
         if ask["kind"] in _ASKS and answer is not None:
-            yield from _span(ask, "calls made", ask["from"], ask["sent"], answer["received"])
-            yield from _span(ask, "calls run", ask["to"], ask["received"], answer["sent"])
+            yield from _span_events(ask, "calls made", ask["from"], ask["sent"], answer["received"])
+            yield from _span_events(ask, "calls run", ask["to"], ask["received"], answer["sent"])
 
 
-def _span(ask: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[TraceEvent]:
+def _span_events(ask: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[TraceEvent]:
     if begin is None or end is None:
         return
     about = {"name": ask["label"] or ask["kind"], "cat": kind, "pid": member, "tid": 0, "id": f"{kind} {ask['call']}"}
@@ -102,7 +108,7 @@ def _span(ask: Row, kind: str, member: int, begin: float | None, end: float | No
     yield {"ph": "e", **about, "ts": max(begin, end)}  # estimates of clocks can put the end before the beginning
 
 
-def _collectives(view: View) -> Iterator[TraceEvent]:
+def _collective_events(view: View) -> Iterator[TraceEvent]:
     """Yield each member's part of collectives, with its wait for the last one; they may overlap as calls do."""
     for key, entry in view["entries"].items():
         row, end = view["collectives"][entry["collective"]], entry["end"]
@@ -118,7 +124,7 @@ def _collectives(view: View) -> Iterator[TraceEvent]:
         yield {"ph": "e", "name": row["op"], **at, "ts": end}
 
 
-def _messages(messages: Table) -> Iterator[TraceEvent]:
+def _message_events(messages: Table) -> Iterator[TraceEvent]:
     for key, row in messages.items():
         name = f"{row['kind']} {row['label']}".rstrip()
         args = {field: row[field] for field in ("call", "rrefs", "context", "bytes", "state", "tries")}
@@ -210,9 +216,9 @@ class CollectiveTimeline:
             lines.append(f"{self._names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
         if unknown := sum(not row["end_known"] for row in self.rows.values()):
             lines.append(f"{unknown} of {len(self.rows)} began while nobody watched: their ends are not known")
-        return "\n".join([*lines, *self._unfinished()])
+        return "\n".join([*lines, *self._describe_unfinished()])
 
-    def _unfinished(self) -> Iterator[str]:
+    def _describe_unfinished(self) -> Iterator[str]:
         for row in [row for row in self.rows.values() if row["state"] == "open"][-_NAMED:]:
             gone = f"; {', '.join(row['missing'])} not there yet" if row["missing"] else ""
             site = f" ({row['site']})" if row["site"] else ""
@@ -225,11 +231,11 @@ class CollectiveTimeline:
         meant = {name for row in self.rows.values() for name in row["members"]}
         names = {id_: name for id_, name in self._names.items() if id_ in came or name in meant}
         # Bars of the last member are drawn last, so that no other bar hides them.
-        bars = tuple(sorted(self._bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
+        bars = tuple(sorted(self._make_bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
         marks = tuple(mark for mark in _MARKS if any(bar.mark is mark for bar in bars))
         return Chart(bars, names, "Collectives", self.summary, marks, _LEGEND, " ms", 1e3)
 
-    def _bars(self) -> Iterator[Bar]:
+    def _make_bars(self) -> Iterator[Bar]:
         for entry in self._entries:
             row, lane, end = self.rows[entry["collective"]], entry["worker"], entry["end"]
             runs, until = end is None, max(self._now, entry["begin"]) if end is None else end
@@ -238,7 +244,7 @@ class CollectiveTimeline:
                 last = f"waits for {self._names[row['last']]}"
                 yield Bar(lane, entry["begin"], min(came, until), WAITS, (last, "waits"))
             labels = (f"{row['op']} #{row['number']}", row["op"].partition("(")[0])
-            yield Bar(lane, min(came, until), until, _mark(row, entry), labels, runs)
+            yield Bar(lane, min(came, until), until, _mark_of_part(row, entry), labels, runs)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -249,7 +255,7 @@ class CollectiveTimeline:
     __repr__ = __str__
 
 
-def _mark(row: Row, entry: Row) -> Mark:
+def _mark_of_part(row: Row, entry: Row) -> Mark:
     """Return the mark of the part after all have entered, or of the whole bar where that time is unknown."""
     if entry["failed"]:
         return FAILED
@@ -327,7 +333,7 @@ def trace(collector: Collector | None = None) -> Iterator[Trace]:
             yield seen
         finally:
             seen.complete = _await_quiet(collector) and listens
-            seen.world = _since(collector.world(), before, began)
+            seen.world = _world_since(collector.world(), before, began)
     finally:
         stop()
 
@@ -336,14 +342,14 @@ def _await_quiet(collector: Collector) -> bool:
     """Wait until no more messages follow, or `AFTERMATH_SECONDS` have passed; False if a member does not report."""
     deadline, told, nothing = time.monotonic() + AFTERMATH_SECONDS, -1, Event()
     while collector.settle():
-        told, before = _told(collector.world()), told
+        told, before = _count_reports(collector.world()), told
         if told == before or time.monotonic() > deadline:
             return True
         nothing.wait(QUIET_SECONDS)
     return False
 
 
-def _told(world: World) -> int:
+def _count_reports(world: World) -> int:
     """Return a number that grows with each report of a message."""
     rows = [row for member in world.values() for row in member["tables"].get("messages", {}).values()]
     # A trimmed row takes its two reports with it: without them the sum could stay the same while messages arrive.
@@ -351,17 +357,17 @@ def _told(world: World) -> int:
     return gone + sum(int(row["tries"]) + (row["received"] is not None) for row in rows)
 
 
-def _since(world: World, before: World, began: float) -> World:
+def _world_since(world: World, before: World, began: float) -> World:
     """Return the world with the messages since `began`, and counts of those left out since `before`."""
-    return {id_: _later(member, before.get(id_, {}), began) for id_, member in world.items()}
+    return {id_: _member_since(member, before.get(id_, {}), began) for id_, member in world.items()}
 
 
-def _later(member: dict[str, Any], before: dict[str, Any], began: float) -> dict[str, Any]:
+def _member_since(member: dict[str, Any], before: dict[str, Any], began: float) -> dict[str, Any]:
     member = began_since(member, began)
     began += clock_of(member).ahead
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})
-    tables["messages"] = {key: row for key, row in rows.items() if _first(row) >= began}
+    tables["messages"] = {key: row for key, row in rows.items() if _first_time(row) >= began}
     names = ("left_out", "missed", "trimmed", "sent")
     counts = {name: max(0, member.get(name, 0) - before.get(name, 0)) for name in names}
     if len(tables["messages"]) < len(rows):  # older rows are still there, so no row of the block was trimmed
@@ -369,5 +375,5 @@ def _later(member: dict[str, Any], before: dict[str, Any], began: float) -> dict
     return {**member, **counts, "tables": tables}
 
 
-def _first(row: dict[str, Any]) -> float:
+def _first_time(row: dict[str, Any]) -> float:
     return min(float(row[name]) for name in ("sent", "received", "lost") if row[name] is not None)

@@ -47,42 +47,48 @@ def rref_view(world: World) -> View:
     # In order of authority: each later report of a fork replaces an earlier one, and its holder's own comes last.
     for worker, key, row in rows_of(up, "owned"):
         for fork in row["forks"]:
-            forks[fork["fork"]] = _fork(fork["fork"], key, worker, fork["holder"], None, "listed")
+            forks[fork["fork"]] = _fork_row(fork["fork"], key, worker, fork["holder"], None, "listed")
     for worker, _, row in rows_of(up, "users"):
         for child in row["children"]:
-            forks[child["fork"]] = _fork(child["fork"], row["rref"], row["owner"], child["to"], worker, "pending")
+            forks[child["fork"]] = _fork_row(child["fork"], row["rref"], row["owner"], child["to"], worker, "pending")
     for worker, key, row in rows_of(up, "users"):
-        forks[key] = _fork(key, row["rref"], row["owner"], worker, row["parent"], row["state"])
+        forks[key] = _fork_row(key, row["rref"], row["owner"], worker, row["parent"], row["state"])
         types.setdefault(row["rref"], row["type"])
-    rrefs = {key: _rref(key, world[worker], row) for worker, key, row in rows_of(up, "owned")}
+    rrefs = {key: _rref_row(key, world[worker], row) for worker, key, row in rows_of(up, "owned")}
     for fork in forks.values():
         if fork["rref"] not in rrefs:
-            rrefs[fork["rref"]] = _unlisted(fork["rref"], fork["owner"], types.get(fork["rref"], ""), world)
+            rrefs[fork["rref"]] = _unlisted_rref_row(fork["rref"], fork["owner"], types.get(fork["rref"], ""), world)
         rrefs[fork["rref"]]["forks"] += 1
     # Ids without a member (a worker that has left) still need a row, or arrows would have no end.
     mentioned = {fork[end] for fork in forks.values() for end in ("owner", "holder", "parent")} - {None}
     return {"workers": everybody(world, mentioned), "rrefs": rrefs, "forks": forks}
 
 
-def _fork(fork: str, rref: str, owner: int, holder: int, parent: int | None, state: str) -> Row:
+def _fork_row(fork: str, rref: str, owner: int, holder: int, parent: int | None, state: str) -> Row:
     return {"fork": fork, "rref": rref, "owner": owner, "holder": holder, "parent": parent, "state": state}
 
 
-def _rref(rref: str, owner: Row, row: Row) -> Row:
+def _rref_row(rref: str, owner: Row, row: Row) -> Row:
     state = "failed" if row["failed"] else "ready" if row["ready"] else "computing"
     epoch = owner.get("epoch")
     made = round(epoch + row["made"], 1) if epoch is not None and row["made"] else None
-    known = {"size": row["size"], "made": made, "cell": row["cell"], "number": row["number"], "by": _maker(rref)}
+    known = {
+        "size": row["size"],
+        "made": made,
+        "cell": row["cell"],
+        "number": row["number"],
+        "by": _creator_of_rref(rref),
+    }
     return {"rref": rref, "owner": owner["id"], "type": row["type"], "state": state, "forks": 0, **known}
 
 
-def _unlisted(rref: str, owner: int, kind: str, world: World) -> Row:
+def _unlisted_rref_row(rref: str, owner: int, kind: str, world: World) -> Row:
     state = "unlisted" if is_up(world, owner) else "lost"
-    unknown = {"size": None, "made": None, "cell": "", "number": None, "by": _maker(rref)}
+    unknown = {"size": None, "made": None, "cell": "", "number": None, "by": _creator_of_rref(rref)}
     return {"rref": rref, "owner": owner, "type": kind, "state": state, "forks": 0, **unknown}
 
 
-def _maker(rref: str) -> int:
+def _creator_of_rref(rref: str) -> int:
     """Return the worker that created the RRef's id."""
     return int(rref.partition(".")[0])
 
@@ -153,15 +159,15 @@ def pipeline_view(world: World) -> View:
     of those `planned`, the `next` one while it waits for input, share `busy`, bytes `held` now and at `peak`.
     """
     # By time, not by number: a new pipeline counts its steps from 0 again.
-    found = sorted(_gathered(world).values(), key=lambda step: step.begin)
-    known = [(row, step) for step in found if (row := _step(step, world))["state"] != _UNTOLD]
+    found = sorted(_gather_steps(world).values(), key=lambda step: step.begin)
+    known = [(row, step) for step in found if (row := _step_row(step, world))["state"] != _UNTOLD]
     drawn = [pair for pair in known if pair[0]["trains"]][-STEPS_DRAWN:]
     drawn += [pair for pair in known if not pair[0]["trains"]][-_UNTRAINED_DRAWN:]
     listed = {row["step"]: row for row, _ in (*drawn, *known[-STEPS_LISTED:])}
     return {
         "workers": everybody(world, ()),
         "steps": {str(row["step"]): row for row in sorted(listed.values(), key=lambda row: float(row["begin"]))},
-        "lanes": {key: lane for row, step in drawn for key, lane in _lanes(row, step)},
+        "lanes": {key: lane for row, step in drawn for key, lane in _step_worker_rows(row, step)},
         "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
     }
 
@@ -176,7 +182,7 @@ class _StepRows:
     ops: Table = field(default_factory=dict)
 
 
-def _gathered(world: World) -> dict[int, _StepRows]:
+def _gather_steps(world: World) -> dict[int, _StepRows]:
     """Return all steps of which an operation is known, by number."""
     steps: dict[int, _StepRows] = {}
     for _, key, row in rows_of(world, "ops"):
@@ -191,9 +197,9 @@ def _gathered(world: World) -> dict[int, _StepRows]:
     return steps
 
 
-def _step(step: _StepRows, world: World) -> Row:
+def _step_row(step: _StepRows, world: World) -> Row:
     rows, parts = step.ops.values(), step.parts.values()
-    state = _state(step, world)
+    state = _step_state(step, world)
     end = max(row["begin"] if row["end"] is None else row["end"] for row in rows)
     minimum = next((part["ideal"] for part in parts), None)
     losses = [part["loss"] for part in parts if "loss" in part]  # that of each replica is a part of the sum
@@ -211,7 +217,7 @@ def _step(step: _StepRows, world: World) -> Row:
     }
 
 
-def _state(step: _StepRows, world: World) -> str:
+def _step_state(step: _StepRows, world: World) -> str:
     states = {part["state"] for part in step.parts.values()}
     workers = {worker for part in step.parts.values() for worker in part["workers"]}
     if workers and workers <= step.parts.keys() and states == {"done"}:
@@ -223,22 +229,22 @@ def _state(step: _StepRows, world: World) -> str:
     return _UNTOLD if "left" in members else "running"
 
 
-def _lanes(row: Row, step: _StepRows) -> Iterator[tuple[str, Row]]:
+def _step_worker_rows(row: Row, step: _StepRows) -> Iterator[tuple[str, Row]]:
     by_worker: dict[int, list[Row]] = defaultdict(list)
     for op in step.ops.values():
         by_worker[op["worker"]].append(op)
     for worker in sorted(step.parts.keys() | by_worker.keys()):
         ops = sorted(by_worker[worker], key=lambda op: float(op["begin"]))
-        yield f"{step.number}/{worker}", _lane(row, worker, step.parts.get(worker), ops)
+        yield f"{step.number}/{worker}", _step_worker_row(row, worker, step.parts.get(worker), ops)
 
 
-def _lane(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
+def _step_worker_row(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
     plan = part["plan"] if part else []
     span = step["end"] - step["begin"]
     ended = [op for op in ops if op["end"] is not None]
     time = sum(op["end"] - op["begin"] for op in ended)
     waits = step["state"] == "running" and len(ended) == len(ops) < len(plan)
-    held, peak = _held(ended)
+    held, peak = _held_and_peak(ended)
     return {
         "step": step["step"],
         "worker": worker,
@@ -253,7 +259,7 @@ def _lane(step: Row, worker: int, part: Row | None, ops: list[Row]) -> Row:
     }
 
 
-def _held(ended: list[Row]) -> tuple[int, int]:
+def _held_and_peak(ended: list[Row]) -> tuple[int, int]:
     """Return the bytes that the stages of a worker hold after these operations, and the maximum over time."""
     stages: dict[int, int] = {}
     peak = 0
@@ -284,47 +290,47 @@ def workers_view(world: World) -> View:
     output outside cells. `actions`: those that run or have failed, and stacks. A member that has left in good
     order is not listed, unless the whole world has ended.
     """
-    launched = {key: row for member in world.values() for key, row in _table(member, "launched").items()}
-    there = _listed(world) | {
-        int(key): _absent(int(key), row) for key, row in launched.items() if int(key) not in world
+    launched = {key: row for member in world.values() for key, row in _member_table(member, "launched").items()}
+    there = _members_to_list(world) | {
+        int(key): _absent_member(int(key), row) for key, row in launched.items() if int(key) not in world
     }
-    asked = max((_health(member).get("question", 0) for member in there.values()), default=0)
-    calls = Counter(row["to"] for member in there.values() for row in _table(member, "calls").values())
+    asked = max((_health_row(member).get("question", 0) for member in there.values()), default=0)
+    calls = Counter(row["to"] for member in there.values() for row in _member_table(member, "calls").values())
     return {
         "workers": {
-            str(i): _worker(member, launched.get(str(i), {}), asked, calls[i], _awaits(member, there))
+            str(i): _worker_row(member, launched.get(str(i), {}), asked, calls[i], _awaited_names(member, there))
             for i, member in sorted(there.items())
         },
         "links": {
             f"{i}/{peer}": {"worker": i, "peer": int(peer), "sent": count[0], "received": count[1]}
             for i, member in there.items()
-            for peer, count in _health(member).get("peers", {}).items()
+            for peer, count in _health_row(member).get("peers", {}).items()
         },
         "logs": {key: {"worker": int(key), "text": row["log"]} for key, row in launched.items() if int(key) in there},
-        "actions": {key: row for member in there.values() for key, row in _table(member, "actions").items()},
+        "actions": {key: row for member in there.values() for key, row in _member_table(member, "actions").items()},
     }
 
 
-def _listed(world: World) -> World:
+def _members_to_list(world: World) -> World:
     over = bool(world) and all(member["state"] == "left" for member in world.values())
     return {i: member for i, member in world.items() if over or member["state"] != "left"}
 
 
-def _absent(id_: int, process: Row) -> dict[str, Any]:
+def _absent_member(id_: int, process: Row) -> dict[str, Any]:
     """Return the row of a process that is not a member: it is about to join, or was lost before anyone subscribed."""
     state = "starts" if process["state"] in ("ready", "stopped") else "lost"
     own = {"id": id_, "name": process["name"], "incarnation": process["incarnation"]}
     return {**own, "state": state, "tables": {}, "left_out": 0}
 
 
-def _awaits(member: dict[str, Any], there: World) -> str:
+def _awaited_names(member: dict[str, Any], there: World) -> str:
     """Return the other members that threads of this one wait for: their names, or how many of many."""
-    at = sorted({*_health(member).get("awaits", ())} & there.keys() - {member["id"]})
+    at = sorted({*_health_row(member).get("awaits", ())} & there.keys() - {member["id"]})
     return f"{len(at)} workers" if len(at) > 2 else ", ".join(str(there[id_]["name"]) for id_ in at)
 
 
-def _worker(member: dict[str, Any], process: Row, asked: int, calls: int, awaits: str) -> Row:
-    told = _health(member) if member["state"] in ("up", "suspect") else {}
+def _worker_row(member: dict[str, Any], process: Row, asked: int, calls: int, awaits: str) -> Row:
+    told = _health_row(member) if member["state"] in ("up", "suspect") else {}
     # Compared with the latest answer of any member, not with the clock: if this process stalls, no member seems silent.
     behind = asked - told.get("question", asked)
     silent = round(behind * PERIOD) if behind >= _SILENT else 0
@@ -339,9 +345,9 @@ def _worker(member: dict[str, Any], process: Row, asked: int, calls: int, awaits
     return {
         **own, **figures,
         "state": "stopped" if stopped else member["state"],
-        "doing": _doing(told, bool(waiting or awaits), bool(silent)),
+        "doing": _activity_of_member(told, bool(waiting or awaits), bool(silent)),
         "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
-        "under_way": sum(row["to"] != member["id"] for row in _table(member, "calls").values()),
+        "under_way": sum(row["to"] != member["id"] for row in _member_table(member, "calls").values()),
         "ended": process.get("state", "") if member["state"] == "lost" else "",
         "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
         "gpu": gpu.get("name"), "gpu_memory": gpu.get("memory"), "gpu_total": gpu.get("total"),
@@ -349,7 +355,7 @@ def _worker(member: dict[str, Any], process: Row, asked: int, calls: int, awaits
     }  # fmt: skip
 
 
-def _doing(told: Row, waiting: bool, silent: bool) -> str:
+def _activity_of_member(told: Row, waiting: bool, silent: bool) -> str:
     if not told:
         return ""
     if silent:
@@ -357,12 +363,12 @@ def _doing(told: Row, waiting: bool, silent: bool) -> str:
     return "cell" if told["cells"] else "busy" if told["busy"] else "waits" if waiting else "idle"
 
 
-def _health(member: dict[str, Any]) -> Row:
+def _health_row(member: dict[str, Any]) -> Row:
     """Return the latest report of a member's present process, or an empty row."""
-    row = _table(member, "health").get(str(member["id"]))
+    row = _member_table(member, "health").get(str(member["id"]))
     return {} if row is None else row
 
 
-def _table(member: dict[str, Any], name: str) -> Table:
+def _member_table(member: dict[str, Any], name: str) -> Table:
     table: Table = member["tables"].get(name, {})
     return table

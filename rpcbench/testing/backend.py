@@ -21,14 +21,16 @@ from rpcbench.testing.faults import Faults
 from rpcbench.wire import messages as m
 
 
-def _is(kind: type[Any], operator: bool | None = None) -> Callable[[m.Message], bool]:  # operator: of torch, or not
+def _make_filter(
+    kind: type[Any], operator: bool | None = None
+) -> Callable[[m.Message], bool]:  # operator: of torch, or not
     def meant(message: m.Message) -> bool:
-        return isinstance(message, kind) and (operator is None or _operator(message.label) is operator)
+        return isinstance(message, kind) and (operator is None or _is_operator(message.label) is operator)
 
     return meant
 
 
-def _operator(label: str) -> bool:
+def _is_operator(label: str) -> bool:
     module, _, name = label.rpartition(".")
     if module != "torch" and hasattr(builtins, name):  # `max` of Python has the label "max", torch's has "torch.max"
         return False
@@ -36,21 +38,21 @@ def _operator(label: str) -> bool:
 
 
 KINDS: Mapping[str, Callable[[m.Message], bool]] = {
-    "PYTHON_CALL": _is(m.Call, operator=False),
-    "SCRIPT_CALL": _is(m.Call, operator=True),
-    "PYTHON_REMOTE_CALL": _is(m.Create, operator=False),
-    "SCRIPT_REMOTE_CALL": _is(m.Create, operator=True),
-    "PYTHON_RREF_FETCH_CALL": _is(m.Fetch),
-    "SCRIPT_RREF_FETCH_CALL": _is(m.Fetch),  # the same as above: a fetch names no function
-    "PYTHON_RET": _is(m.Result),
-    "SCRIPT_RET": _is(m.Result),  # as for fetches
-    "RREF_FORK_REQUEST": _is(m.ForkRequest),
-    "RREF_CHILD_ACCEPT": _is(m.ChildAccept),
-    "RREF_USER_DELETE": _is(m.UserDelete),
-    "RREF_ACK": _is(m.ForkAccept),  # torch also sends it for accepted children and deletes
-    "BACKWARD_AUTOGRAD_REQ": _is(m.Gradients),
-    "BACKWARD_AUTOGRAD_RESP": _is(m.Settled),
-    "CLEANUP_AUTOGRAD_CONTEXT_REQ": _is(m.ReleaseContext),
+    "PYTHON_CALL": _make_filter(m.Call, operator=False),
+    "SCRIPT_CALL": _make_filter(m.Call, operator=True),
+    "PYTHON_REMOTE_CALL": _make_filter(m.Create, operator=False),
+    "SCRIPT_REMOTE_CALL": _make_filter(m.Create, operator=True),
+    "PYTHON_RREF_FETCH_CALL": _make_filter(m.Fetch),
+    "SCRIPT_RREF_FETCH_CALL": _make_filter(m.Fetch),  # the same as above: a fetch names no function
+    "PYTHON_RET": _make_filter(m.Result),
+    "SCRIPT_RET": _make_filter(m.Result),  # as for fetches
+    "RREF_FORK_REQUEST": _make_filter(m.ForkRequest),
+    "RREF_CHILD_ACCEPT": _make_filter(m.ChildAccept),
+    "RREF_USER_DELETE": _make_filter(m.UserDelete),
+    "RREF_ACK": _make_filter(m.ForkAccept),  # torch also sends it for accepted children and deletes
+    "BACKWARD_AUTOGRAD_REQ": _make_filter(m.Gradients),
+    "BACKWARD_AUTOGRAD_RESP": _make_filter(m.Settled),
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ": _make_filter(m.ReleaseContext),
 }
 """torch's kinds of messages that have a counterpart here, each with a function that recognizes it."""
 
@@ -93,7 +95,7 @@ class FaultyTensorPipeRpcBackendOptions(RpcBackendOptions):
         self.faults = faults
 
 
-def _join(
+def _join_faulty(
     store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: FaultyTensorPipeRpcBackendOptions
 ) -> Agent:
     options = rpc_backend_options
@@ -105,7 +107,7 @@ def _join(
     return join_world(store, name, rank, world_size, options, link)
 
 
-FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, _join)
+FAULTY = backend_registry.register_backend("FAULTY_TENSORPIPE", FaultyTensorPipeRpcBackendOptions, _join_faulty)
 """The backend whose options can let kinds of messages fail, or delay them: for `init_rpc`."""
 
 

@@ -102,7 +102,7 @@ class DelayQueue:
         if running:
             self._changes.notify_all()
         else:
-            threading.Thread(target=self._run, name="rpcbench-testing-later", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name="rpcbench-testing-later", daemon=True).start()
 
     def clear(self) -> None:
         """Discard the jobs that wait."""
@@ -110,11 +110,11 @@ class DelayQueue:
             self._jobs.clear()
         self._changes.notify_all()
 
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
+    def _run_jobs(self) -> None:
+        while (job := self._wait_for_job()) is not None:
             job()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _wait_for_job(self) -> Callable[[], None] | None:
         while True:
             with self._lock:
                 if not self._jobs:
@@ -213,19 +213,19 @@ class Faults(Link):
         Raises:
             ValueError: No kind has this name.
         """
-        self._add(Rule(which, to, times))
+        self._add_rule(Rule(which, to, times))
 
     def refuse(self, which: Which, to: int | None = None, times: int = 1) -> None:
         """Fail to send messages, with an error at the sender. For the arguments see `drop`."""
-        self._add(Rule(which, to, times, refused=True))
+        self._add_rule(Rule(which, to, times, refused=True))
 
     def delay(self, which: Which, seconds: float, to: int | None = None) -> None:
         """Deliver messages `seconds` later. For the other arguments see `drop`."""
-        self._add(Rule(which, to, seconds=seconds))
+        self._add_rule(Rule(which, to, seconds=seconds))
 
     def hold(self, which: Which, to: int | None = None) -> None:
         """Keep messages here until `release`. For the arguments see `drop`."""
-        self._add(Rule(which, to, held=True))
+        self._add_rule(Rule(which, to, held=True))
 
     def cut(self, to: int) -> None:
         """Lose all messages to this member until `heal`."""
@@ -238,7 +238,7 @@ class Faults(Link):
             self._rules = [rule for rule in self._rules if not rule.held]
             held, self._held = self._held, []
         for message in held:
-            self._late(*message)
+            self._send_late(*message)
 
     def heal(self) -> None:
         """Remove all faults, and send the messages that are held."""
@@ -264,32 +264,32 @@ class Faults(Link):
     # -- the link
     def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         with self._lock:
-            fates, what = self._decide(to, seq, message)
-            self._tell(f"to {to}", seq, message, what)
+            fates, what = self._decide_fate(to, seq, message)
+            self._record_message(f"to {to}", seq, message, what)
         if what == "refused":  # False: the message was not sent, so the caller may send it again
             raise ConnectionLostError(f"{type(message).__name__} to worker {to} was refused on purpose", False)
         for seconds in fates:
             if seconds:
-                self._later.after(seconds, lambda: self._late(to, seq, message))
+                self._later.after(seconds, lambda: self._send_late(to, seq, message))
             else:
                 super().outgoing(to, seq, message, may_wait)
 
     def incoming(self, source: int, seq: int, message: Message) -> None:
         with self._lock:
-            self._tell(f"from {source}", seq, message, "")
+            self._record_message(f"from {source}", seq, message, "")
         super().incoming(source, seq, message)
 
     def closed(self) -> None:
         self._later.clear()  # the agent has stopped: nothing could be sent
 
     # -- inside
-    def _add(self, rule: Rule) -> None:
+    def _add_rule(self, rule: Rule) -> None:
         if isinstance(rule.which, str) and rule.which not in _NAMES:
             raise ValueError(f"unknown kind of message {rule.which!r}; use one of: {', '.join(sorted(_NAMES))}")
         with self._lock:
             self._rules.append(rule)
 
-    def _decide(self, to: int, seq: int, message: Message) -> tuple[list[float], str]:
+    def _decide_fate(self, to: int, seq: int, message: Message) -> tuple[list[float], str]:
         """Return the delay in seconds of each copy to send (none: lost), and the fault's name for the history."""
         if to in self._cut:
             return [], "lost: cut off"
@@ -317,11 +317,11 @@ class Faults(Link):
         fates = [late + chances.uniform(0, self._longest) for _ in range(copies)]
         return fates, ", ".join(["twice"] * (copies - 1) + ["late"] * any(fates))
 
-    def _late(self, to: int, seq: int, message: Message) -> None:
+    def _send_late(self, to: int, seq: int, message: Message) -> None:
         with contextlib.suppress(RpcError):  # the sender has returned long ago; the protocol handles lost peers
             super().outgoing(to, seq, message, False)
 
-    def _tell(self, where: str, seq: int, message: Message, what: str) -> None:
+    def _record_message(self, where: str, seq: int, message: Message, what: str) -> None:
         told = f"{time.monotonic() - self._began:9.4f}  {where} #{count_of(seq)} {message_line(message)}"
         self._history.append(f"{told}: {what}" if what else told)
 
@@ -369,9 +369,9 @@ class DrillFaults(Faults):
         """Return how many messages were sent, lost, late and sent twice."""
         return {what: self._counts[what] for what in ("sent", "lost", "late", "twice")}
 
-    def _tell(self, where: str, seq: int, message: Message, what: str) -> None:
+    def _record_message(self, where: str, seq: int, message: Message, what: str) -> None:
         self._counts.update(["sent", *what.split(", ")])
-        super()._tell(where, seq, message, what)
+        super()._record_message(where, seq, message, what)
 
     def _random_of(self, to: int, seq: int, turn: int) -> random.Random:
         # Messages of the runtime use sequence numbers, too, and their number varies: only the program's are counted.
@@ -409,7 +409,7 @@ class Drill:
     def __init__(self, agent: Agent) -> None:
         self.settings: Settings | None = None  # None while no drill is on
         self._agent = agent
-        agent.on_member(self._changed)
+        agent.on_member(self._member_changed)
 
     @classmethod
     def of(cls, agent: Agent | None = None) -> Drill:
@@ -432,7 +432,7 @@ class Drill:
         drill = cls.of(agent)
         drill.settings = Settings(drop, duplicate, delay, seed)
         for member in drill._agent.members():
-            drill._begin(member.id, drill.settings)
+            drill._begin_on_member(member.id, drill.settings)
         return drill
 
     def off(self) -> dict[str, int]:
@@ -446,15 +446,15 @@ class Drill:
                 total.update(future.wait())
         return dict(total)
 
-    def _begin(self, member: int, settings: Settings) -> None:
+    def _begin_on_member(self, member: int, settings: Settings) -> None:
         self._agent.call(member, begin, (settings,), timeout=0, label=_LABEL, own=True).wait()
         if self.settings is None:  # ended meanwhile: `off` may have told the member before it began
             self._agent.call(member, end, timeout=0, label=_LABEL, own=True).wait()
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "joined" and (settings := self.settings) is not None:
             with contextlib.suppress(RpcError):  # the member has left again
-                self._begin(who.id, settings)
+                self._begin_on_member(who.id, settings)
 
 
 def begin(settings: Settings) -> None:

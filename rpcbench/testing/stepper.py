@@ -73,11 +73,11 @@ class HeldMessages(Link):
     def __init__(self, means: Callable[[int, Message], bool], told: Callable[[], object]) -> None:
         super().__init__()
         self._means = means
-        self._told = told
+        self._on_held = told
         self._lock = threading.Lock()  # not held while a message is delivered: the node may run for long
         self._held: dict[int, HeldMessage] = {}  # by key, in the order of arrival
         self._count = 0  # the next key
-        self._over = False  # after `let_go()`: messages pass, though the link may not be removed yet
+        self._passes_all = False  # after `let_go()`: messages pass, though the link may not be removed yet
 
     @property
     def held(self) -> dict[int, HeldMessage]:
@@ -88,11 +88,11 @@ class HeldMessages(Link):
     def incoming(self, source: int, seq: int, message: Message) -> None:
         meant = self._means(source, message)
         with self._lock:
-            if held := meant and not self._over:
+            if held := meant and not self._passes_all:
                 self._held[self._count] = HeldMessage(source, seq, message)
                 self._count += 1
         if held:
-            self._told()
+            self._on_held()
         else:
             super().incoming(source, seq, message)
 
@@ -106,7 +106,7 @@ class HeldMessages(Link):
     def let_go(self, source: int | None = None) -> None:
         """Deliver the held messages of member `source` in order; with None, all of them, and hold none any more."""
         with self._lock:
-            self._over = self._over or source is None  # a member that is lost meanwhile changes nothing
+            self._passes_all = self._passes_all or source is None  # a member that is lost meanwhile changes nothing
             going = {key: one for key, one in self._held.items() if source in (None, one.source)}
             self._held = {key: one for key, one in self._held.items() if key not in going}
         for waiting in going.values():
@@ -169,22 +169,22 @@ class StepAgent:
         self._patience = 0.0  # the watchdog's own patience, in seconds, while it is replaced by 0
         self._turn = 0  # counts reports
         self._report_scheduled = False  # a report is scheduled and has not read the held messages yet
-        agent.on_member(self._changed)
+        agent.on_member(self._member_changed)
 
     # -- requests of the stepper
     def hold(self, desk: int, order: StepCommand) -> Report:
         """Begin to hold messages; deliver those of an earlier stepper, and notify that stepper. Idempotent."""
         with self._holding:
-            return self.report() if self._command == order else self._hold(desk, order)
+            return self.report() if self._command == order else self._replace_command(desk, order)
 
-    def _hold(self, desk: int, order: StepCommand) -> Report:
+    def _replace_command(self, desk: int, order: StepCommand) -> Report:
         before, over = self._controller, self._command
         self.end()
         if over is not None:
             self._agent.notify(before, HELD, {"stepper": over.stepper, "turn": self._turn, "rows": None})
         with self._lock:
             self._controller, self._command = desk, order
-            self._link = HeldMessages(self._means, self._report_soon)
+            self._link = HeldMessages(self._is_meant, self._report_soon)
             if self._clock is None:
                 self._clock = PausableClock(self._agent.links.clock)
             self._clock.stop()
@@ -233,19 +233,19 @@ class StepAgent:
             turn, stepper = self._turn, self._command.stepper if self._command else ""
             held = self._link.held if self._link is not None else {}
         rows = [
-            [key, source, type(message).__name__, self._label(message), message_ids(message)]
+            [key, source, type(message).__name__, self._label_of_message(message), message_ids(message)]
             for key, (source, _, message) in held.items()
         ]
         return {"stepper": stepper, "turn": turn, "rows": rows}
 
-    def _label(self, message: Message) -> str:
+    def _label_of_message(self, message: Message) -> str:
         """Return the name of the function that the message belongs to."""
         if isinstance(message, m.Result | m.Failure):  # a reply has no label: its call here has
             asked = self._agent.machine.ask(lambda node: node.calls.outgoing.get(message.call))
             return asked.label if asked else ""
         return getattr(message, "label", "to_here" if isinstance(message, m.Fetch) else "")
 
-    def _means(self, source: int, message: m.Message) -> bool:
+    def _is_meant(self, source: int, message: m.Message) -> bool:
         order = self._command
         if order is None or source == self._agent.id or type(message).__name__ not in order.kinds:
             return False
@@ -256,15 +256,15 @@ class StepAgent:
         with self._lock:
             telling, self._report_scheduled = self._report_scheduled, True
         if not telling:
-            self._agent.submit(self._tell)
+            self._agent.submit(self._report_held)
 
-    def _tell(self) -> None:
+    def _report_held(self) -> None:
         with self._lock:
             self._report_scheduled = False
             desk = self._controller
         self._agent.notify(desk, HELD, self.report())
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind not in GONE:
             return
         if who.id == self._controller:
@@ -386,34 +386,34 @@ class Stepper:
 
         Returns the message, or None if no message is held. Raises ValueError if none has that number.
         """
-        return self._take(n, deliver=True)
+        return self._deliver_or_lose(n, deliver=True)
 
     def drop(self, n: int | None = None) -> Held | None:
         """Lose the next message, or that with number `n`. Returns and raises as `deliver`."""
-        return self._take(n, deliver=False)
+        return self._deliver_or_lose(n, deliver=False)
 
     def delay(self, n: int | None = None) -> Held | None:
         """Move the next message, or that with number `n`, behind all others that are held. As `deliver`."""
         with self._lock:
-            n = self._number(n)
+            n = self._resolve_number(n)
             if n is None:
                 return None
             self._rows[n] = moved = self._rows.pop(n)  # a dict keeps the order of insertion: now it is the last
-        self._tell()
+        self._notify_listeners()
         return moved[2]
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clocks of all members by `seconds`, for deadlines and retries."""
         # In strides: each retry sets the time of the next one, so one long stride would cause a single retry.
         while self._on and seconds > 0:
-            self._everywhere(StepAgent.advance, min(seconds, _STRIDE))
+            self._call_all_members(StepAgent.advance, min(seconds, _STRIDE))
             seconds -= _STRIDE
 
     def go(self) -> None:
         """Deliver all messages, hold none any more, and start the clocks again. Idempotent."""
         if self._on:
             self._on = False  # first: reports that arrive from now on are ignored
-            self._everywhere(StepAgent.end, self._command.stepper)
+            self._call_all_members(StepAgent.end, self._command.stepper)
             self.ended()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -427,9 +427,9 @@ class Stepper:
     # -- called by `_StepperReports`
     def began(self, member: int) -> None:
         """For the runtime: hold the messages that arrive at `member`, too."""
-        self.heard(member, self._ask(member, StepAgent.hold, self._agent.id, self._command).wait())
+        self.heard(member, self._call_member(member, StepAgent.hold, self._agent.id, self._command).wait())
         if not self._on:  # released meanwhile: `go` may have told the member before it held messages
-            self._ask(member, StepAgent.end, self._command.stepper).wait()
+            self._call_member(member, StepAgent.end, self._command.stepper).wait()
 
     def heard(self, member: int, report: Report) -> None:
         """For the runtime: replace the rows of a member by those of its report. Reports may arrive in any order."""
@@ -450,52 +450,54 @@ class Stepper:
                 if key not in known:  # others keep their number and place, as `delay` may have moved them
                     n = next(self._numbers)
                     self._rows[n] = member, key, Held(n, names(source), names(member), kind, label, about)
-        self._tell()
+        self._notify_listeners()
 
     def lost(self, member: int) -> None:
         """For the runtime: forget a member that has left, and the messages that it held."""
         with self._lock:
             self._turns.pop(member, None)
             self._rows = {n: row for n, row in self._rows.items() if row[0] != member}
-        self._tell()
+        self._notify_listeners()
 
     def ended(self) -> None:
         self._on = False
         with self._lock:
             self._rows.clear()
-        self._tell()
+        self._notify_listeners()
 
     # -- inside
-    def _take(self, n: int | None, deliver: bool) -> Held | None:
+    def _deliver_or_lose(self, n: int | None, deliver: bool) -> Held | None:
         with self._lock:
-            n = self._number(n)
+            n = self._resolve_number(n)
             if n is None:
                 return None
             member, key, row = self._rows.pop(n)  # before the call: a second click takes the message after it
             self.delivered += deliver
             self.dropped += not deliver
-        self._tell()
-        self.heard(member, self._ask(member, StepAgent.take, key, deliver).wait())
+        self._notify_listeners()
+        self.heard(member, self._call_member(member, StepAgent.take, key, deliver).wait())
         return row
 
-    def _number(self, n: int | None) -> int | None:
+    def _resolve_number(self, n: int | None) -> int | None:
         """Return `n` if such a message is held, or with None the number of the next; None if none is held."""
         if n is not None and n not in self._rows:
             raise ValueError(f"no message {n} is held; there are: {', '.join(map(str, self._rows)) or 'none'}")
         return next(iter(self._rows), None) if n is None else n
 
-    def _ask(self, member: int, deed: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _call_member(self, member: int, deed: Callable[..., Any], *args: Any) -> Future[Any]:
         # No limit: the clocks stand still.
         return self._agent.call(member, at, (deed, *args), timeout=0, label="a deed of the stepper", own=True)
 
-    def _everywhere(self, deed: Callable[..., Any], *args: Any) -> None:
+    def _call_all_members(self, deed: Callable[..., Any], *args: Any) -> None:
         """Call a method of the StepAgent of every member, and wait for all."""
-        asked = [self._ask(info.id, deed, *args) for info in self._agent.members()] if self._agent.running else []
+        asked = (
+            [self._call_member(info.id, deed, *args) for info in self._agent.members()] if self._agent.running else []
+        )
         for future in asked:
             with contextlib.suppress(RpcError):  # a member that is lost meanwhile has ended its own part
                 future.wait()
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         self._changes.notify_all()
         self._listeners.notify()
 
@@ -525,9 +527,9 @@ class _StepperReports:
         self.numbers = itertools.count(1)  # for ids of steppers
         self._agent = agent
         self.stepper: Stepper | None = None  # the latest; it may be off
-        agent.on_notice(HELD, self._heard)
-        agent.on_member(self._changed)
-        agent.on_end.append(self._ended)
+        agent.on_notice(HELD, self._report_received)
+        agent.on_member(self._member_changed)
+        agent.on_end.append(self._agent_stopped)
 
     def begin(self, stepper: Stepper) -> None:
         if self.stepper is not None:
@@ -540,11 +542,11 @@ class _StepperReports:
             stepper.go()
             raise
 
-    def _heard(self, source: int, report: Report) -> None:
+    def _report_received(self, source: int, report: Report) -> None:
         if self.stepper is not None:
             self.stepper.heard(source, report)
 
-    def _changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
+    def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         stepper = self.stepper
         if stepper is None or not stepper.is_on:
             return
@@ -554,6 +556,6 @@ class _StepperReports:
             with contextlib.suppress(RpcError):  # it has left again
                 stepper.began(who.id)
 
-    def _ended(self) -> None:
+    def _agent_stopped(self) -> None:
         if self.stepper is not None:
             self.stepper.ended()

@@ -58,7 +58,7 @@ def transport() -> str:
 def is_listening(address: str, seconds: float) -> bool:
     """Return whether a process listens at an address. Needs no secret. Over TCP the answer takes `seconds` at most.
     OSError if that cannot be found out."""
-    kind, place = _split(address)
+    kind, place = _split_scheme(address)
     if kind == "unix":
         return listeners.somebody_listens(Path(place))
     try:
@@ -83,18 +83,18 @@ class Opener:
         self._secret = secret
 
     @functools.cached_property
-    def _credentials(self) -> tls.Credentials:  # on first use: few worlds need TLS, and its import takes time
+    def _tls_credentials(self) -> tls.Credentials:  # on first use: few worlds need TLS, and its import takes time
         return tls.Credentials(self._secret)
 
     def listen(self, address: str, bind: str = "", refusals: Refusals | None = None) -> tuple[Listener, str]:
         """Return a listener and its address. NotConnectedError where another process listens there. `bind`: the host to
         listen on, if it differs from the one that peers dial. `refusals`: counts strangers."""
-        kind, place = _split(address)
+        kind, place = _split_scheme(address)
         if kind == "unix":
             return listeners.LocalListener(Path(place)), address
         host, port = listeners.split_address(place)
         asked = listeners.join_address(bind or host, port), self._secret, refusals or Refusals()
-        listener = listeners.TcpListener(*asked) if kind == "tcp" else tls.TlsListener(*asked, self._credentials)
+        listener = listeners.TcpListener(*asked) if kind == "tcp" else tls.TlsListener(*asked, self._tls_credentials)
         return listener, f"{kind}://{listeners.join_address(host, listener.port)}"
 
     def dial(self, address: str, me: Identity, seconds: float = HANDSHAKE_SECONDS) -> tuple[Stream, Identity]:
@@ -102,7 +102,7 @@ class Opener:
         deadline = time.monotonic() + seconds
         stream = self.connect(address, deadline)
         try:
-            return stream, _run(stream, dial(me, self._secret), deadline, False)
+            return stream, _run_handshake(stream, dial(me, self._secret), deadline, False)
         except BaseException:
             stream.release()
             raise
@@ -110,13 +110,13 @@ class Opener:
     def connect(self, address: str, deadline: float) -> Stream:
         """Return a stream to an unauthenticated peer. OSError where no process listens; AuthenticationError where one
         with another secret does, as far as the kind of socket can tell."""
-        kind, place = _split(address)
+        kind, place = _split_scheme(address)
         if kind == "unix":
             return listeners.connect_unix(place, deadline)
         first = preamble(self._secret)
         if kind == "tcp":
             return listeners.connect_tcp(place, first, deadline)
-        return tls.connect(place, first, self._credentials, deadline)
+        return tls.connect(place, first, self._tls_credentials, deadline)
 
     def let_in(
         self,
@@ -132,26 +132,26 @@ class Opener:
         deadline = time.monotonic() + (LOCAL_HANDSHAKE_SECONDS if local else HANDSHAKE_SECONDS)
         try:
             stream = listener.open(sock, deadline)
-            return stream, _run(stream, listen(me, self._secret, objection, offer), deadline, True)
+            return stream, _run_handshake(stream, listen(me, self._secret, objection, offer), deadline, True)
         except BaseException:
             sock.close()
             raise
 
 
-def _split(address: str) -> tuple[str, str]:
+def _split_scheme(address: str) -> tuple[str, str]:
     kind, _, rest = address.partition(":")
     if kind not in ("unix", "tcp", "tls"):
         raise NotConnectedError(f"{address!r} is not an address")
     return kind, rest.removeprefix("//") if kind != "unix" else rest
 
 
-def _run(stream: Stream, handshake: Handshake, deadline: float, last: bool) -> Identity:
+def _run_handshake(stream: Stream, handshake: Handshake, deadline: float, last: bool) -> Identity:
     """Drive a handshake over a stream; TimeoutError at the deadline. `last`: whether this side sends the last word."""
     data, count = next(handshake)
     while True:
         stream.limit(time_left(deadline, _LATE))  # of each operation, as a peer may send byte by byte
         stream.write([data], True)
-        answer = _exactly(stream, count, deadline)
+        answer = _read_exactly(stream, count, deadline)
         try:
             data, count = handshake.send(answer)
         except StopIteration as done:
@@ -161,7 +161,7 @@ def _run(stream: Stream, handshake: Handshake, deadline: float, last: bool) -> I
             return identity
 
 
-def _exactly(stream: Stream, count: int, deadline: float) -> bytes:
+def _read_exactly(stream: Stream, count: int, deadline: float) -> bytes:
     data = bytearray(count)
     view = memoryview(data)
     while view:

@@ -108,17 +108,17 @@ class SerialQueue(Generic[T]):
             if self._busy:
                 return
             self._busy = True
-        self._spawn(self._drain)  # never on this thread, which may hold locks that `handle` takes
+        self._spawn(self._handle_items)  # never on this thread, which may hold locks that `handle` takes
 
-    def _drain(self) -> None:
-        while (item := self._next()) is not None:
+    def _handle_items(self) -> None:
+        while (item := self._take_next()) is not None:
             try:
                 self._handle(item)
             except BaseException:
-                self._spawn(self._drain)  # the next items are still handled; the pool reports the error
+                self._spawn(self._handle_items)  # the next items are still handled; the pool reports the error
                 raise
 
-    def _next(self) -> T | None:
+    def _take_next(self) -> T | None:
         with self._lock:
             self._busy = bool(self._items)
             return self._items.popleft() if self._items else None

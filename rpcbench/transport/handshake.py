@@ -120,7 +120,7 @@ Offer = Callable[[Identity], int]
 """Returns the incarnation for a process that requests one."""
 
 
-def _hello(me: Identity) -> bytes:
+def _make_hello(me: Identity) -> bytes:
     nonce = secrets.token_bytes(NONCE)
     who = (me.cluster, me.id, me.name, me.incarnation, me.host, me.epoch, me.serial, me.base)
     fields = (MAGIC, *me.versions, *who, nonce)
@@ -130,7 +130,7 @@ def _hello(me: Identity) -> bytes:
     return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
 
 
-def _peer(record: bytes, me: Identity) -> Identity:
+def _parse_hello(record: bytes, me: Identity) -> Identity:
     """Return the sender of a hello. VersionMismatch for one of an incompatible version."""
     try:  # the magic and the versions keep their place in all versions of the hello, the other fields may not
         length = int.from_bytes(record[:2], "little")
@@ -160,19 +160,19 @@ def _check_types(fields: tuple[object, ...], kinds: tuple[type, ...]) -> None:
         raise ProtocolError("the peer's hello makes no sense")
 
 
-def _verify(given: bytes, expected: bytes) -> None:
+def _verify_proof(given: bytes, expected: bytes) -> None:
     if not hmac.compare_digest(given, expected):
         raise AuthenticationError("the peer does not know this cluster's secret")
 
 
 def dial(me: Identity, secret: bytes) -> Handshake:
     """Run the dialler's side; return the listener's identity. RefusedError with the reason if it does not admit us."""
-    mine = _hello(me)
+    mine = _make_hello(me)
     theirs = yield mine, RECORD
-    peer = _peer(theirs, me)
+    peer = _parse_hello(theirs, me)
     answer = yield proof_of(secret, b"dialler", mine, theirs), PROOF + VERDICT
     verdict = answer[PROOF:]
-    _verify(answer[:PROOF], proof_of(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
+    _verify_proof(answer[:PROOF], proof_of(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
     reason, again, offer = _read_verdict(verdict)
     if reason:
         raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)
@@ -184,17 +184,17 @@ def listen(
 ) -> Handshake:
     """Run the listener's side; return the dialler's identity. RefusedError if the dialler was not admitted."""
     theirs = yield b"", RECORD
-    mine = _hello(me)
+    mine = _make_hello(me)
     try:
-        peer = _peer(theirs, me)
+        peer = _parse_hello(theirs, me)
     except VersionMismatch:
         yield mine, 0  # so that the dialler raises VersionMismatch, too
         raise
     proof = yield mine, PROOF
-    _verify(proof, proof_of(secret, b"dialler", theirs, mine))
+    _verify_proof(proof, proof_of(secret, b"dialler", theirs, mine))
     against = _wrong_world(me, peer) or objection(peer)
     given = offer(peer) if against is None and peer.incarnation == NO_INCARNATION else 0
-    verdict = _verdict(against or Objection(""), given)
+    verdict = _encode_verdict(against or Objection(""), given)
     yield proof_of(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
     if against is not None:
         raise RefusedError(f"{peer.name} was not let in: {against.reason}", against.again)
@@ -210,7 +210,7 @@ def _wrong_world(me: Identity, peer: Identity) -> Objection | None:
     return None
 
 
-def _verdict(objection: Objection, offer: int) -> bytes:
+def _encode_verdict(objection: Objection, offer: int) -> bytes:
     reason = objection.reason.encode()[:_REASON].decode(errors="ignore")  # the cut may split a character
     packed: bytes = msgpack.packb((reason, objection.again, offer))
     return packed.ljust(VERDICT, b"\0")

@@ -32,7 +32,7 @@ _ID_VARIABLE = "RPCBENCH_HOST_ID"
 
 def host_id() -> str:
     """Return the identity of this host: equal in all its processes, until it reboots."""
-    return os.environ.get(_ID_VARIABLE) or _found()
+    return os.environ.get(_ID_VARIABLE) or _compute_host_id()
 
 
 def is_shared(host: str, directory: str) -> bool:
@@ -43,25 +43,25 @@ def is_shared(host: str, directory: str) -> bool:
     if os.access(directory, os.R_OK | os.W_OK | os.X_OK):  # its name is random: no other directory has it
         return True
     mounts = _MOUNTS.readlink() if _MOUNTS.exists() else ""  # equal in all processes of a container
-    os.environ[_ID_VARIABLE] = _digest(host, str(mounts), str(os.geteuid()))
+    os.environ[_ID_VARIABLE] = _digest_of_parts(host, str(mounts), str(os.geteuid()))
     return False
 
 
 @functools.cache
-def _found() -> str:
+def _compute_host_id() -> str:
     linux = _BOOT.exists()  # there, containers with a network of their own count as hosts of their own
     parts = [_BOOT.read_text(), str(_NETWORK.readlink())] if linux else [platform.node(), str(uuid.getnode())]
-    return _digest(*parts)
+    return _digest_of_parts(*parts)
 
 
-def _digest(*parts: str) -> str:
+def _digest_of_parts(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def is_here(host: str) -> bool:
     """Return whether a name or address belongs to this host. OSError for a name without an address."""
     known = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    found = _addresses(host)
+    found = _resolve_addresses(host)
     # Interfaces have one address of loopback, and Debian gives the name of the host another one, 127.0.1.1.
     return not found.isdisjoint(known) or any(listeners.is_loopback(each) for each in found)
 
@@ -69,12 +69,12 @@ def is_here(host: str) -> bool:
 def canonical_name(host: str) -> str:
     """Return one name for all names and addresses of a host, as this host sees it; of itself it is "localhost"."""
     try:
-        return "localhost" if is_here(host) else min(_addresses(host))
+        return "localhost" if is_here(host) else min(_resolve_addresses(host))
     except OSError:  # whoever dials it reports that
         return host.lower()
 
 
-def _addresses(host: str) -> set[str]:
+def _resolve_addresses(host: str) -> set[str]:
     return {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
 
 
@@ -101,12 +101,12 @@ def address_towards(leader: str) -> str:
 def outbound_address(address: str | None = None) -> str:
     """Return the address of a process that leads a world: `address` ("host", "host:port", ":port"), completed.
     ValueError for an invalid address, RpcError where this host has no interface that leads outward."""
-    host, port = _read(address or "")
+    host, port = _parse_address(address or "")
     bound = bind_address()
-    return f"tls://{listeners.join_address(host or (bound if bound not in _ALL else _interface()), port)}"
+    return f"tls://{listeners.join_address(host or (bound if bound not in _ALL else _default_interface()), port)}"
 
 
-def _read(address: str) -> tuple[str, int]:
+def _parse_address(address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{address}")
         if parts.netloc == address and "@" not in address:  # no path, query or user
@@ -116,7 +116,7 @@ def _read(address: str) -> tuple[str, int]:
     raise ValueError(f'address={address!r} is invalid; write "host", "host:port" or ":port", an IPv6 host in brackets')
 
 
-def _interface() -> str:
+def _default_interface() -> str:
     """Return the address of the interface with the default route, or without one of the only interface."""
     try:
         return listeners.interface_towards(_OUTSIDE, 9)

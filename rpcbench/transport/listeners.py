@@ -46,9 +46,11 @@ class SocketListener:
     """The owner of a listening socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)  # `_wait` waits for it: for as long as it takes, and no longer than until `close`
+        sock.setblocking(
+            False
+        )  # `_wait_readable` waits for it: for as long as it takes, and no longer than until `close`
         self._sock = sock
-        self._ending, self._end = socket.socketpair()  # `close` writes to the second one, which wakes `_wait`
+        self._ending, self._end = socket.socketpair()  # `close` writes to the second one, which wakes `_wait_readable`
         self._end.setblocking(False)
         self._waking = threading.Lock()  # held where `close` uses `_end`, lest it writes to a descriptor used anew
         self._closed = Event()
@@ -60,23 +62,23 @@ class SocketListener:
         with self._turn:
             while not self._closed.is_set():
                 try:
-                    sock = self._next()
+                    sock = self._next_socket()
                 except OSError as error:  # closed, short of a resource, or the peer has closed its connection already
                     if not self._closed.wait(_PAUSE):
-                        self._note(error)
+                        self._warn_of_shortage(error)
                 else:
                     self._short = False
                     return sock
-            self._dismiss()
+            self._close_sockets()
             return None
 
-    def _next(self) -> socket.socket:
-        self._wait(self._sock, None)
+    def _next_socket(self) -> socket.socket:
+        self._wait_readable(self._sock, None)
         sock, _ = self._sock.accept()
         sock.setblocking(True)  # whatever the mode of the listening socket and the program's default
         return sock
 
-    def _wait(self, source: _HasDescriptor, seconds: float | None) -> None:
+    def _wait_readable(self, source: _HasDescriptor, seconds: float | None) -> None:
         """Wait until `source` is readable, for `seconds` at most. OSError once `close` is called."""
         poll = select.poll()  # unlike epoll it also wakes where the program closes all descriptors meanwhile
         poll.register(source, select.POLLIN)
@@ -85,13 +87,13 @@ class SocketListener:
         if self._ending.fileno() in ready:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    def _dismiss(self) -> None:
+    def _close_sockets(self) -> None:
         """Close the socket, and end connections that `accept` has not returned. Idempotent."""
         for sock in (self._sock, self._ending):
             with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
                 sock.close()
 
-    def _note(self, error: OSError) -> None:
+    def _warn_of_shortage(self, error: OSError) -> None:
         if error.errno in SHORTAGES and not self._short:
             self._short = True
             _log.warning(
@@ -106,7 +108,7 @@ class SocketListener:
             self._end.send(b"\0")  # not `shutdown` of the listening socket, which some systems refuse
         if self._turn.acquire(blocking=False):
             try:
-                self._dismiss()
+                self._close_sockets()
             finally:
                 self._turn.release()
 
@@ -129,18 +131,18 @@ class TcpListener(SocketListener):
             super().__init__(sock)
         except OSError as error:
             sock.close()
-            raise NotConnectedError(_refusal(place, error)) from error
+            raise NotConnectedError(_listen_error_text(place, error)) from error
         self.port: int = sock.getsockname()[1]
         self._lobby = Lobby(sock, Preambles(secret), refusals)
 
-    def _next(self) -> socket.socket:
+    def _next_socket(self) -> socket.socket:
         while (sock := self._lobby.next()) is None:
-            self._wait(self._lobby, self._lobby.seconds_left())
+            self._wait_readable(self._lobby, self._lobby.seconds_left())
         return sock
 
-    def _dismiss(self) -> None:
+    def _close_sockets(self) -> None:
         self._lobby.close()
-        super()._dismiss()
+        super()._close_sockets()
 
     def open(self, sock: socket.socket, deadline: float) -> Stream:
         return SocketStream(tuned(sock))
@@ -150,7 +152,7 @@ class TcpListener(SocketListener):
         super().forked()
 
 
-def _refusal(place: str, error: OSError) -> str:
+def _listen_error_text(place: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"another process already listens on {place}; where that is torch's own process group, give "
@@ -244,7 +246,7 @@ class LocalListener(SocketListener):
         """Return the stream of an accepted socket. AuthenticationError for a process of another user."""
         if hasattr(socket, "SO_PEERCRED"):
             _same_user(sock)
-        return _stream(sock)
+        return _make_local_stream(sock)
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -260,10 +262,10 @@ def connect_unix(path: str, deadline: float) -> LocalStream:
     except BaseException:
         sock.close()
         raise
-    return _stream(sock)
+    return _make_local_stream(sock)
 
 
-def _stream(sock: socket.socket) -> LocalStream:
+def _make_local_stream(sock: socket.socket) -> LocalStream:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
     return LocalStream(sock)

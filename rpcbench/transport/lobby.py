@@ -94,7 +94,7 @@ class Lobby:
         self._visitors: dict[_Visitor, None] = {}  # by age
         self._hosts: dict[str, dict[_Visitor, None]] = {}  # the same, by host
         self._welcome: collections.deque[socket.socket] = collections.deque()  # that have sent a right preamble
-        self._warned: set[str] = set()  # hosts; of few, see `_displace`
+        self._warned: set[str] = set()  # hosts; of few, see `_displace_oldest`
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
 
@@ -111,19 +111,19 @@ class Lobby:
     def next(self) -> socket.socket | None:
         """Return a connection with a right preamble, None if none has come. Does not wait. OSError as of `accept`."""
         if not self._welcome:
-            self._receive()
+            self._process_events()
         return self._welcome.popleft() if self._welcome else None
 
-    def _receive(self) -> None:
+    def _process_events(self) -> None:
         for key, _ in self._selector.select(0):
             if key.data is None:
-                self._accept()
+                self._accept_visitors()
             elif key.data in self._visitors:  # else it was displaced just now
-                self._look(cast(_Visitor, key.data))
+                self._examine_visitor(cast(_Visitor, key.data))
         while self._visitors and (oldest := next(iter(self._visitors))).until <= time.monotonic():
-            self._dismiss(oldest)
+            self._dismiss_visitor(oldest)
 
-    def _accept(self) -> None:
+    def _accept_visitors(self) -> None:
         for _ in range(_BATCH):
             try:
                 sock, address = self._listening.accept()
@@ -132,21 +132,21 @@ class Lobby:
             except OSError as error:
                 if error.errno not in SHORTAGES or not self._visitors:
                     raise
-                self._displace()  # strangers must not hold the last descriptors
+                self._displace_oldest()  # strangers must not hold the last descriptors
                 continue
             sock.setblocking(False)  # a default timeout of the program's sockets would let each `recv` wait
             visitor = _Visitor(sock, address[0], time.monotonic() + HANDSHAKE_SECONDS)
-            if (right := self._judge(visitor)) is None:
-                self._keep(visitor)
+            if (right := self._check_preamble(visitor)) is None:
+                self._keep_visitor(visitor)
             else:  # most preambles come with the connection, which then need not wait
-                self._settle(visitor, right)
+                self._admit_or_refuse(visitor, right)
 
-    def _look(self, visitor: _Visitor) -> None:
-        if (right := self._judge(visitor)) is not None:
-            self._forget(visitor)
-            self._settle(visitor, right)
+    def _examine_visitor(self, visitor: _Visitor) -> None:
+        if (right := self._check_preamble(visitor)) is not None:
+            self._forget_visitor(visitor)
+            self._admit_or_refuse(visitor, right)
 
-    def _judge(self, visitor: _Visitor) -> bool | None:
+    def _check_preamble(self, visitor: _Visitor) -> bool | None:
         """Read what has come, at most the preamble; return whether it is right, None while it is incomplete."""
         try:
             data = visitor.sock.recv(PREAMBLE - len(visitor.heard))
@@ -159,7 +159,7 @@ class Lobby:
             return None
         return self._preambles.accept(bytes(visitor.heard))
 
-    def _settle(self, visitor: _Visitor, right: bool) -> None:
+    def _admit_or_refuse(self, visitor: _Visitor, right: bool) -> None:
         if right:
             with contextlib.suppress(OSError):  # the peer has gone, which the handshake meets next
                 visitor.sock.send(WELCOME)  # there is room for it: it is the first byte
@@ -170,18 +170,18 @@ class Lobby:
             with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
                 visitor.sock.close()
 
-    def _keep(self, visitor: _Visitor) -> None:
+    def _keep_visitor(self, visitor: _Visitor) -> None:
         try:
             self._selector.register(visitor.sock, selectors.EVENT_READ, visitor)
         except OSError:  # the system is short of memory or of watches
-            self._reset(visitor)
+            self._reset_visitor(visitor)
             return
         self._visitors[visitor] = None
         self._hosts.setdefault(visitor.host, {})[visitor] = None
         if len(self._visitors) > most_waiting():
-            self._displace()
+            self._displace_oldest()
 
-    def _displace(self) -> None:
+    def _displace_oldest(self) -> None:
         """Refuse the oldest connection of the host that has most."""
         host = max(self._hosts, key=lambda each: len(self._hosts[each]))
         if host not in self._warned and len(self._warned) < _HOSTS:  # once for each host
@@ -192,19 +192,19 @@ class Lobby:
                 len(self._visitors),
                 host,
             )
-        self._dismiss(next(iter(self._hosts[host])))
+        self._dismiss_visitor(next(iter(self._hosts[host])))
 
-    def _dismiss(self, visitor: _Visitor) -> None:
+    def _dismiss_visitor(self, visitor: _Visitor) -> None:
         """Reset a connection that waits."""
-        self._forget(visitor)
-        self._reset(visitor)
+        self._forget_visitor(visitor)
+        self._reset_visitor(visitor)
 
-    def _reset(self, visitor: _Visitor) -> None:
+    def _reset_visitor(self, visitor: _Visitor) -> None:
         with contextlib.suppress(OSError):  # the peer has reset it, or the program has closed all descriptors
             visitor.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self._settle(visitor, False)
+        self._admit_or_refuse(visitor, False)
 
-    def _forget(self, visitor: _Visitor) -> None:
+    def _forget_visitor(self, visitor: _Visitor) -> None:
         self._selector.unregister(visitor.sock)
         del self._visitors[visitor], self._hosts[visitor.host][visitor]
         if not self._hosts[visitor.host]:
@@ -213,7 +213,7 @@ class Lobby:
     def close(self) -> None:
         """End all connections that wait. Idempotent."""
         for visitor in list(self._visitors):
-            self._dismiss(visitor)
+            self._dismiss_visitor(visitor)
         self.forked()
 
     def forked(self) -> None:

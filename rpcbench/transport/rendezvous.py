@@ -40,21 +40,21 @@ class Rendezvous:
 
     def find(self) -> str:
         """Return the leader's address. FileNotFoundError where no process leads (yet)."""
-        return self._read().address
+        return self._read_note().address
 
     def found(self, world: int, address: str) -> bool:
         """Become the leader of a new world; False if the leader of another one listens already."""
-        with self._locked():
+        with self._hold_lock():
             if self._is_led(address):
                 return False
-            self._write(_Note(world, 0, address))
+            self._write_note(_Note(world, 0, address))
             self._failure.unlink(missing_ok=True)
             return True
 
     def fail(self, reason: str) -> None:
         """Record why this process could not found its world, for the processes that wait for it."""
-        with self._locked():
-            self._replace(self._failure, reason)
+        with self._hold_lock():
+            self._replace_file(self._failure, reason)
 
     def failure(self, since: float) -> str | None:
         """Return why a world could not be founded here after `since` (of time.time); None if no founder has failed."""
@@ -66,25 +66,28 @@ class Rendezvous:
 
     def hand_over(self, world: int, view: int, address: str) -> None:
         """Record that the process at `address` leads from this view of the world on."""
-        with contextlib.suppress(FileNotFoundError), self._locked():
-            note = self._read()
+        with contextlib.suppress(FileNotFoundError), self._hold_lock():
+            note = self._read_note()
             if note.world == world and note.view < view:  # else a later hand-over was written first
-                self._write(_Note(world, view, address))
+                self._write_note(_Note(world, view, address))
 
     def lead(self, world: int, view: int, address: str) -> None:
         """Record that this process leads from this view on, after a leader on another host, which has no file here."""
-        with contextlib.suppress(FileNotFoundError), self._locked():  # no directory: no process looks for a leader here
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._hold_lock(),
+        ):  # no directory: no process looks for a leader here
             if not self._is_led(address):
-                self._write(_Note(world, view, address))
+                self._write_note(_Note(world, view, address))
 
     def leave(self, address: str) -> None:
         """Remove this process's address: it leads no more, and has no successor on this host."""
-        with contextlib.suppress(FileNotFoundError), self._locked():
-            if self._read().address == address:
+        with contextlib.suppress(FileNotFoundError), self._hold_lock():
+            if self._read_note().address == address:
                 self.path.unlink()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the directory's file lock. FileNotFoundError where the directory was removed."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -103,13 +106,13 @@ class Rendezvous:
         except OSError:
             return False
 
-    def _read(self) -> _Note:
+    def _read_note(self) -> _Note:
         world, view, address = self.path.read_text().split(" ", 2)
         return _Note(int(world), int(view), address)
 
-    def _write(self, note: _Note) -> None:
-        self._replace(self.path, " ".join(map(str, note)))
+    def _write_note(self, note: _Note) -> None:
+        self._replace_file(self.path, " ".join(map(str, note)))
 
-    def _replace(self, path: Path, text: str) -> None:
+    def _replace_file(self, path: Path, text: str) -> None:
         with replace_file(path, durable=False) as file:  # atomically, as readers take no lock
             file.write(text.encode())

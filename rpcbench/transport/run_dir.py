@@ -57,9 +57,9 @@ class RunDirectory:
     """A new directory for one cluster, at `path`."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="rpcbench-", dir=_runtime()))
+        self.path = Path(tempfile.mkdtemp(prefix="rpcbench-", dir=_runtime_base()))
         # A finalizer also runs at exit, in forked children too: hence the id of the process that made the directory.
-        self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
+        self._finalizer = weakref.finalize(self, _remove_own_tree, self.path, os.getpid())
 
     def remove(self) -> None:
         """Remove the directory with its content. Idempotent."""
@@ -72,8 +72,8 @@ class RunDirectory:
 def shared_directory(key: str) -> Path:
     """Return the directory of `key`, common to all processes of this user on this host; create it if necessary.
     PermissionError if another user owns it or can enter it."""
-    top = _private(_runtime() / f"rpcbench-{os.geteuid()}")
-    path = _private(top / hashlib.sha256(key.encode()).hexdigest()[:16])
+    top = _make_private(_runtime_base() / f"rpcbench-{os.geteuid()}")
+    path = _make_private(top / hashlib.sha256(key.encode()).hexdigest()[:16])
     os.utime(path)  # for `sweep`: it is in use
     sweep(top)
     return path
@@ -84,7 +84,7 @@ def shared_secret(directory: Path) -> bytes:
     read the file, ValueError if it holds anything else."""
     path = directory / "secret"
     if not path.exists():
-        _publish(path, secrets.token_bytes(_SECRET_BYTES))
+        _create_atomically(path, secrets.token_bytes(_SECRET_BYTES))
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         check_private(path, os.fstat(file.fileno()))  # of the open file: the path could be exchanged after a check
         secret = file.read(_SECRET_BYTES + 1)
@@ -93,7 +93,7 @@ def shared_secret(directory: Path) -> bytes:
     return secret
 
 
-def _publish(path: Path, content: bytes) -> None:
+def _create_atomically(path: Path, content: bytes) -> None:
     """Create `path` atomically with its content, unless another process was first."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -103,7 +103,7 @@ def _publish(path: Path, content: bytes) -> None:
     draft.unlink()
 
 
-def _runtime() -> Path:
+def _runtime_base() -> Path:
     """Return the directory for this user's short-lived files. OSError where there is none."""
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
@@ -114,7 +114,7 @@ def _runtime() -> Path:
     )
 
 
-def _private(path: Path) -> Path:
+def _make_private(path: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()  # no symbolic link is followed: another user may have made one in /tmp
@@ -134,7 +134,7 @@ def check_private(path: Path, status: os.stat_result) -> None:
         raise PermissionError(f"others may use {path}; run: chmod go-rwx {path}")
 
 
-def _remove(path: Path, maker: int) -> None:
+def _remove_own_tree(path: Path, maker: int) -> None:
     if os.getpid() == maker:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)

@@ -53,7 +53,7 @@ SIZE = 1 << 30  # bytes of a mapping: address space only, until a block is first
 Bytes = NDArray[np.uint8]
 
 
-def _pages(size: int) -> int:
+def _round_to_pages(size: int) -> int:
     """Return the size in bytes of a block for `size` bytes: whole pages, at least one."""
     return max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
 
@@ -72,7 +72,7 @@ class Arena:
 
     def take(self, size: int) -> int | None:
         """Reserve `size` bytes and return their offset; None where no free block is large enough."""
-        size = _pages(size)
+        size = _round_to_pages(size)
         with self._lock:
             for index, (start, stop) in enumerate(self._free):  # first fit: low memory is likely to be warm
                 if stop - start >= size:
@@ -86,9 +86,9 @@ class Arena:
     def give_back(self, start: int) -> None:
         """Free the block at `start`. KeyError where none begins there."""
         with self._lock:
-            self._insert(start, self._taken.pop(start))
+            self._insert_free_block(start, self._taken.pop(start))
 
-    def _insert(self, start: int, stop: int) -> None:
+    def _insert_free_block(self, start: int, stop: int) -> None:
         index = bisect.bisect(self._free, (start, stop))
         if index < len(self._free) and self._free[index][0] == stop:
             stop = self._free.pop(index)[1]  # merge with the free block after it, and below with the one before it
@@ -104,7 +104,7 @@ class Arena:
             self.memory.madvise(self._forget, start, stop - start)
         with self._lock:
             for start, stop in idle:
-                self._insert(start, stop)
+                self._insert_free_block(start, stop)
 
     def _set_aside(self) -> list[tuple[int, int]]:
         """Remove the free ranges that hold data and were not needed from the free list, and return them."""
@@ -142,17 +142,17 @@ class BorrowedBuffers:
         self._loans: dict[int, BorrowedBuffer] = {}  # by start
         self._ended = False
         # Reentrant, as weakref callbacks may run anywhere.
-        self._over: queue.SimpleQueue[BorrowedBuffer] = queue.SimpleQueue()
-        self.none_ended: Callable[[], bool] = self._over.empty  # whether `over` would return an empty list
+        self._ended_loans: queue.SimpleQueue[BorrowedBuffer] = queue.SimpleQueue()
+        self.none_ended: Callable[[], bool] = self._ended_loans.empty  # whether `over` would return an empty list
 
     def lend(self, start: int, size: int) -> memoryview:
         """Return `size` bytes of the block at `start`. ValueError for a place that is no block, for a block in use, or
         after the end."""
-        stop = start + _pages(size)
+        stop = start + _round_to_pages(size)
         if not 0 <= start < stop <= len(self.memory) or start % mmap.PAGESIZE:
             raise ValueError(f"{size} bytes at {start} are not there")
         piece: Bytes = np.ndarray(size, np.uint8, self.memory, start)  # every view of an array keeps the array alive,
-        loan = BorrowedBuffer(piece, self._over.put)  # whereas a view of a memoryview outlives that memoryview
+        loan = BorrowedBuffer(piece, self._ended_loans.put)  # whereas a view of a memoryview outlives that memoryview
         loan.start, loan.stop = start, stop
         with self._lock:
             at = bisect.bisect_left(self._starts, stop)  # only the last block that begins before `stop` can overlap
@@ -166,9 +166,9 @@ class BorrowedBuffers:
     def over(self) -> list[int]:
         """Return the offsets of the blocks whose use has ended; each is returned once."""
         starts = []
-        while not self._over.empty():
+        while not self._ended_loans.empty():
             try:
-                start = self._over.get_nowait().start
+                start = self._ended_loans.get_nowait().start
             except queue.Empty:  # another thread took it in between
                 break
             with self._lock:
@@ -204,14 +204,14 @@ class BufferPool:
         """Return an exclusive buffer of `size` bytes with undefined content. Untouched, it needs no memory yet: a peer
         that announces bytes which never come must not fill this process."""
         if size >= SMALL:
-            self._make()
+            self._create_mapping()
             self._take_back()
             place = self._arena.take(size) if self._arena is not None else None
             if place is not None and self._loans is not None:
                 return self._loans.lend(place, size)
         return np.empty(size, np.uint8).data
 
-    def _make(self) -> None:
+    def _create_mapping(self) -> None:
         """Create the mapping, at the first large buffer: most processes never need one."""
         with self._lock:
             if self._tried:
@@ -364,12 +364,12 @@ def exchange(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
     this side sends the last word, as exactly one of the two does. ProtocolError for a file that could do harm, OSError
     past the deadline or where the peer closes the socket."""
     with contextlib.ExitStack() as undo:
-        ours, event_receiver = _offered(sock, deadline, undo)
-        theirs, event_sender = _taken(sock, deadline, undo)
+        ours, event_receiver = _offer_memory(sock, deadline, undo)
+        theirs, event_sender = _receive_memory(sock, deadline, undo)
         verdict = _NOTHING if theirs is None else _MEMORY
         if not last:
             _send_word(sock, deadline, verdict)
-        accepted = _heard(sock, deadline)[0] == _MEMORY
+        accepted = _receive_word(sock, deadline)[0] == _MEMORY
         if last:  # no deadline: the other side returns once it has this, so this side must not give up after that
             _send_word(sock, math.inf, verdict)
         undo.pop_all()  # the store owns the descriptors from now on
@@ -377,13 +377,13 @@ def exchange(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
     return BufferStore(arena, BorrowedBuffers(theirs) if theirs is not None else None, event_receiver, event_sender)
 
 
-def _offered(
+def _offer_memory(
     sock: socket.socket, deadline: float, undo: contextlib.ExitStack
 ) -> tuple[mmap.mmap | None, EventReceiver | None]:
     """Offer memory and an event to the peer; return the mapping and the event's receiver, None where not possible."""
-    descriptor = _file()
+    descriptor = _create_memfd()
     try:
-        ours = _mapped(descriptor, SIZE)
+        ours = _map_file(descriptor, SIZE)
         if ours is None or descriptor is None:
             _send_word(sock, deadline, _NOTHING)
             return None, None
@@ -400,7 +400,7 @@ def _offered(
             os.close(descriptor)  # the mapping keeps the file
 
 
-def _file() -> int | None:
+def _create_memfd() -> int | None:
     """Return a sealed memfd, which takes no memory until it is written to; None where the system has none."""
     if os.environ.get("RPCBENCH_SHARED_MEMORY") == "0" or not hasattr(os, "memfd_create"):
         return None
@@ -421,7 +421,7 @@ def _file() -> int | None:
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
-def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
+def _map_file(descriptor: int | None, size: int) -> mmap.mmap | None:
     if descriptor is None:
         return None
     with contextlib.suppress(OSError):
@@ -429,17 +429,17 @@ def _mapped(descriptor: int | None, size: int) -> mmap.mmap | None:
     return None
 
 
-def _taken(
+def _receive_memory(
     sock: socket.socket, deadline: float, undo: contextlib.ExitStack
 ) -> tuple[mmap.mmap | None, EventSender | None]:
     """Receive and map the peer's memory and its event sender; None where it offers none, or it cannot be used here."""
-    word, descriptors, cut = _heard(sock, deadline)
+    word, descriptors, cut = _receive_word(sock, deadline)
     try:
         if word == _NOTHING or cut or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
             return None, None
         if not descriptors:
             raise ProtocolError("the peer announced shared memory, and sent none")
-        memory = _mapped(descriptors[0], _size(descriptors[0]))
+        memory = _map_file(descriptors[0], _sealed_size(descriptors[0]))
         if len(descriptors) == 1 or memory is None or not SUPPORTED:
             return memory, None
         _check_eventfd(descriptors[1])
@@ -457,7 +457,7 @@ def _check_eventfd(descriptor: int) -> None:
         raise ProtocolError("the peer sent a descriptor for events that is no eventfd")
 
 
-def _size(descriptor: int) -> int:
+def _sealed_size(descriptor: int) -> int:
     """Return the size of a file that is sealed against truncation. ProtocolError for any other file."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -470,22 +470,22 @@ def _size(descriptor: int) -> int:
 
 
 def _send_word(sock: socket.socket, deadline: float, word: bytes, *descriptors: int) -> None:
-    sock.settimeout(_left(deadline))
+    sock.settimeout(_seconds_left(deadline))
     socket.send_fds(sock, [word], descriptors)
 
 
 _CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS lacks it, and sends no descriptors
 
 
-def _heard(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
+def _receive_word(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
     """Return a word, the descriptors received with it, and whether some were lost (this process is at its limit)."""
-    sock.settimeout(_left(deadline))
+    sock.settimeout(_seconds_left(deadline))
     word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, _CLOSED_IN_CHILDREN)
     if not word:
         raise ConnectionResetError("the peer closed the connection before it had announced its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)
 
 
-def _left(deadline: float) -> float | None:
+def _seconds_left(deadline: float) -> float | None:
     left = time_left(deadline, "the peer took too long to announce its memory")
     return None if left == math.inf else left

@@ -140,21 +140,21 @@ class Producer(_Ring):
         self.over = False
         self.lock = threading.Lock()
         """Held from `room` to `give`: one producer at a time, and `end` waits for it."""
-        self._words[_NAME], self._given, self._event_sender = name, 0, event_sender
+        self._words[_NAME], self._pushed_count, self._event_sender = name, 0, event_sender
 
     def room(self) -> int | None:
         """Return the slot for the next value; None if the value must go as a message."""
         words = self._words
-        if self.over or words[_STATE] == AWAY or self._given - words[_POPPED] >= SLOTS:
+        if self.over or words[_STATE] == AWAY or self._pushed_count - words[_POPPED] >= SLOTS:
             return None
-        return self._given % SLOTS
+        return self._pushed_count % SLOTS
 
     def give(self, head: Sequence[int], size: int) -> None:
         """Publish the value of `size` bytes in the slot, with its numbers. The caller calls `tell` next."""
         self._traffic.lent += size
-        _HEAD.pack_into(self._memory, _HEADS + self._given % SLOTS * _HEAD.size, *head)
-        self._given += 1
-        self._words[_PUSHED] = self._given  # last: from here on the consumer reads the slot
+        _HEAD.pack_into(self._memory, _HEADS + self._pushed_count % SLOTS * _HEAD.size, *head)
+        self._pushed_count += 1
+        self._words[_PUSHED] = self._pushed_count  # last: from here on the consumer reads the slot
 
     def tell(self, message: Callable[[], object]) -> None:
         """Wake a waiting consumer, by an event or by `message()`. Call it after the release of `lock`, the barrier."""
@@ -175,28 +175,28 @@ class Consumer(_Ring):
 
     def __init__(self, memory: memoryview, event_receiver: EventReceiver, traffic: Memory) -> None:
         super().__init__(memory, traffic)
-        self.at, self._taken, self._event_receiver = AWAY, 0, event_receiver
+        self.at, self._popped_count, self._event_receiver = AWAY, 0, event_receiver
         self._barrier = threading.Lock()
 
     def lies(self) -> bool:
         """Return whether a value is in the ring."""
-        return self._words[_PUSHED] != self._taken
+        return self._words[_PUSHED] != self._popped_count
 
     def next(self) -> tuple[int, tuple[int, ...]] | None:
         """Return the slot of the next value and its numbers; None if there is none. The caller calls `done` next."""
-        count = self._words[_PUSHED] - self._taken
+        count = self._words[_PUSHED] - self._popped_count
         if not count:
             return None
         if not 0 < count <= SLOTS:
             raise ProtocolError(f"a peer reports {counted(count, 'value')} in a ring of {SLOTS} slots")
-        place = self._taken % SLOTS
+        place = self._popped_count % SLOTS
         return place, _HEAD.unpack_from(self._memory, _HEADS + place * _HEAD.size)
 
     def done(self, size: int) -> None:
         """Free the slot of the value that was read, of `size` bytes."""
         self._traffic.borrowed += size
-        self._taken += 1
-        self._words[_POPPED] = self._taken
+        self._popped_count += 1
+        self._words[_POPPED] = self._popped_count
 
     def be(self, at: int) -> EventReceiver | None:
         """Publish the consumer's state; for WAITING, return the event receiver. The caller polls again, then waits."""

@@ -58,13 +58,13 @@ class AdaptiveSpin:
         began = self._clock()
         if self._pause:
             self._pause -= 1
-        elif self._short and self._comes(began):
+        elif self._short and self._spin_until_ready(began):
             return None
         slept = sleep()
         self._short = self._wanted and self._clock() - began < SPIN_SECONDS
         return slept
 
-    def _comes(self, now: float) -> bool:
+    def _spin_until_ready(self, now: float) -> bool:
         until = now + SPIN_SECONDS
         while not self._ready():
             os.sched_yield()  # another process that is ready to run gets the core, and the pause below shows it
@@ -100,13 +100,13 @@ class SocketWaiter:
 
     def arm(self) -> None:
         """Let the next data, or the end of the stream, wake the loop."""
-        self._modify(_ARMED)
+        self._set_events(_ARMED)
 
     def disarm(self) -> None:
         """Let no data wake the loop; the end of the stream still does, once."""
-        self._modify(_DISARMED)
+        self._set_events(_DISARMED)
 
-    def _modify(self, events: int) -> None:
+    def _set_events(self, events: int) -> None:
         try:
             self._armed.modify(self._fd, events)
         except (OSError, ValueError):

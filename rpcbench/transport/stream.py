@@ -100,14 +100,14 @@ class StreamConnection:
                     self._writing = True
                     self.said += len(frame)
             if alone:
-                self._write([frame], may_wait)
+                self._write_queued([frame], may_wait)
             else:
-                self._send([frame], None, None, body, may_wait, hold)
+                self._send_or_queue([frame], None, None, body, may_wait, hold)
             return
-        first, chunks = self._encoded(control, body)
-        self._send(first, chunks, None if none_to_return else self._returns(), body, may_wait, hold)
+        first, chunks = self._encode_message(control, body)
+        self._send_or_queue(first, chunks, None if none_to_return else self._encode_returns(), body, may_wait, hold)
 
-    def _send(
+    def _send_or_queue(
         self,
         first: Parts,
         chunks: Iterator[Parts] | None,
@@ -123,13 +123,13 @@ class StreamConnection:
                 raise NotConnectedError("the connection has ended")
             if owed is not None:
                 self._held += owed
-            self.said += len(first[0]) if len(first) == 1 else _size(first)
+            self.said += len(first[0]) if len(first) == 1 else _size_of_parts(first)
             parts: Parts = []
             if hold:
                 self._held += first
             elif self._small or self._writing:
                 self._small.append(first)
-                self._queued += _size(first)
+                self._queued += _size_of_parts(first)
             else:
                 parts = first
                 if self._held:
@@ -143,9 +143,9 @@ class StreamConnection:
             if self._writing or (hold and len(self._held) < _MOST_HELD):
                 return
             self._writing = True
-        self._write(parts, may_wait)
+        self._write_queued(parts, may_wait)
 
-    def _encoded(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
+    def _encode_message(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
         check(control, body, self._limits)
         if not body.buffers:
             return [encode_small(control, body)], None
@@ -155,14 +155,14 @@ class StreamConnection:
         first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
         return first, chunks if len(first) == 1 else None
 
-    def _returns(self) -> Parts:
+    def _encode_returns(self) -> Parts:
         places = self._store.owed()
         return [encode_returned(places)] if places else []
 
     def tidy(self) -> None:
         """Return idle memory to the peer and to the system. Never blocks."""
         self._store.tidy()
-        owed = self._returns()
+        owed = self._encode_returns()
         with self._state:
             self._held += owed
         self.flush()
@@ -173,7 +173,7 @@ class StreamConnection:
             if self.ended or self._writing or not self._held:
                 return
             self._writing = True
-        self._write([], False)
+        self._write_queued([], False)
 
     def send_heartbeat(self) -> None:
         """Send a heartbeat, unless a thread is writing. Never blocks."""
@@ -181,7 +181,7 @@ class StreamConnection:
             if self.ended or self._writing:  # any bytes are as good a sign of life
                 return
             self._writing = True
-        self._write([BEAT], False)
+        self._write_queued([BEAT], False)
 
     @property
     def full(self) -> bool:
@@ -194,9 +194,9 @@ class StreamConnection:
             return True
         release_duties()  # the peer may wait for this process to read before it reads
         with self._state:
-            return self._await(lambda: self.ended or not self.full, seconds)
+            return self._wait_until(lambda: self.ended or not self.full, seconds)
 
-    def _await(self, condition: Callable[[], bool], seconds: float | None) -> bool:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float | None) -> bool:
         """Wait, with the lock held, until the condition holds or `seconds` have passed; return whether it holds."""
         self._waiters += 1
         try:
@@ -204,22 +204,22 @@ class StreamConnection:
         finally:
             self._waiters -= 1
 
-    def _write(self, parts: Parts, may_wait: bool, resumes: bool = False) -> None:
+    def _write_queued(self, parts: Parts, may_wait: bool, resumes: bool = False) -> None:
         """Write `parts`, then all that is queued. Only for the thread that set `_writing`, or its helper (resumes)."""
         try:
             if not resumes:
-                parts = parts or self._next()  # a caller without parts writes the messages kept back
+                parts = parts or self._next_parts()  # a caller without parts writes the messages kept back
             while parts or resumes:
                 resumes = False
                 try:
                     self._stream.write(parts, False)
                 except BlockingIOError:  # `parts` now holds the rest, or the stream itself does, as that of TLS
                     if not may_wait:
-                        self._helper(partial(self._write, parts, True, True))
+                        self._helper(partial(self._write_queued, parts, True, True))
                         return
                     release_duties()
                     self._stream.write(parts, True)
-                parts = self._next()
+                parts = self._next_parts()
         except BaseException as error:  # a part of a message may have been sent: no other can follow it
             self.cut()
             with self._state:
@@ -228,7 +228,7 @@ class StreamConnection:
             if not isinstance(error, OSError):  # the reader reports a broken connection
                 raise
 
-    def _next(self) -> Parts:
+    def _next_parts(self) -> Parts:
         """Return the next parts to write: small messages, else those kept back, else a chunk; without any, stop."""
         with self._state:
             parts: Parts = []
@@ -237,7 +237,7 @@ class StreamConnection:
             elif self._held:
                 parts, self._held = self._held, []  # a new list, as the writer uses the old one without the lock
             elif self._large:
-                parts = self._chunk()
+                parts = self._next_chunk()
             if not parts:
                 self._writing = False
             if self._waiters:
@@ -248,10 +248,10 @@ class StreamConnection:
         parts = self._small.popleft()
         while self._small and len(parts) + len(self._small[0]) <= MOST_PARTS:
             parts += self._small.popleft()
-        self._queued -= _size(parts)
+        self._queued -= _size_of_parts(parts)
         return parts
 
-    def _chunk(self) -> Parts:
+    def _next_chunk(self) -> Parts:
         while self._large:
             source = self._large.popleft()
             chunk = next(source, None)
@@ -273,7 +273,7 @@ class StreamConnection:
             self.heard += count
             if count:
                 frames = self._decoder.received(count)
-                return self._rest(frames) if self._stream.pending else frames
+                return self._read_buffered(frames) if self._stream.pending else frames
             how = "closed" if self._decoder.idle else "closed in mid-message"
             ending = ConnectionEnd(f"its connection {how}", not self._decoder.over)
         except BlockingIOError:
@@ -286,7 +286,7 @@ class StreamConnection:
         self.cut()
         return ending
 
-    def _rest(self, frames: list[Frame]) -> list[Frame]:
+    def _read_buffered(self, frames: list[Frame]) -> list[Frame]:
         """Read all that is buffered in this process: a wait for the descriptor would not report it."""
         with contextlib.suppress(BlockingIOError):
             while self._stream.pending and (count := self._stream.read_into(self._decoder.target())):
@@ -300,11 +300,11 @@ class StreamConnection:
         self.flush()
         with self._state:
             patience = _CLOSE_SECONDS if patience is None else patience
-            free = self._await(lambda: self.ended or not self._writing, patience)
+            free = self._wait_until(lambda: self.ended or not self._writing, patience)
             farewell = free and not self.ended  # END must not be written into the middle of a message
             self._writing |= farewell
         if farewell:
-            self._write([END], False)
+            self._write_queued([END], False)
         self.cut()
 
     def cut(self) -> None:
@@ -320,7 +320,7 @@ class StreamConnection:
     def release(self) -> None:
         """Close the descriptor; only after `read` has returned the end."""
         with self._state:
-            self._await(lambda: not self._writing, _CLOSE_SECONDS)  # a helper may be in a write, which `shut` ends
+            self._wait_until(lambda: not self._writing, _CLOSE_SECONDS)  # a helper may be in a write, which `shut` ends
         self._store.end()
         self._stream.release()
 
@@ -330,5 +330,5 @@ class StreamConnection:
         self._stream.release()
 
 
-def _size(parts: Parts) -> int:
+def _size_of_parts(parts: Parts) -> int:
     return sum(len(part) for part in parts)

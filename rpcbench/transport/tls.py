@@ -35,12 +35,12 @@ class Credentials:
     """The certificate of a cluster, ready for both sides of a connection."""
 
     def __init__(self, secret: bytes) -> None:
-        certificate, key, password = _make(secret)
-        self.server = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, password)
-        self.client = _context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, password)
+        certificate, key, password = _make_certificate(secret)
+        self.server = _make_context(ssl.PROTOCOL_TLS_SERVER, certificate, key, password)
+        self.client = _make_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, password)
 
 
-def _make(secret: bytes) -> tuple[bytes, bytes, bytes]:
+def _make_certificate(secret: bytes) -> tuple[bytes, bytes, bytes]:
     """Return certificate, key and the password of the key, which only this process uses."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -55,7 +55,7 @@ def _make(secret: bytes) -> tuple[bytes, bytes, bytes]:
     return certificate.public_bytes(Encoding.PEM), sealed, password
 
 
-def _context(side: int, certificate: bytes, key: bytes, password: bytes) -> ssl.SSLContext:
+def _make_context(side: int, certificate: bytes, key: bytes, password: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate names the cluster, not a host
@@ -83,7 +83,7 @@ class TlsStream:
         self._tls = context.wrap_bio(self._received, self._sealed, server_side=serves)
         self._scratch = memoryview(bytearray(_PIECE))  # the reader's
         self._unsent: Parts = []  # encrypted, not yet written
-        self._over = False  # the peer has announced the end of its data
+        self._end_received = False  # the peer has announced the end of its data
         try:
             self._shake_hands(deadline)
         except ssl.SSLError as error:
@@ -99,7 +99,7 @@ class TlsStream:
                 pass
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
             self._sock.sendall(self._sealed.read())
-            if not done and not self._more():
+            if not done and not self._receive_records():
                 raise AuthenticationError("the peer ended the TLS handshake: does it use another secret?")
 
     # -- reading
@@ -110,7 +110,7 @@ class TlsStream:
 
     def read_into(self, target: memoryview, /) -> int:
         """Read decrypted bytes. BlockingIOError for a part of a record: the caller may do other work meanwhile."""
-        if self._over or not (self.pending or self._more()):
+        if self._end_received or not (self.pending or self._receive_records()):
             return 0
         count = 0
         with self._lock:
@@ -121,10 +121,10 @@ class TlsStream:
                 if not count:
                     raise BlockingIOError from error
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                self._over = True
+                self._end_received = True
         return count
 
-    def _more(self) -> int:
+    def _receive_records(self) -> int:
         count = self._sock.recv_into(self._scratch)
         with self._lock:
             self._received.write(self._scratch[:count])
@@ -137,9 +137,9 @@ class TlsStream:
             self._plain.write(self._unsent, may_wait)  # first: records must be sent in the order of their encryption
             if not parts:
                 return
-            self._unsent.append(self._seal(parts))
+            self._unsent.append(self._encrypt_parts(parts))
 
-    def _seal(self, parts: Parts) -> bytes:
+    def _encrypt_parts(self, parts: Parts) -> bytes:
         """Encrypt and remove the first parts, and return the records."""
         size = 0
         with self._lock:

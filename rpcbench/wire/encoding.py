@@ -79,27 +79,27 @@ def pack(seq: int, message: Message) -> tuple[bytes, Body]:
     kind = type(message)
     if (kind is Call or kind is Result) and not message.forks:
         try:
-            return _quick(kind, seq, message)
+            return _pack_fast(kind, seq, message)
         except struct.error:  # a value is larger than its fixed field: msgpack has the size for it
             pass
     values, body = (message[:-1], message[-1]) if kind in _HAS_BODY else (message, EMPTY)
     return packed((_CODES[kind], seq, *values)), body
 
 
-def _quick(kind: type[Any], seq: int, message: Any) -> tuple[bytes, Body]:
+def _pack_fast(kind: type[Any], seq: int, message: Any) -> tuple[bytes, Body]:
     if kind is Result:
         call, _, scope, body = message
         if scope is None:
             return _BEGIN_RESULT.pack(_RESULT, seq, call), body
-        return _BEGIN_RESULT.pack(_SCOPED_RESULT, seq, call) + _scope(scope), body
+        return _BEGIN_RESULT.pack(_SCOPED_RESULT, seq, call) + _pack_scope(scope), body
     call, label, budget, _, scope, body = message
     text, until = label.encode("utf-8", TEXT), _NAN if budget is None else budget
     if scope is None:
         return _BEGIN_CALL.pack(_CALL, seq, call, until) + text, body
-    return _BEGIN_CALL.pack(_SCOPED_CALL, seq, call, until) + _scope(scope) + text, body
+    return _BEGIN_CALL.pack(_SCOPED_CALL, seq, call, until) + _pack_scope(scope) + text, body
 
 
-def _scope(scope: Scope) -> bytes:
+def _pack_scope(scope: Scope) -> bytes:
     context, message, behind = scope
     if behind is None:
         return _SCOPE.pack(context, message, _UNTOLD)
@@ -112,7 +112,7 @@ def unpack(control: bytes, body: Body) -> tuple[int, Any]:
     """Decode a message; return its sequence number and the message. ProtocolError for any other bytes."""
     try:
         if (form := control[0]) <= _SCOPED_RESULT:
-            return _unpacked(form, control, body)
+            return _unpack_fast(form, control, body)
         found: Any = _unpackb(control)
         code, seq = found[:2]
         if code < 0 or type(seq) is not int or seq < 0:
@@ -126,25 +126,25 @@ def unpack(control: bytes, body: Body) -> tuple[int, Any]:
     return seq, new_tuple(kind, (*values, body) if has_body else values)
 
 
-def _unpacked(form: int, control: bytes, body: Body) -> tuple[int, Any]:
+def _unpack_fast(form: int, control: bytes, body: Body) -> tuple[int, Any]:
     scope = None
     if form >= _RESULT:
         _, seq, call = _BEGIN_RESULT.unpack_from(control)
         end = _RESULT_SIZE
         if form == _SCOPED_RESULT:
-            scope, end = _scoped(control, end)
+            scope, end = _unpack_scope(control, end)
         if end != len(control):
             raise ProtocolError("a result is longer than its fields")
         return seq, new_tuple(Result, (call, (), scope, body))
     _, seq, call, budget = _BEGIN_CALL.unpack_from(control)
     end = _CALL_SIZE
     if form == _SCOPED_CALL:
-        scope, end = _scoped(control, end)
+        scope, end = _unpack_scope(control, end)
     label = control[end:].decode("utf-8", TEXT)
     return seq, new_tuple(Call, (call, label, None if budget != budget else budget, (), scope, body))  # only NaN != NaN
 
 
-def _scoped(control: bytes, begin: int) -> tuple[Scope, int]:
+def _unpack_scope(control: bytes, begin: int) -> tuple[Scope, int]:
     """Return the scope that begins at `begin`, and the offset of its end."""
     context, message, count = _SCOPE.unpack_from(control, begin)
     begin += _SCOPE.size
@@ -172,7 +172,7 @@ def know(*kinds: type[Any]) -> None:
     """Register named tuples that may be received; a tuple comes after those that its fields consist of."""
     for kind in kinds:
         hints = get_type_hints(kind)
-        found = [_field(hints[name]) for name in kind._fields if name != "body"]
+        found = [_field_types(hints[name]) for name in kind._fields if name != "body"]
         types = frozenset(itertools.product(*[types for types, _ in found]))
         _FIELDS[kind] = _FieldTypes(types, tuple([(place, make) for place, (_, make) in enumerate(found) if make]))
 
@@ -181,7 +181,7 @@ def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
     """Return the fields of a registered type, made from received values. ProtocolError for invalid ones."""
     types, made = _FIELDS[kind]
     if type(values) is not tuple or tuple(map(type, values)) not in types:  # exact types: a bool is no count
-        raise ProtocolError(f"a {kind.__name__} cannot have the fields {_shape(values)}")
+        raise ProtocolError(f"a {kind.__name__} cannot have the fields {_describe_shape(values)}")
     if not made:
         return values
     found = [*values]
@@ -191,39 +191,39 @@ def rebuild(kind: type[Any], values: Any) -> Sequence[Any]:
     return found
 
 
-def _field(hint: Any) -> tuple[set[type], _Make | None]:
+def _field_types(hint: Any) -> tuple[set[type], _Make | None]:
     """Return the types that a received field may have, and how to make its value, if it is not used as received."""
     types: set[type] = set()
     make = None
     for option in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if get_origin(option) is tuple:
-            make = _many(get_args(option)[0])
+            make = _tuple_maker(get_args(option)[0])
         elif hasattr(option, "_fields"):
-            make = _one(option)
+            make = _record_maker(option)
         else:
             types |= {float, int} if option is float else {option}  # as in annotations, an int is a float
     return (types | {tuple} if make else types), make
 
 
-def _one(kind: type[Any]) -> _Make:
+def _record_maker(kind: type[Any]) -> _Make:
     assert kind in _FIELDS, f"{kind.__name__} is to be known before the tuples that it is part of"
     return lambda value: new_tuple(kind, rebuild(kind, value))
 
 
-def _many(kind: type[Any]) -> _Make:
+def _tuple_maker(kind: type[Any]) -> _Make:
     if hasattr(kind, "_fields"):
-        one = _one(kind)
+        one = _record_maker(kind)
         return lambda value: tuple([one(item) for item in value])
 
     def same(value: Any) -> Any:
         if not {kind}.issuperset(map(type, value)):
-            raise ProtocolError(f"a {_shape(value)} is no tuple of {kind.__name__}")
+            raise ProtocolError(f"a {_describe_shape(value)} is no tuple of {kind.__name__}")
         return value
 
     return same
 
 
-def _shape(value: Any) -> str:
+def _describe_shape(value: Any) -> str:
     if type(value) is not tuple:
         return type(value).__name__
     return f"({', '.join([type(item).__name__ for item in value])})"

@@ -100,15 +100,15 @@ def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Par
     """Return the frame of a message, and the chunks that follow it (none for a small message)."""
     buffers = raw(body)
     chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
-    first: Parts = [_announcement(_MESSAGE, chunked, stream if chunked else 0, control, body)]
+    first: Parts = [_encode_announcement(_MESSAGE, chunked, stream if chunked else 0, control, body)]
     if not chunked:
         return [*first, *buffers], iter(())
-    return first, _chunks(stream, buffers)
+    return first, _encode_chunks(stream, buffers)
 
 
 def encode_lent(control: bytes, body: Body, places: Sequence[int]) -> bytes:
     """Return the frame of a message whose buffers are in shared memory already."""
-    return _announcement(_LENT, False, 0, control, body, places)
+    return _encode_announcement(_LENT, False, 0, control, body, places)
 
 
 def encode_returned(places: Sequence[int]) -> bytes:
@@ -121,7 +121,7 @@ def raw(body: Body) -> list[memoryview]:
     return [memoryview(b).cast("B") for b in body.buffers]
 
 
-def _announcement(
+def _encode_announcement(
     kind: int, chunked: bool, stream: int, control: bytes, body: Body, places: Sequence[int] = ()
 ) -> bytes:
     lengths = [memoryview(buffer).nbytes for buffer in body.buffers]
@@ -130,7 +130,7 @@ def _announcement(
     return b"".join((head, numbers, control, body.payload, body.tensors))
 
 
-def _chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
+def _encode_chunks(stream: int, buffers: list[memoryview]) -> Iterator[Parts]:
     for buffer in buffers:
         for start in range(0, buffer.nbytes, CHUNK):
             piece = buffer[start : start + CHUNK]
@@ -182,20 +182,20 @@ class Decoder:
 
     def received(self, count: int) -> list[Frame]:
         """Return the frames completed by the `count` bytes in the last target. ProtocolError for invalid bytes."""
-        if not self._direct and not self._pending and (frame := self._only(count)) is not None:
+        if not self._direct and not self._pending and (frame := self._decode_single(count)) is not None:
             return [frame]
         frames: list[Frame] = []
         if self._direct:
-            self._filled(count, frames)
+            self._advance_current(count, frames)
         else:
-            begin = 0 if self._pending or self._current is not None else self._whole(count, frames)
+            begin = 0 if self._pending or self._current is not None else self._decode_whole_frames(count, frames)
             if begin < count:  # the rest takes the general way, a frame at a time
                 self._pending += self._scratch[begin:count]
-        while self._pending and self._step(frames):
+        while self._pending and self._decode_next(frames):
             pass
         return frames
 
-    def _only(self, count: int) -> Frame | None:
+    def _decode_single(self, count: int) -> Frame | None:
         """Return the message, if these bytes are exactly one small message without buffers, as most are; else None."""
         if count < _BEGIN or count > self._sure:
             return None
@@ -209,7 +209,7 @@ class Decoder:
         body = new_tuple(Body, (bytes(scratch[second:third]), table, []))
         return new_tuple(Frame, (bytes(scratch[_BEGIN:second]), body))
 
-    def _whole(self, count: int, frames: list[Frame]) -> int:
+    def _decode_whole_frames(self, count: int, frames: list[Frame]) -> int:
         """Decode, without a copy to `_pending`, the messages that are complete; return the count of bytes consumed."""
         scratch, begin = self._scratch, 0
         while begin + _BEGIN <= count:
@@ -245,10 +245,10 @@ class Decoder:
         """Whether no message is incomplete: a stream that ends now ends cleanly."""
         return not self._pending and not self._streams and self._current is None
 
-    def _step(self, frames: list[Frame]) -> bool:
+    def _decode_next(self, frames: list[Frame]) -> bool:
         """Decode one frame, or a part of the current buffers, from `_pending`; return whether that was possible."""
         if self._current is not None:
-            self._copy(frames)
+            self._copy_to_buffers(frames)
             return True
         if len(self._pending) < HEAD.size:
             return False
@@ -264,7 +264,7 @@ class Decoder:
             return self._take_back(control)
         if kind not in (_MESSAGE, _LENT):
             raise ProtocolError(f"frame of unknown kind {kind}")
-        announced = self._announced(kind == _LENT, buffers, control, payload, tensors)
+        announced = self._decode_announcement(kind == _LENT, buffers, control, payload, tensors)
         if announced is not None:
             self._begin_message(kind == _LENT, announced, bool(chunked), stream, frames)
         return announced is not None
@@ -293,7 +293,7 @@ class Decoder:
         del self._pending[: HEAD.size]
         self._current, self._left = incoming, length
 
-    def _announced(self, lent: bool, buffers: int, control: int, payload: int, tensors: int) -> Frame | None:
+    def _decode_announcement(self, lent: bool, buffers: int, control: int, payload: int, tensors: int) -> Frame | None:
         """Return the announced message, with buffers to fill unless they are lent; None if it is not complete yet."""
         limits = self._limits
         if control > limits.control or payload + tensors > limits.body or buffers > limits.buffers:
@@ -332,15 +332,15 @@ class Decoder:
         else:
             self._current, self._left = incoming, incoming.left
 
-    def _copy(self, frames: list[Frame]) -> None:
+    def _copy_to_buffers(self, frames: list[Frame]) -> None:
         assert self._current is not None
         target = self._current.target(min(self._left, len(self._pending)))
         count = target.nbytes
         target[:] = self._pending[:count]
         del self._pending[:count]
-        self._filled(count, frames)
+        self._advance_current(count, frames)
 
-    def _filled(self, count: int, frames: list[Frame]) -> None:
+    def _advance_current(self, count: int, frames: list[Frame]) -> None:
         incoming = self._current
         assert incoming is not None
         incoming.advance(count)

@@ -192,7 +192,7 @@ def test_leaves_of_each_layout_are_reported_with_shape_and_size() -> None:
     parts = [torch.ones(2), torch.ones(3)]
     nested = [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
     leaves = [*nested, torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.half)]
-    told_of = [graph_events._leaf("w", leaf) for leaf in leaves]
+    told_of = [graph_events._leaf_fields("w", leaf) for leaf in leaves]
     assert [one["shape"] for one in told_of] == ["nested", "nested", "[2, 2]", "[2]"]
     assert [one["bytes"] for one in told_of] == [0, 0, 0, 4]
 
@@ -206,7 +206,7 @@ def test_leaves_beyond_the_limit_of_a_row_are_counted(agents: list[Agent], monke
 
 
 def test_no_row_of_a_graph_is_made_without_a_listener(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_events.GraphEvents, "_row", lambda *_: pytest.fail("a row was made"))
+    monkeypatch.setattr(graph_events.GraphEvents, "_make_row", lambda *_: pytest.fail("a row was made"))
     monkeypatch.setattr(graph_events, "SeenGraph", lambda: pytest.fail("a graph was looked at"))
     one_step()
 
@@ -253,7 +253,7 @@ def test_of_a_large_graph_only_the_recvs_are_known(monkeypatch: pytest.MonkeyPat
     assert unknown.parts() == []
 
 
-@pytest.mark.parametrize("step", ["_graph", "_row", "_size", "walk", "Spans"])
+@pytest.mark.parametrize("step", ["_graph_of_context", "_make_row", "_size_fields", "walk", "Spans"])
 def test_an_error_of_the_watching_is_logged_once_and_the_pass_goes_on(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
@@ -261,7 +261,7 @@ def test_an_error_of_the_watching_is_logged_once_and_the_pass_goes_on(
         raise ZeroDivisionError(step)
 
     place: Any = graph_events
-    place = {"walk": graph_events.SeenGraph, "_size": place, "Spans": place}.get(step, graph_events.GraphEvents)
+    place = {"walk": graph_events.SeenGraph, "_size_fields": place, "Spans": place}.get(step, graph_events.GraphEvents)
     monkeypatch.setattr(place, step, fail)
     for agent in agents:
         agent.listen(True, False)

@@ -61,8 +61,8 @@ MUTANTS = {
     "leaves with hooks shared": (regions, "_is_bare_leaf", regions.is_leaf),
     "leaves shared always": (
         regions.RegionOrder,
-        "_place",
-        lambda plan, *args, _place=regions.RegionOrder._place, **share: _place(plan, *args, share=True),
+        "_place_node",
+        lambda plan, *args, _place=regions.RegionOrder._place_node, **share: _place(plan, *args, share=True),
     ),
 }
 

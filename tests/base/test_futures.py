@@ -281,14 +281,14 @@ def test_an_answer_is_opened_even_if_an_interrupt_ends_help_along() -> None:
 def test_an_answer_is_opened_even_if_an_interrupt_comes_before_its_opening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opens, interrupts = Future._open, iter([KeyboardInterrupt])
+    opens, interrupts = Future._open_answer, iter([KeyboardInterrupt])
 
     def interrupted(self: Future[Any]) -> None:
         for interrupt in interrupts:
             raise interrupt
         opens(self)
 
-    monkeypatch.setattr(Future, "_open", interrupted)
+    monkeypatch.setattr(Future, "_open_answer", interrupted)
     future: Future[int] = make_future(help_along=lambda waiting: future.deliver(lambda: 7, _never))
     with pytest.raises(KeyboardInterrupt):
         future.wait()

@@ -176,10 +176,10 @@ def test_an_item_that_comes_while_the_log_is_looked_at_precedes_what_the_log_has
             return 8
 
     stream._tail = Tail()
-    assert stream._next() == item
+    assert stream._next_item() == item
     stream._queue = queue.SimpleQueue()
     stream._tail.size = lambda: 8
-    assert stream._next() == (KEY, "logged", "8")
+    assert stream._next_item() == (KEY, "logged", "8")
 
 
 def test_comm_messages_are_in_order_within_a_cell_and_sent_without_one_after_it(client_id):
@@ -265,10 +265,10 @@ def test_text_of_a_call_behind_the_end_of_a_cell_is_not_lost(client_id, pool):
     output_stream.begin(KEY)
 
     def end_cell(key):
-        output_stream._look = lambda key: None
+        output_stream._queue_log_growth = lambda key: None
         output_stream.end(key, "over")
 
-    output_stream._look = end_cell  # the cell ends in the middle of the write
+    output_stream._queue_log_growth = end_cell  # the cell ends in the middle of the write
     call(pool, client_id, lambda stream: stream.write("stdout", "late"))
     assert [n["content"] for n in client_id.read()] == ["over"]
     assert [(n["n"], n["content"]) for n in client_id.read()[:1]] == [(0, "late")]

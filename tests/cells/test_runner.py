@@ -71,7 +71,7 @@ class Bench:
         self.agent = Agent()
         self.runner = CellRunner(self.agent)
         self.code = {}
-        monkeypatch.setattr(self.runner, "_run", self._run)
+        monkeypatch.setattr(self.runner, "_run_in_shell", self._run)
 
     async def _run(self, cell):
         return Outcome({"": self.code[cell.number]()})
@@ -460,7 +460,7 @@ def test_a_long_traceback_is_truncated(bench, monkeypatch):
     async def fail(cell):
         return Outcome(error=ValueError("x"), traceback=("in the cell", "y" * (MOST_TEXT + 50)))
 
-    monkeypatch.setattr(bench.runner, "_run", fail)
+    monkeypatch.setattr(bench.runner, "_run_in_shell", fail)
 
     def script():
         with pytest.raises(ValueError, match="x"):

@@ -139,7 +139,7 @@ def connections() -> int:
 
 def abort_here() -> None:
     for group in groups.member(None).world.torch_groups():
-        world._abort(group)
+        world._abort_group(group)
 
 
 def end_here() -> None:

@@ -226,12 +226,12 @@ def test_receives_that_could_take_each_others_messages_are_refused(everyone: Any
 def forged() -> str:
     """Rank 1 signs with another secret: rank 0 refuses its object unread."""
     if me() == 1:
-        signature = objects._signature
-        objects._signature = lambda end, deed, source, data: bytes(32)
+        signature = objects._sign_object
+        objects._sign_object = lambda end, deed, source, data: bytes(32)
         try:
             return outcome(dist.gather_object, "x", None, 0)
         finally:
-            objects._signature = signature
+            objects._sign_object = signature
     return outcome(dist.gather_object, "x", [None] * 4 if me() == 0 else None, 0)
 
 

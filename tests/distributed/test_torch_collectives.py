@@ -373,7 +373,7 @@ def cpu_and_cuda() -> bool:
     here = current.current().part(TorchCollectives)
     c10d.all_reduce(torch.ones(2))
     with here._lock:
-        return here._group("0", "cpu") is here._group("0", "cuda")
+        return here._find_group("0", "cpu") is here._find_group("0", "cuda")
 
 
 def test_a_backend_for_two_types_of_device_has_one_count(everyone: Everyone, watched: Any) -> None:

@@ -112,13 +112,15 @@ def all_ways() -> list[float]:
 RESULTS = [6.0, 6.0, 6.0, 3.0, 3.0, 3.0]
 STEPS: dict[str, tuple[Any, str]] = {
     **{name: (TorchCollectives, name) for name in (
-        "_enter", "_known", "_count", "_part", "_fail", "_count_transfers", "_follow", "_follow_work", "_poll",
-        "_start_poller", "_end_unheard", "_backend_of", "_lose",
+        "_record_entry", "_group_of_operation", "_count_operations", "_make_part", "_record_failure",
+        "_count_transfers", "_follow_operation", "_follow_work", "_poll_for_end", "_start_poller", "_end_unheard",
+        "_backend_of", "_record_unknown_end",
     )},
     **{name: (torch_collectives, name) for name in (
-        "_first", "_flat", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "operations", "is_completed",
+        "_first_tensor", "_flatten_tensors", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "operations",
+        "is_completed",
     )},
-    "_begin": (TorchCollectives, "_begin"),
+    "_begin_watch": (TorchCollectives, "_begin_watch"),
     "enter": (CollectiveEvents, "enter"),
     "leave": (CollectiveEvents, "leave"),
 }  # fmt: skip
@@ -153,7 +155,7 @@ def faulty(step: str) -> Iterator[list[str]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(current.current().part(TorchCollectives), "_bystander", Bystander("the test"))
             patch.setattr(shard_events._BYSTANDER, "_has_logged", False)
-            if step == "_lose":  # runs only after another fault
+            if step == "_record_unknown_end":  # runs only after another fault
                 patch.setattr(TorchCollectives, "_follow_work", fail)
             patch.setattr(place, name, fail)
             _prepared.set()
@@ -171,7 +173,7 @@ def with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
         return results, said
 
 
-@pytest.mark.parametrize("step", sorted(STEPS.keys() - {"_begin"}))
+@pytest.mark.parametrize("step", sorted(STEPS.keys() - {"_begin_watch"}))
 def test_a_fault_of_the_watcher_is_logged_once_and_the_program_goes_on(
     three: rpcbench.Cluster, everyone: Everyone, step: str
 ) -> None:
@@ -183,7 +185,7 @@ def test_a_fault_of_the_watcher_is_logged_once_and_the_program_goes_on(
 
 def begin_with_a_fault() -> tuple[list[float], list[str], bool]:
     """Let the beginning of the next watch fail, and wait for that."""
-    with faulty("_begin") as said:
+    with faulty("_begin_watch") as said:
         until(lambda: bool(said), "the watch")
         return all_ways(), said, PROBE.active
 
@@ -222,7 +224,7 @@ def test_a_mode_of_the_program_does_not_see_the_watcher(three: rpcbench.Cluster,
 def trained_with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1, bias=False)
-    if step == "_became":
+    if step == "_gathering_changed":
         fully_shard(model, mesh=init_device_mesh("cpu", (SIZE,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     watch_model(model, "faulty", optimizer)
@@ -232,10 +234,10 @@ def trained_with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
             optimizer.step()
             optimizer.zero_grad()
     weight: Any = model.weight
-    return (weight.full_tensor() if step == "_became" else weight).flatten().tolist(), said
+    return (weight.full_tensor() if step == "_gathering_changed" else weight).flatten().tolist(), said
 
 
-@pytest.mark.parametrize("step", ["_became", "read_gradients", "about_to_step", "stepped"])
+@pytest.mark.parametrize("step", ["_gathering_changed", "read_gradients", "about_to_step", "stepped"])
 def test_a_fault_of_a_watched_model_leaves_its_training_alone(
     three: rpcbench.Cluster, everyone: Everyone, step: str
 ) -> None:

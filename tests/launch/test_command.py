@@ -257,7 +257,7 @@ def test_an_invalid_template_is_refused(template: str, hosts: str, words: str) -
 def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
     launcher = CommandLauncher(RunDirectory(), "sh -c 'cd /; exec {cmd}' x-{host} {name}", ["a", "b"], "/my python")
     config = WorldConfig("worker4", 4, "c", "/", bytes(32))
-    assert launcher._argv(config) == [
+    assert launcher._make_argv(config) == [
         "sh", "-c", "cd /; exec '/my python' -P -m rpcbench.worker worker4", "x-b", "worker4"
     ]  # fmt: skip
     command = "'/my python' -P -m rpcbench.worker worker4"
@@ -267,9 +267,9 @@ def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
         ("ssh x \"bash -lc '{cmd}'\"", ["ssh", "x", f"bash -lc {shlex.quote(command)}"]),
         ("ssh x '{cmd}'", ["ssh", "x", command]),
     ):
-        assert CommandLauncher(RunDirectory(), template, (), "/my python")._argv(config) == words
+        assert CommandLauncher(RunDirectory(), template, (), "/my python")._make_argv(config) == words
     plain = CommandLauncher(RunDirectory(), "env {cmd}", (), "/my python")
-    assert plain._argv(config) == ["env", "/my python", "-P", "-m", "rpcbench.worker", "worker4"]
+    assert plain._make_argv(config) == ["env", "/my python", "-P", "-m", "rpcbench.worker", "worker4"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_shell_within_a_shell_gets_the_path_of_an_interpreter_whole(tmp_path: 
     python.write_text('#!/bin/sh\necho "$*"\n')
     python.chmod(0o700)
     launcher = CommandLauncher(RunDirectory(), f"ssh {shlex.quote(word)}", (), str(python))
-    _, line = launcher._argv(WorldConfig("worker4", 4, "c", "/", bytes(32)))
+    _, line = launcher._make_argv(WorldConfig("worker4", 4, "c", "/", bytes(32)))
     ran = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert ran.stdout == "-P -m rpcbench.worker worker4\n"
 
@@ -487,7 +487,7 @@ def test_a_supervisor_that_cannot_reach_the_notebook_says_what_it_met(
 
     monkeypatch.setattr(socket, "create_connection", dropped)
     with pytest.raises(RpcError, match=r"cannot reach the notebook at tls://127\.0\.0\.1:9: no answer in 10 s\. Let"):
-        supervisor._reach(config(RunDirectory()))
+        supervisor._check_reachable(config(RunDirectory()))
 
 
 def test_a_supervisor_that_meets_another_service_names_its_address(no_leaks: None, tmp_path: Path) -> None:
@@ -522,7 +522,7 @@ def test_a_supervisor_whose_connection_is_reset_tries_again(
         serving = threading.Thread(target=serve)
         serving.start()
         try:
-            supervisor._reach(config(RunDirectory(), leader=f"tls://{HERE}:{server.getsockname()[1]}"))
+            supervisor._check_reachable(config(RunDirectory(), leader=f"tls://{HERE}:{server.getsockname()[1]}"))
         finally:
             socket.create_connection(server.getsockname()).close()
             serving.join(PATIENCE)
@@ -588,7 +588,7 @@ def test_a_supervisor_ignores_directories_that_its_user_cannot_enter(no_leaks: N
     closed.chmod(0)
     asked = {"cwd": str(closed / "in"), "sys_path": [str(closed / "in"), "/"]}
     code = "import os\nfrom rpcbench.launch import supervisor\nos.geteuid() or os.setuid(65534)\n"
-    code += f"print(supervisor._found({asked}))"
+    code += f"print(supervisor._accessible_paths({asked}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
     closed.chmod(0o700)
     assert done.stdout == "('/', ['/'])\n", done.stderr

@@ -138,7 +138,7 @@ def test_a_launcher_that_takes_no_interpreter_says_so(no_leaks: None) -> None:
         raise AssertionError("it is not called")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rpcbench.launch.registry._found", lambda name: make)
+        patch.setattr("rpcbench.launch.registry._load_maker", lambda name: make)
         with pytest.raises(ValueError, match=r"'ray': got an unexpected keyword argument 'python'; its options: greet"):
             rpcbench.Cluster(1, launcher="ray", python="python3")
 

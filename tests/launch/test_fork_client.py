@@ -146,7 +146,7 @@ NOTEBOOK = """
 import os, sys
 from rpcbench.launch import fork_client, process
 process.warm("fork")
-print(fork_client._ours._warm.pid, fork_client._ours._warm._home.path, flush=True)
+print(fork_client._ours._warm.pid, fork_client._ours._warm._run_directory.path, flush=True)
 {then}
 """
 
@@ -197,7 +197,7 @@ def test_stop_idle_ends_the_fork_server_and_the_next_launcher_gets_a_new_one(tmp
 
 def test_a_fork_server_without_requests_imports_what_a_training_needs_and_starts_no_thread(tmp_path):
     first, server = lodger(tmp_path)
-    client = first.launcher._server()
+    client = first.launcher._working_server()
     until(lambda: any(file.endswith("torch/distributed/fsdp/__init__.py") for file in client._loaded))
     assert len(os.listdir(f"/proc/{server}/task")) == 1, "else a fork could inherit a lock that is held for ever"
     said = first.answer(first.start("modules"))
@@ -229,7 +229,7 @@ def test_a_fork_server_with_a_thread_of_a_late_import_forks_no_more(tmp_path, mo
     text = "import threading\nend = threading.Event()\nthread = threading.Thread(target=end.wait)\nthread.start()\n"
     (tmp_path / "late_with_thread.py").write_text(text)
     server, told = bare_server(["late_with_thread", "later"]), []
-    server._tell = told.append
+    server._send_reply = told.append
     monkeypatch.setattr(fork_server, "_share_pages", lambda: None)
     server._import_late()
     late = sys.modules.pop("late_with_thread")
@@ -253,7 +253,7 @@ def test_a_default_timeout_of_the_programs_sockets_does_not_end_the_connection_t
     default = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.01)  # the server's first reply takes longer
     try:
-        made.launcher._server()
+        made.launcher._working_server()
     finally:
         socket.setdefaulttimeout(default)
     assert made.start("nothing").wait(SECONDS) == 0

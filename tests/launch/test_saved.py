@@ -118,7 +118,7 @@ def test_a_file_that_other_users_may_write_is_refused(project: Path, monkeypatch
 
 def test_a_group_of_this_user_alone_may_write(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where each user has a group, and the mode of new files lets it write."""
-    me = saved._user(os.geteuid())
+    me = saved._user_name(os.geteuid())
     group = [me, "x", os.getegid(), []]
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(group))
     (project / "pyproject.toml").chmod(0o664)

@@ -239,7 +239,7 @@ def test_workers_can_end_and_start_while_the_fork_server_is_stopped(
 ) -> None:
     monkeypatch.setattr(fork_client, "_HANG_SECONDS", 0.3)
     with rpcbench.Cluster(3, grace=0.0) as cluster:
-        hung = cluster._launcher._server()  # type: ignore[attr-defined]
+        hung = cluster._launcher._working_server()  # type: ignore[attr-defined]
         stop(hung.pid)
         try:
             cluster.kill("worker1")
@@ -253,7 +253,9 @@ def test_workers_can_end_and_start_while_the_fork_server_is_stopped(
 
 @pytest.mark.process
 def test_kill_ends_the_worker_of_a_command_by_a_message(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command._Command, "_end", lambda command: None)  # this process does not kill the command
+    monkeypatch.setattr(
+        command._Command, "_end_command", lambda command: None
+    )  # this process does not kill the command
     with rpcbench.Cluster(1, grace=60.0, **KINDS["command"]) as cluster:
         cluster.kill("worker1")
         assert cluster.lost == ["worker1"]
@@ -264,16 +266,16 @@ def test_a_failed_scale_leaves_no_new_worker_and_can_be_repeated(
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rpcbench.Cluster(1) as cluster:
-        meet = cluster._settle
+        meet = cluster._assign_ranks
 
         def fail(*_: object) -> dict[str, Future[None]]:
             raise rpcbench.RpcError("they have joined, and then this")
 
-        monkeypatch.setattr(cluster, "_settle", fail)
+        monkeypatch.setattr(cluster, "_assign_ranks", fail)
         with pytest.raises(rpcbench.RpcError, match="and then this"):
             cluster.scale(3)
         assert (cluster.workers, cluster.lost) == (["worker1"], [])
-        monkeypatch.setattr(cluster, "_settle", meet)
+        monkeypatch.setattr(cluster, "_assign_ranks", meet)
         cluster.scale(3)
         assert cluster.run("all", "1 + 1") == {"worker1": 2, "worker2": 2, "worker3": 2}
 
@@ -336,7 +338,7 @@ def test_a_start_that_fails_leaves_a_restarted_worker_lost_and_a_new_one_unknown
     no_leaks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rpcbench.Cluster(2) as cluster:
-        monkeypatch.setattr(cluster._launcher, "_server", _no_fork_server)
+        monkeypatch.setattr(cluster._launcher, "_working_server", _no_fork_server)
         with pytest.raises(rpcbench.RpcError, match="no fork_server"):
             cluster.restart("worker2")
         assert (cluster.workers, cluster.lost) == (["worker1"], ["worker2"])
@@ -355,7 +357,7 @@ def _no_fork_server() -> None:
 @pytest.mark.process
 def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = rpcbench.Cluster(1)
-    launch, close, launched = cluster._launch, cluster._launcher.close, threading.Event()
+    launch, close, launched = cluster._launch_workers, cluster._launcher.close, threading.Event()
 
     def late(configs: list[WorldConfig]) -> list[Handle]:
         ending.start()
@@ -366,7 +368,7 @@ def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, m
             launched.set()
 
     ending = threading.Thread(target=cluster.shutdown)
-    monkeypatch.setattr(cluster, "_launch", late)
+    monkeypatch.setattr(cluster, "_launch_workers", late)
     monkeypatch.setattr(cluster._launcher, "close", lambda: (launched.wait(PATIENCE), close()))
     with pytest.raises(ShutdownError, match="this cluster is shut down"):
         cluster.scale(3)

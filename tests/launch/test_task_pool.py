@@ -40,7 +40,8 @@ class FakeCall(Future[Any]):
     """A call that the test answers."""
 
     def __init__(self, worker: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        super().__init__(on_cancel=lambda: self.set_exception(CallCancelled("cancelled")))
+        super().__init__()
+        self._on_cancel = lambda: self.set_exception(CallCancelled("cancelled"))
         self.worker, self.function, self.args = worker, function, args
 
     def answer(self) -> None:
@@ -303,7 +304,7 @@ def test_a_map_draws_no_more_than_a_few_items_ahead() -> None:
 
     results = agent.map(same, map(drawing, itertools.count()))
     assert drawn == [0, 1]  # one for each worker, at once
-    assert results._prepared() and drawn == [*range(2 * AHEAD)]  # no result can be taken, and no more may be drawn
+    assert results._prepare_next() and drawn == [*range(2 * AHEAD)]  # no result can be taken, and no more may be drawn
     taken = []
     for number in range(20):
         agent.answers()
@@ -340,7 +341,7 @@ def test_results_come_in_order_or_as_they_come() -> None:
 def test_the_first_error_ends_a_map_and_names_its_item() -> None:
     agent = FakeAgent("worker1", "worker2")
     results = agent.map(fails_at(1), range(9), ordered=True)
-    results._prepared()  # draws as far as it may: items 2 to 7 wait
+    results._prepare_next()  # draws as far as it may: items 2 to 7 wait
     first, bad = agent.calls
     bad.answer()
     first.answer()
@@ -383,7 +384,7 @@ def test_items_that_cannot_be_sent_and_long_ones_are_named_in_short() -> None:
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
 def test_the_end_of_an_iterator_in_the_function_is_an_error_of_the_map(kind: type[Exception]) -> None:
-    takes: list[Callable[[TaskMap[Any]], Any]] = [list, lambda results: asyncio.run(results._all())]
+    takes: list[Callable[[TaskMap[Any]], Any]] = [list, lambda results: asyncio.run(results._collect_results())]
     for take in takes:
         agent = FakeAgent("worker1")
         results = agent.map(same, [7, 8])
@@ -571,7 +572,7 @@ def test_a_dropped_map_and_a_cancelled_wait_cancel_the_items_that_run(two: rpcbe
     assert cancelled(two)
 
     async def program() -> None:
-        waiting = asyncio.ensure_future(two.map(until_cancelled, range(99), progress=False)._all())
+        waiting = asyncio.ensure_future(two.map(until_cancelled, range(99), progress=False)._collect_results())
         assert await asyncio.to_thread(begun, two)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

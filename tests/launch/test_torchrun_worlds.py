@@ -149,7 +149,7 @@ def test_join_has_one_deadline_for_all_of_its_waits() -> None:
     machine = SimpleNamespace(ask=lambda question: 1)
     joining.agent = SimpleNamespace(machine=machine, call=lambda *to, **how: slow, wait_for=wait_for)  # type: ignore[assignment]
     with pytest.raises(RpcError, match=r"3 members within 0\.01 s"):
-        joining._meet(time.monotonic() + 0.05)
+        joining._await_workers(time.monotonic() + 0.05)
 
 
 @pytest.mark.long

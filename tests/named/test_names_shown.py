@@ -81,4 +81,4 @@ def test_the_repr_of_an_rref_shows_names(agents: list[Agent]) -> None:
 
 def test_a_call_on_a_named_tensor_is_labelled_with_its_class(agents: list[Agent]) -> None:
     given = RRef(made())
-    assert given._label(made, (given, "sum")) == "Tensor.sum"
+    assert given._make_label(made, (given, "sum")) == "Tensor.sum"

@@ -137,9 +137,9 @@ def test_a_cluster_that_runs_is_not_taken_for_one_with_other_options(no_leaks):
 
 def test_options_from_files_and_python_are_compared_as_words_of_a_line():
     words = ["2", "--launcher", "ray", "cpus=0.5", "hosts=a,b", "--gpus", "0,1", "--python", "x", "--env", "N=2"]
-    _, way = cluster_magic._way(words)
+    _, way = cluster_magic._extract_arguments(words)
     arguments = {"options": {"cpus": 0.5, "hosts": ["a", "b"], "python": "x"}, "gpus": [0, 1], "env": {"N": 2}}
-    assert cluster_magic._differences(way, SimpleNamespace(kind="ray", arguments=arguments)) == ""
+    assert cluster_magic._describe_differences(way, SimpleNamespace(kind="ray", arguments=arguments)) == ""
 
 
 def test_names_of_launchers_are_offered():

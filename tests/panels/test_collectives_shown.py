@@ -13,7 +13,7 @@ from rpcbench.telemetry.message_views import ClockOffset, Straggler, began_since
 from rpcbench.telemetry.recording import Cleaner, Player, Record, flat
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _since, chrome
+from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _world_since, chrome
 from rpcbench.telemetry.views import World, diff
 
 
@@ -125,7 +125,7 @@ def test_a_trace_has_the_collectives_of_its_body_and_those_under_way() -> None:
     at[3]["clock"] = ClockOffset(0.0, 0.0)
     for member in at.values():
         member |= {"clock": ClockOffset(0.0, 0.0), "missed": 0, "trimmed": 0}
-    numbers = [row["number"] for row in collectives_view(_since(at, {}, 12.05))["collectives"].values()]
+    numbers = [row["number"] for row in collectives_view(_world_since(at, {}, 12.05))["collectives"].values()]
     assert numbers == [4, 2, 3]
     assert began_since(at[0], 99.0) is at[0]
 

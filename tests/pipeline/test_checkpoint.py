@@ -229,7 +229,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path: Pa
     }
     (tmp_path / MANIFEST).write_text(json.dumps(fields))
     with pytest.raises(PipelineError, match=r"checkpoint\.json (names files|is not a checkpoint manifest)"):
-        checkpoint._read(tmp_path, "")
+        checkpoint._read_manifest(tmp_path, "")
 
 
 WRITTEN = {
@@ -247,11 +247,11 @@ WHOLE = json.dumps(
 def test_an_error_about_a_damaged_manifest_names_its_folder(tmp_path: Path, data: Any) -> None:
     (tmp_path / MANIFEST).write_bytes(damaged(WHOLE.encode(), data.draw))
     try:
-        found = checkpoint._read(tmp_path, "SGD")
+        found = checkpoint._read_manifest(tmp_path, "SGD")
     except PipelineError as error:
         assert str(tmp_path) in str(error)
     else:
-        checkpoint._sources(tmp_path, found, {0: {name: name for name in checkpoint._shapes_in(found)}})
+        checkpoint._sources_by_stage(tmp_path, found, {0: {name: name for name in checkpoint._shapes_in(found)}})
 
 
 def test_a_step_counts_though_the_checkpoint_after_it_fails(

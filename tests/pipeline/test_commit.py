@@ -295,8 +295,8 @@ def test_the_next_step_finds_out_the_result_of_a_step_with_an_interrupted_end(ag
     """This happens if a second Ctrl-C comes while the driver handles the first one."""
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepDriver, "_after", lambda *_: None)
-        patch.setattr(StepDriver, "_reports", interrupted_at_its_end(StepDriver._reports))
+        patch.setattr(StepDriver, "_handle_error", lambda *_: None)
+        patch.setattr(StepDriver, "_gather_reports", interrupted_at_its_end(StepDriver._gather_reports))
         with pytest.raises(KeyboardInterrupt):
             pipe.step(*data(24))
     assert pipe.optimizer_step is None
@@ -503,16 +503,18 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
             for event in (_gate, answers) if agrees else (answers, _gate):
                 event.set()
                 if event is answers and not agrees:
-                    until(lambda: first.slots.aborted(pipe.worker_group.steps._step), "the step to be ended there")
+                    until(
+                        lambda: first.slots.aborted(pipe.worker_group.steps._current_step), "the step to be ended there"
+                    )
                 elif agrees and event is _gate:
-                    until(lambda: first.slots._committed == pipe.worker_group.steps._step, "it to agree")
+                    until(lambda: first.slots._committed == pipe.worker_group.steps._current_step, "it to agree")
         finally:
             _gate.set()
             answers.set()
         interrupting.result(20)
     if not agrees:  # the other worker ends its wait too, without another request
         (second,) = agents[2].part(stage_._Directory).workers.values()
-        until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
+        until(lambda: second.slots.aborted(pipe.worker_group.steps._current_step), "the other one to wait no more")
     assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
 
 
@@ -545,7 +547,7 @@ def test_a_coordinator_whose_answer_is_lost_is_asked_again(
         try:
             with pytest.raises(KeyboardInterrupt):
                 pipe.step(*data(24))
-            until(lambda: second.slots.aborted(pipe.worker_group.steps._step), "the other one to wait no more")
+            until(lambda: second.slots.aborted(pipe.worker_group.steps._current_step), "the other one to wait no more")
             assert not losses
         finally:
             _gate.set()

@@ -342,7 +342,7 @@ def test_a_worker_restarted_between_two_steps_has_lost_its_stage(cluster: Cluste
 def hear_of_an_end(name: str, reason: str) -> None:
     """Tell this worker's pipelines of the end of an earlier process of another worker, as a late thread does."""
     agent = current.current()
-    agent.part(_Directory)._member("left", agent.member(name), reason)
+    agent.part(_Directory)._member_changed("left", agent.member(name), reason)
 
 
 def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_it(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, split, traced
-from rpcbench.pipeline.split import Stages, _difference
+from rpcbench.pipeline.split import Stages, _largest_difference
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
@@ -217,11 +217,11 @@ def test_check_compares_outputs_by_their_keys() -> None:
 
 def test_check_names_the_keys_that_differ() -> None:
     with pytest.raises(PipelineError, match="split model gives 'a', the whole one 'a', 'b'"):
-        _difference({"a": 1}, {"a": 1, "b": 2})
+        _largest_difference({"a": 1}, {"a": 1, "b": 2})
     with pytest.raises(PipelineError, match="split model gives dict, the whole one tuple"):
-        _difference({"a": 1}, (1,))
-    assert _difference({"a": torch.ones(2)}, OrderedDict(a=torch.zeros(2))) == 1
-    assert _difference(torch.tensor([1 + 1j]), torch.tensor([1 - 1j])) == 2
+        _largest_difference({"a": 1}, (1,))
+    assert _largest_difference({"a": torch.ones(2)}, OrderedDict(a=torch.zeros(2))) == 1
+    assert _largest_difference(torch.tensor([1 + 1j]), torch.tensor([1 - 1j])) == 2
 
 
 class Branches(nn.Module):

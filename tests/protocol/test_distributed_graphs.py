@@ -43,7 +43,7 @@ def test_a_disturbed_pass_gives_the_local_gradients_or_fails(
 
 # -- bugs that the graphs must find
 def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalPass, "_ready", lambda self: list(self._waiting))
+    patch.setattr(LocalPass, "_take_ready_regions", lambda self: list(self._waiting))
 
 
 def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
 def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
     def captured(starts: Any, ends: Any, taps_: Any, retain: bool) -> Any:
         every = [*ends, *dict.fromkeys(target for edges in taps_.values() for _, target in edges)]
-        grads = regions._grad(starts, every, retain)
+        grads = regions._compute_gradients(starts, every, retain)
         return grads[: len(ends)], list(zip(every[len(ends) :], grads[len(ends) :], strict=True))
 
     patch.setattr(regions, "run_tapped", captured)

@@ -80,8 +80,8 @@ def early_words_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_asks_the_new_leader_again(patch: pytest.MonkeyPatch) -> None:
-    follow = Membership._follow
-    patch.setattr(Membership, "_follow", lambda self: follow(self) if self.leads else (follow(self)[0], []))
+    follow = Membership._follow_leader
+    patch.setattr(Membership, "_follow_leader", lambda self: follow(self) if self.leads else (follow(self)[0], []))
 
 
 def old_views_are_followed(patch: pytest.MonkeyPatch) -> None:

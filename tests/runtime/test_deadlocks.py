@@ -149,7 +149,7 @@ def deep(levels: int, here: str, there: str) -> int:
 def test_a_long_chain_of_calls_is_not_taken_for_a_circle(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[bool] = []
     dog = agents[0].part(Watchdog)
-    monkeypatch.setattr(dog, "_tell", lambda waits, inquiry: probed.append(bool(inquiry.facts)))
+    monkeypatch.setattr(dog, "_report_long_waits", lambda waits, inquiry: probed.append(bool(inquiry.facts)))
     call = rpc_async("worker1", deep, (6, "worker1", "worker2"))
     waiter = threading.Thread(target=call.wait)
     waiter.start()
@@ -251,8 +251,8 @@ def test_a_long_wait_is_logged_once(
         waiter.start()
         until(lambda: len(caplog.records) == 1)
         probed = threading.Event()
-        tell = agents[0].part(Watchdog)._tell
-        agents[0].part(Watchdog)._tell = lambda *told: (tell(*told), probed.set())  # type: ignore[method-assign]
+        tell = agents[0].part(Watchdog)._report_long_waits
+        agents[0].part(Watchdog)._report_long_waits = lambda *told: (tell(*told), probed.set())  # type: ignore[method-assign]
         assert probed.wait(20)
         event("long").set()
         waiter.join(20)

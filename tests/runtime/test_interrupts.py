@@ -94,7 +94,9 @@ def test_a_block_on_another_thread_delays_no_interrupt(handler: list[int]) -> No
     with uninterrupted:
         leave.set()
         thread.join()
-        assert signal.getsignal(signal.SIGINT) == uninterrupted._run, "the end of that block does not end this one"
+        assert signal.getsignal(signal.SIGINT) == uninterrupted._handle_interrupt, (
+            "the end of that block does not end this one"
+        )
 
 
 def test_the_default_action_of_a_signal_is_taken_after_the_block() -> None:
@@ -117,7 +119,7 @@ def test_an_interrupt_at_the_start_of_a_block_is_not_lost(monkeypatch: pytest.Mo
     def quick(number: int, handle: Any) -> None:
         """Interrupt as soon as the handler of the block is set."""
         set_signal(number, handle)
-        if handle == uninterrupted._run:
+        if handle == uninterrupted._handle_interrupt:
             interrupt()
 
     monkeypatch.setattr(locked_node, "_signal_", quick)

@@ -96,11 +96,11 @@ def test_the_fast_path_is_not_taken_where_ctrl_c_could_interrupt_it(
     steps: list[str] = []
     for step in ("fast_resolve", "fast_answer"):
         monkeypatch.setattr(Node, step, lambda *_, step=step: steps.append(step))
-    assert agents[0]._dispatcher._settle(1, 0, Result(1, (), None, EMPTY)) is False
+    assert agents[0]._dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY)) is False
     agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == []
     with uninterrupted:
-        agents[0]._dispatcher._settle(1, 0, Result(1, (), None, EMPTY))
+        agents[0]._dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY))
         agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == ["fast_resolve", "fast_answer"]
 

@@ -47,7 +47,7 @@ def plain(draw: st.DrawFn) -> torch.Tensor:
 @given(st.lists(plain(), max_size=4))
 def test_the_fast_path_and_the_general_path_write_equal_tables(sent: list[torch.Tensor]) -> None:
     quickly = tensors.encode_dense(sent)
-    assert quickly == tensors._encode(sent, Storages(CPU_ONLY)) and quickly is not None
+    assert quickly == tensors._encode_general(sent, Storages(CPU_ONLY)) and quickly is not None
     table, buffers = quickly
     assert all(buffer.readonly for buffer in buffers), "the buffers are the memory of the sender"
     found = tensors.decode_dense(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
@@ -62,7 +62,7 @@ def test_the_fast_path_and_the_general_path_write_equal_tables(sent: list[torch.
 def test_small_storages_always_go_into_the_table_and_larger_ones_until_it_is_full() -> None:
     most, small = INLINE // 2 - 1, SMALL - 1
     sent = [torch.ones(size, dtype=torch.uint8) for size in (most, small, most, most, SMALL, small, INLINE)]
-    for encode in (tensors.encode_dense, lambda sent: tensors._encode(sent, Storages(CPU_ONLY))):
+    for encode in (tensors.encode_dense, lambda sent: tensors._encode_general(sent, Storages(CPU_ONLY))):
         table, buffers = encode(sent)  # type: ignore[misc]
         storages = [item if isinstance(item, int) else len(item) for item in msgpack.unpackb(table)[0]]
         beside = [isinstance(item, int) for item in msgpack.unpackb(table)[0]]

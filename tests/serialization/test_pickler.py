@@ -639,7 +639,7 @@ def test_a_single_tensor_takes_the_fast_path_with_the_body_of_the_general_one(
     value = ALONE[name]
     quick, sent = Codec().encode(value)
     arrived = Codec().decode(quick)
-    monkeypatch.setattr(pickler, "_alone", lambda value: None)
+    monkeypatch.setattr(pickler, "_encode_one_tensor", lambda value: None)
     assert Codec().encode(value)[0] == quick, "the bodies are equal"
     monkeypatch.setattr(pickler, "_ALONE", b"")
     monkeypatch.setattr(pickler, "_LISTED", b"")

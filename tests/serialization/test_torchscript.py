@@ -78,12 +78,12 @@ def test_a_traced_function_can_be_sent() -> None:
 
 
 def test_a_received_function_can_be_sent_on_and_is_loaded_once(function: Any) -> None:
-    closures._function.cache_clear()
+    closures._load_function.cache_clear()
     first = send(function)
     onward = send([first, function])
     assert [f(torch.ones(1), by=3).item() for f in onward] == [3.5, 3.5]
     assert first.__name__ == "scaled"
-    assert closures._function.cache_info().misses == 1
+    assert closures._load_function.cache_info().misses == 1
 
 
 def test_a_script_function_of_a_module_is_sent_by_name(module: types.ModuleType) -> None:

@@ -91,18 +91,18 @@ def test_a_member_that_leaves_while_a_watch_begins_is_no_error(
 def test_a_watch_that_begins_while_the_last_one_ends_sees_all(
     collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop, listen = collector.subscribe(lambda: None), collector._listen
+    stop, listen = collector.subscribe(lambda: None), collector._update_level
     until(lambda: equal(collector, agents))
     stops: list[Any] = []
     other = threading.Thread(target=lambda: stops.append(collector.subscribe(lambda: None)))
 
     def late() -> None:
-        monkeypatch.setattr(collector, "_listen", listen)
+        monkeypatch.setattr(collector, "_update_level", listen)
         other.start()
         other.join(0.5)  # it waits for this one, or has begun its watch
         listen()
 
-    monkeypatch.setattr(collector, "_listen", late)
+    monkeypatch.setattr(collector, "_update_level", late)
     stop()
     other.join()
     until(lambda: equal(collector, agents))
@@ -245,7 +245,7 @@ def test_who_looks_is_told_all_before_this_process_leaves(
 def test_a_member_that_tells_nothing_holds_nobody_back_who_leaves(
     collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents[1].part(Publisher), "_probed", lambda source, number: None)
+    monkeypatch.setattr(agents[1].part(Publisher), "_answer_probe", lambda source, number: None)
     collector.subscribe(lambda: None)
     until(lambda: equal(collector, agents))
     begin = time.monotonic()

@@ -181,7 +181,7 @@ def test_operators_of_another_host_are_put_on_our_clock() -> None:
     here, there = made_of(w=[op("mm", 8.0, 1.0)]), made_of(ClockOffset(5.0, 0.001), w=[op("mm", 8.0, 1.0)])
     saved = [each.trace()["traceEvents"] for each in (here, there)]
     assert saved[0] == saved[1]  # all of one member, moved alike
-    stamps = [{event["ts"] for event in each._events(0, each.members["w"])} for each in (here, there)]
+    stamps = [{event["ts"] for event in each._member_events(0, each.members["w"])} for each in (here, there)]
     assert {stamp - 5.0 for stamp in stamps[0]} == stamps[1]
 
 

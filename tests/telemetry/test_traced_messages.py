@@ -21,7 +21,7 @@ from rpcbench.telemetry import message_views
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import SHARED, ClockOffset, better, estimate, gather, messages_view, plain_words
 from rpcbench.telemetry.summary import text
-from rpcbench.telemetry.trace import _since, trace
+from rpcbench.telemetry.trace import _world_since, trace
 from rpcbench.testing import Faults, install
 from rpcbench.wire.messages import KINDS
 
@@ -202,8 +202,8 @@ def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyP
     before = picture(*[(0, half("sent", 1, n, float(n))) for n in range(10)])
     few = picture(*[(0, half("sent", 1, n, float(n))) for n in range(15)])
     many = picture(*[(0, half("sent", 1, n, float(n))) for n in range(25)])
-    assert messages_view(_since(few, before, 10.0))["counts"] == {}
-    assert messages_view(_since(many, before, 10.0))["counts"] == {"messages": {"all": 15}}
+    assert messages_view(_world_since(few, before, 10.0))["counts"] == {}
+    assert messages_view(_world_since(many, before, 10.0))["counts"] == {"messages": {"all": 15}}
 
 
 def test_halves_are_joined_whichever_comes_first() -> None:

@@ -184,7 +184,7 @@ def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The side that decides is late, as on a busy machine."""
-    heard, go, found = shared_memory._heard, threading.Event(), list[BufferStore]()
+    heard, go, found = shared_memory._receive_word, threading.Event(), list[BufferStore]()
 
     def late(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
         said = heard(sock, deadline)
@@ -192,7 +192,7 @@ def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail
             assert go.wait(PATIENCE)
         return said
 
-    monkeypatch.setattr(shared_memory, "_heard", late)
+    monkeypatch.setattr(shared_memory, "_receive_word", late)
     deadline = time.monotonic() + PATIENCE
     sides = [spawn(lambda n=n: found.append(exchanged(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
     sides[0].join(0.2)

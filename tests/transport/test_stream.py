@@ -254,7 +254,7 @@ def test_a_message_that_is_held_while_a_writer_stops_is_sent_once(
 ) -> None:
     """The writer has found nothing more and is about to stop; meanwhile another thread holds a message."""
     one, other = ends
-    find, left = one.connection._next, [b"held"]
+    find, left = one.connection._next_parts, [b"held"]
 
     def find_then_hold() -> Parts:
         found = find()
@@ -262,7 +262,7 @@ def test_a_message_that_is_held_while_a_writer_stops_is_sent_once(
             one.connection.send(left.pop(), Body(b"", b"", []), False, hold=True)
         return found
 
-    monkeypatch.setattr(one.connection, "_next", find_then_hold)
+    monkeypatch.setattr(one.connection, "_next_parts", find_then_hold)
     for label in (b"first", b"second"):
         one.send(label)
     other.read()

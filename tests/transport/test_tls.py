@@ -120,7 +120,7 @@ def test_a_read_leaves_no_decrypted_data_behind_in_the_stream() -> None:
 
 def test_a_read_of_an_incomplete_record_does_not_block() -> None:
     one, other = pair("tls")
-    sealed = one._seal([memoryview(b"words")])  # type: ignore[attr-defined]
+    sealed = one._encrypt_parts([memoryview(b"words")])  # type: ignore[attr-defined]
     target = memoryview(bytearray(64))
     one._plain.write([memoryview(sealed[:7])], True)  # type: ignore[attr-defined]
     with pytest.raises(BlockingIOError):

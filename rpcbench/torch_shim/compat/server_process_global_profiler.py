@@ -35,7 +35,7 @@ class _ActiveProfiles:
         self._lock = threading.Lock()
         self._records: dict[int, tuple[Any, list[Any]]] = {}  # number of a profile: its config, its records
         self._numbers = itertools.count()
-        agent.values.around = self._watch  # the server enters it around each function
+        agent.values.around = self._record_call  # the server enters it around each function
 
     def begin(self, config: Any) -> int:
         """Start a profile, and return its number."""
@@ -50,7 +50,7 @@ class _ActiveProfiles:
             return self._records.pop(number)[1]
 
     @contextlib.contextmanager
-    def _watch(self) -> Iterator[None]:
+    def _record_call(self) -> Iterator[None]:
         with self._lock:
             watching = list(self._records.values())
         if not watching or _autograd._profiler_enabled():  # enabled: a call to this worker itself, profiled already
