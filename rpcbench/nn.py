@@ -153,9 +153,8 @@ class RemoteModule(nn.Module):
             "RRef[Any]", agent.create(on, _copy_to_device, (self.module_rref, device), label="RemoteModule.to")
         )
         with _name_failed_call(f"the module that should move to {on}"):
-            agent.ask(
-                on, _check_exists, (moved,), label="RemoteModule.to"
-            )  # waits, so an error of the move is raised here
+            # waits, so an error of the move is raised here
+            agent.ask(on, _check_exists, (moved,), label="RemoteModule.to")
         self._set_location(on, device, moved)
         return self
 

@@ -124,9 +124,8 @@ class TorchrunShutdown:
 
     def _signal_received(self, number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(BlockingIOError):  # full: enough signals are waiting
-            self._wakeup_socket.send(
-                bytes([number])
-            )  # again: an event loop in a cell may have replaced the wake-up descriptor
+            # again: an event loop in a cell may have replaced the wake-up descriptor
+            self._wakeup_socket.send(bytes([number]))
 
     def _end_at_signal(self) -> None:
         """Wait for a signal of torchrun, and end the process."""

@@ -244,9 +244,8 @@ class StepDriver:
             rest = self._asked_to_stop(others, error)
             _await_answers(rest, seconds)
             going = [id_ for id_ in others if not _answer_or_none(rest.get(id_))]
-            alone = self._losses.watch.has_ended(
-                first, self._current_step
-            )  # it may have committed without notifying any
+            # it may have committed without notifying any
+            alone = self._losses.watch.has_ended(first, self._current_step)
             opened.going = [first, *going] if going or alone else []
         elif first in asked:  # alive, but slow: its answer comes later
             asked[first].add_done_callback(partial(self._late_answer_received, self._current_step, error))

@@ -35,9 +35,8 @@ class PoolThread(threading.Thread):
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__(name=f"{pool.name}-{number}", daemon=True)
         self._pool = pool
-        self._job_ready = (
-            threading.Lock()
-        )  # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
+        # free when there is a job; a plain one, as Ctrl-C can leave a Semaphore locked
+        self._job_ready = threading.Lock()
         self._job_ready.acquire()
         self._job: Job | None = None
         self._counted = False  # runs a user's function, and takes one of the places

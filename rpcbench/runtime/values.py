@@ -230,9 +230,8 @@ class ObjectStore:
             value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._agent, handles, name_of)
             encoded = self.codec.fully(value, outgoing, CALL, route)
         body, tensors = encoded
-        forks = (
-            self._share_handles(handles, to) if handles else ()
-        )  # before the record: it refuses RRefs of lost owners
+        # before the record: it refuses RRefs of lost owners
+        forks = self._share_handles(handles, to) if handles else ()
         scope = None
         if recorder is not None and (context is not None or tensors):
             if context is not None:

@@ -95,9 +95,8 @@ class _StructureHash:
         else:
             self._seen[id(value)] = len(self._seen), value
             parts = list(_parts_of_value(value))
-            self._hash_words(
-                kind.__qualname__, str(len(parts))
-            )  # with the count, different structures cannot hash alike
+            # with the count, different structures cannot hash alike
+            self._hash_words(kind.__qualname__, str(len(parts)))
             for part in parts:
                 self.feed(part)
 

@@ -46,9 +46,8 @@ class SocketListener:
     """The owner of a listening socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(
-            False
-        )  # `_wait_readable` waits for it: for as long as it takes, and no longer than until `close`
+        # `_wait_readable` waits for it: for as long as it takes, and no longer than until `close`
+        sock.setblocking(False)
         self._sock = sock
         self._ending, self._end = socket.socketpair()  # `close` writes to the second one, which wakes `_wait_readable`
         self._end.setblocking(False)

@@ -253,9 +253,8 @@ def test_workers_can_end_and_start_while_the_fork_server_is_stopped(
 
 @pytest.mark.process
 def test_kill_ends_the_worker_of_a_command_by_a_message(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        command._Command, "_end_command", lambda command: None
-    )  # this process does not kill the command
+    # this process does not kill the command
+    monkeypatch.setattr(command._Command, "_end_command", lambda command: None)
     with rpcbench.Cluster(1, grace=60.0, **KINDS["command"]) as cluster:
         cluster.kill("worker1")
         assert cluster.lost == ["worker1"]
