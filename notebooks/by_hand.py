@@ -199,7 +199,7 @@ def ruled(may_delete: Callable[[bool, bool, int], object]) -> type[RRefs]:
     """rpcbench's rules except one: when a user may send `UserDelete` to the owner."""
 
     class Ruled(RRefs):
-        def _retire(self, fork: Id) -> fx.Outbox:
+        def _retire_if_unused(self, fork: Id) -> fx.Outbox:
             user = self.users[fork]
             if not may_delete(user.released, user.confirmed, len(user.children)):
                 return []

@@ -26,7 +26,7 @@ def usable_afterwards(kernel):
     yield
     after = kernel.run("%%remote all\nprint('usable')")
     assert (after.status, sorted(after.text.splitlines())) == ("ok", ["[worker1] usable", "[worker2] usable"])
-    assert [m for m in after.strays if m["msg_type"] in SHOWN] == []
+    assert [m["content"] for m in after.strays if m["msg_type"] in SHOWN] == []
 
 
 def test_output_is_live_and_in_the_asking_cell(kernel, tmp_path):
