@@ -9,7 +9,7 @@ Guarantees
 
 # States of a future. An answer is a function that makes the value: it may have to unpickle it, which is user code.
 #     pending ── deliver ──> answered ─ _open_answer, on one thread ─> resolved ─ _complete_torch ─> callbacks run
-#        └────────────────── set_result, set_exception ─────────────────────┘
+#        └────────────────── set_result, set_exception ───────────────────┘
 # A waiting thread opens the answer; if none waits, a pool thread does (`later`). A lazy answer without callbacks stays
 # unopened until the first reader, and torch's side of the future incomplete: most calls never need it.
 

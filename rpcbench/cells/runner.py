@@ -26,9 +26,9 @@ Rules
 #
 #     INTERRUPT from the client        signal handler, on the main thread       _interrupt_until_handled
 #     ─────────────────────────        ──────────────────────────────────       ────────────────────────
-#     _signal: the cell runs ────────► no cell runs ── heard: True ───────────► stop
+#     _signal_cell: it runs ─────────► no cell runs ── heard: True ───────────► stop
 #       (else add it to _given_up,     raised one < 0.2 s ago, or
-#        for _mark_running)              inside the runtime ── heard: False ──► send again after a backoff
+#        which _mark_running refuses)    inside the runtime ── heard: False ──► send again after a backoff
 #                                      inside an import ── heard: False ─────► send again until it has ended
 #                                      in the cell's code ── heard: True, KeyboardInterrupt
 #                                      outside it ── heard: True, `elsewhere` (a kernel cancels the task)

@@ -11,7 +11,7 @@ messages.
 #     agent                    node                                   state machines
 #     a message arrived ─────> handle ─> first_time? ─> handler ────> calls, rrefs, contexts, members
 #     call, cancel, lost ────> the method of that name ─────────────>   │
-#                              _follow_up   departures and joins         │
+#                              _follow_up   departures and joins        │
 #                              _assign_seqs to each message of the      │
 #     do: Send, Run,                        outbox                   <──┘ Outcome = (effects, outbox)
 #     Resolve, Wake... <────── effects
