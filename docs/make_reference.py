@@ -52,7 +52,7 @@ def pages() -> dict[str, str]:
 
 
 def names(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a module offers, in the order of its `__all__`."""
+    """The public names of a module, in the order of its `__all__`."""
     for name in module.__all__:
         value = getattr(module, name)
         if not name.startswith("_") and not isinstance(value, TypeVar):
@@ -193,7 +193,7 @@ def _doc(value: Any) -> str:
 
 
 def _source_doc(value: Any) -> str:
-    """The docstring as it stands in the source: that of a function here may be longer, by what many have in common."""
+    """The docstring as it stands in the source: a function's help may add the text that many share."""
     node = _node(value) if isinstance(value, FunctionType) and value.__module__.startswith("rpcbench.") else None
     return (node and ast.get_docstring(node)) or _doc(value)
 

@@ -64,7 +64,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, and bind `rpcbench` unless that name is taken. Called by `%load_ext rpcbench`."""
-    from rpcbench.cli.namesake import find_conflict
+    from rpcbench.cli import find_conflict
     from rpcbench.notebook import magics, warn
 
     if warning := find_conflict():

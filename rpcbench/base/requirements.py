@@ -1,4 +1,4 @@
-"""What rpcbench needs of the system and of torch, checked once, at `import rpcbench`.
+"""The requirements of rpcbench on the system and on torch, checked once, at `import rpcbench`.
 
 Guarantees
 - On Windows, without torch, and with a torch older than `LOWEST_TORCH`, the import fails with one sentence. Otherwise
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 LOWEST_TORCH = (2, 13)
 FIRST_UNTRIED_TORCH = (2, 15)
-"""The bounds of torch in pyproject.toml, which pip applies to what it installs, but not to what is there already."""
+"""The bounds of torch in pyproject.toml. pip applies them to a new installation, not to a torch that is there."""
 
 _VERSION = re.compile(r"^__version__ = ['\"](\d+)\.(\d+)(.*)['\"]", re.MULTILINE)
 
@@ -58,7 +58,7 @@ def check_requirements() -> None:
 
 
 def _find_torch() -> _Torch | None:
-    # From torch's own file: `importlib.metadata` takes 20 ms to load, three times what `import rpcbench` takes.
+    # From torch's own file: `importlib.metadata` takes 20 ms to load, three times as long as `import rpcbench`.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:  # none, or a folder of this name without a module
         return None

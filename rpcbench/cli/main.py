@@ -16,7 +16,7 @@ from pathlib import Path
 
 import rpcbench
 from rpcbench.base.errors import RpcError
-from rpcbench.cli.namesake import find_conflict
+from rpcbench.cli import find_conflict
 
 _INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
 _START = "--ServerApp.tornado_settings={'page_config_data': {'rpcbenchStart': 'yes'}}"  # for `extension/src/pages.ts`

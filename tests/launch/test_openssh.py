@@ -13,19 +13,12 @@ from far_commands import line_with
 from launch_bench import until
 from netlab import Host, connected
 from openssh_here import PORTS, Node, nodes, skip_unless_installed
-from typed_notebook import Notebook, typed_notebook
+from typed_notebook import ADD_UP, Notebook, typed_notebook
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.ssh]
 
 PLAIN = line_with('"ssh {host} {cmd}"')
 START = '%cluster start {n} --launcher command {options} template="ssh {{host}} {{cmd}}" hosts={hosts}'
-ADD_UP = """%%remote all
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(1) + dist.get_rank()
-dist.all_reduce(x)
-print("sum", x.item(), flush=True)
-dist.destroy_process_group()"""
 NOTEBOOK_PORT = 29500
 
 

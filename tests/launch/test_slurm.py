@@ -11,20 +11,13 @@ from far_commands import PAGE, line_with
 from launch_bench import until
 from netlab import connected
 from slurm_here import CPUS, Slurm, skip_unless_installed, slurm
-from typed_notebook import Notebook, typed_notebook
+from typed_notebook import ADD_UP, Notebook, typed_notebook
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.slurm]
 
 START = '%cluster start {n} --launcher command {options} template="srun {srun} {{cmd}}"'
 BLOCK = re.search(r"^template = \"srun .*\n.*$", PAGE, re.MULTILINE)
 PATIENCE = 4  # seconds, for a start that is to be too late
-ADD_UP = """%%remote all
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(1) + dist.get_rank()
-dist.all_reduce(x)
-print("sum", x.item(), flush=True)
-dist.destroy_process_group()"""
 
 
 def start(n: int, srun: str, options: str = "") -> str:
