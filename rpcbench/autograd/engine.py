@@ -6,11 +6,11 @@ sent from the worker where it was raised to the one that began the pass.
 """
 
 #     protocol.backward (under the node's lock)      engine (no lock)                     pass that began here?
-#     Explore     ──> explore     graph.ends ──────> `explored`                           pool thread, or at once
-#     Propagate   ──> propagate   ┐                                                       its thread, by `jobs`
-#     Accumulate  ──> accumulate  ┴ _gradients_arrived: LocalPass ─> encode ─> `propagated` its thread, else the pool
-#     WalkEnded   ──> ended       wakes the thread in `backward`
-#     ForgetWalk  ──> forget      frees the local graph
+#     Explore     ──> _explore     graph.ends ──────> `explored`                           pool thread, or at once
+#     Propagate   ──> _propagate   ┐                                                      its thread, by `jobs`
+#     Accumulate  ──> _accumulate  ┴ _gradients_arrived: LocalPass ─> encode ─> `propagated` its thread, else the pool
+#     WalkEnded   ──> _end_wait    wakes the thread in `backward`
+#     ForgetWalk  ──> _forget_pass frees the local graph
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from rpcbench.base.futures import blocked
 from rpcbench.base.ids import Counter, Id, worker_of
 from rpcbench.base.rebuild import fill, remade, set_field, story, words
 from rpcbench.protocol.backward import ROOT
+from rpcbench.protocol.effects import Accumulate, Explore, ForgetWalk, Propagate, WalkEnded
 from rpcbench.runtime.agent import Agent
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import EMPTY, BackwardFailed, Gradients
@@ -98,6 +99,11 @@ class Engine:
         self._lock = threading.Lock()  # of the queues of passes; no torch code runs under it
         self._begun: dict[Id, _Begun] = {}
         self._pass_numbers = Counter()
+        agent.effects.register(Explore, self._explore)
+        agent.effects.register(Propagate, self._propagate)
+        agent.effects.register(Accumulate, self._accumulate)
+        agent.effects.register(WalkEnded, self._end_wait)
+        agent.effects.register(ForgetWalk, self._forget_pass)
 
     # -- a pass that begins here
     def backward(self, context: int, roots: list[torch.Tensor], retain: bool, fast: bool) -> None:
@@ -139,15 +145,17 @@ class Engine:
             job()
             del job  # it holds gradients, which must not live while this thread waits for the next job
 
-    def ended(self, walk: Id, failure: BackwardFailed | None) -> None:
+    # -- effects of the protocol
+    def _end_wait(self, effect: WalkEnded) -> None:
         """Wake the thread that began a pass: the pass is over."""
-        begun = self._begun.get(walk)
+        begun = self._begun.get(effect.walk)
         if begun is not None:
-            begun.failure = failure
+            begun.failure = effect.failure
             begun.jobs.put(None)
 
-    # -- effects of the protocol
-    def explore(self, context: int, walk: Id, message: int) -> None:
+    def _explore(self, effect: Explore) -> None:
+        """Find the recvs behind a send."""
+        context, walk, message = effect
         try:
             sent = self._recorded(context).sends[message]
         except (KeyError, RuntimeError) as error:  # the context was released
@@ -167,13 +175,15 @@ class Engine:
         recvs = list(found.recvs)
         self._machine.feed(lambda node: node.outcome(node.contexts.walks.explored(context, walk, message, recvs)))
 
-    def propagate(self, context: int, walk: Id) -> None:
+    def _propagate(self, effect: Propagate) -> None:
         """Run backward from the roots, on the thread that began the pass."""
-        begun = self._begun.get(walk)
+        begun = self._begun.get(effect.walk)
         if begun is not None:
-            begun.jobs.put(partial(self._gradients_arrived, context, walk, ROOT, begun.seeds))
+            begun.jobs.put(partial(self._gradients_arrived, effect.context, effect.walk, ROOT, begun.seeds))
 
-    def accumulate(self, message: Gradients) -> None:
+    def _accumulate(self, effect: Accumulate) -> None:
+        """Accumulate the gradients that have arrived for a send."""
+        message = effect.message
         begun, job = self._begun.get(message.walk), partial(self._receive_gradients, message)
         if begun is not None:
             begun.jobs.put(job)
@@ -188,12 +198,13 @@ class Engine:
         else:
             self._gradients_arrived(message.context, message.walk, message.message, grads)
 
-    def forget(self, context: int, walk: Id) -> None:
+    def _forget_pass(self, effect: ForgetWalk) -> None:
+        """Drop the state of a pass that has ended here."""
         try:
-            self._recorded(context).passes.pop(walk, None)
+            self._recorded(effect.context).passes.pop(effect.walk, None)
         except RuntimeError:
             pass  # the context was released before
-        self._graph_events.changed("PassEnded", context)
+        self._graph_events.changed("PassEnded", effect.context)
 
     # -- running
     def _gradients_arrived(self, context: int, walk: Id, message: int, grads: Grads) -> None:

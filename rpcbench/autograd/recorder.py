@@ -30,6 +30,7 @@ from rpcbench.autograd.engine import Engine
 from rpcbench.autograd.graph_events import GraphEvents, Recorded, SentTensors
 from rpcbench.base.ids import Counter, Id, first_serial, global_id
 from rpcbench.protocol.backward import Sent
+from rpcbench.protocol.effects import ForgetContext
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
@@ -166,6 +167,7 @@ class AutogradRecorder:
         self._contexts: dict[int, Recorded] = {}  # changed only under the node's lock, with the node's own contexts
         self.told = GraphEvents(agent, self._contexts)
         self.passes = Engine(agent, self.recorded, self.told)
+        agent.effects.register(ForgetContext, lambda effect: self._forget_record(effect.context))
         self._machine = agent.machine
         self._lock = threading.Lock()
         self._warned: set[str] = set()  # functions and workers that a warning was given for
@@ -220,7 +222,7 @@ class AutogradRecorder:
     def contexts(self) -> list[int]:
         return list(self._contexts)
 
-    def forget(self, context: int) -> None:
+    def _forget_record(self, context: int) -> None:
         self.told.dropped(context, self._contexts.pop(context, None))
 
     # -- gradients

@@ -19,7 +19,7 @@ import msgpack
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.base.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, counted
-from rpcbench.base.futures import Future, blocked
+from rpcbench.base.futures import Future
 from rpcbench.base.ids import COUNTER_BITS, Tables
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.delivery import DEFERRABLE, is_deferrable
@@ -29,9 +29,9 @@ from rpcbench.runtime.channels import Channels, Parcels
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.events import EventLog
 from rpcbench.runtime.handles import CreationSite, Home, RRefHandle, value_lost
-from rpcbench.runtime.interceptors import Interceptors, Recorder
+from rpcbench.runtime.interceptors import Interceptors
 from rpcbench.runtime.joining import Bootstrap
-from rpcbench.runtime.locked_node import LockedNode, interruptible, uninterrupted
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, interruptible, uninterrupted
 from rpcbench.runtime.members import Members, To, WorkerInfo
 from rpcbench.runtime.pool import Job, Pool
 from rpcbench.runtime.reconnect import PeerEvents
@@ -55,8 +55,7 @@ class Agent(Home):
         self.name, self.id, self.incarnation = config.name, config.id, config.incarnation
         self.config = config
         self.rpc_timeout = config.rpc_timeout
-        self.is_fork = False
-        self.running, self.silent = False, NOT_INITIALIZED  # `silent`: the error text of calls while it does not run
+        self.running, self.is_fork, self.silent = False, False, NOT_INITIALIZED  # `silent`: the error text of calls
         self.owner: object = None  # the object that this agent belongs to, say a cluster
         self.on_thread: Job = lambda: None  # runs first on each thread that runs users' functions
         self.on_error: Callable[[BaseException], object] = lambda error: None  # called with errors of callers' calls
@@ -72,42 +71,46 @@ class Agent(Home):
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
         self.submit: Callable[[Job], None] = self._pool.spawn  # runs a job of the runtime on a pool thread soon
         self.submit_here: Callable[[Job], None] = self._pool.submit_own  # on this thread, if a message has caused it
-        self._dispatcher = MessageDispatcher(self, self._pool)
+        spawn = self._pool.spawn
+        self.effects = EffectTable(self._send_message)  # each part registers the effects that it carries out
+        self._dispatcher = MessageDispatcher(self, self.effects, self._pool)
         self.links = Interceptors(link or Link(), self._write_message, self._dispatcher.deliver)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         devices = validate_device_maps(config.devices, config.device_maps)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
         node = Node(me, config.world_size, self.links.lossy, config.launched)
-        self.machine = LockedNode(node, self._perform_effect)
-        self.member_table = Members(self.name, self.machine, self._pool.spawn)
+        self.machine = LockedNode(node, self.effects.perform)
+        self.member_table = Members(self.name, self.machine, self.effects, spawn)
         self.members = self.member_table.all  # returns name and id of all members, by id
         self.on_member = self.member_table.watch  # calls a handler when members join, leave or are lost
         self._peer_events = PeerEvents(self.machine, self.member_table, self.links, host_id())
         self._peers = ConnectionManager(config, self._pool, self._peer_events)
         self._peer_events.give_up = self._peers.give_up
         self.connection = self._peers.find  # id → the connection that carries messages to that member
-        self._bootstrap = Bootstrap(config, self.machine, self._peers, self.member_table, self._pool.spawn)
+        self._bootstrap = Bootstrap(config, self.machine, self.effects, self._peers, self.member_table, spawn)
         self.ready = self._bootstrap.ready  # calls are served
         self._heartbeat = Heartbeat(config, self._peers, self.clock, self._peer_events.judged)
-        arrived = self._peer_events.arrived
-        self._myself = MemoryConnection(lambda frame: arrived(self._peers.me, frame), self._pool.spawn)
-        self.values = ObjectStore(self, self.machine, make, self.clock, lambda long: self.on_long_wait(long))
+        self._myself = MemoryConnection(lambda frame: self._peer_events.arrived(self._peers.me, frame), spawn)
         # Numbers of calls differ between incarnations, as a call may outlive its caller.
         first = self.incarnation << COUNTER_BITS
-        self.pending = PendingCalls(first, self._pool.spawn, self._cancel_call, lambda long: self.on_long_wait(long))
+        on_long: Callable[[float], object] = lambda seconds: self.on_long_wait(seconds)  # noqa: E731
+        self.values = ObjectStore(self, self.machine, self.effects, spawn, make, self.clock, on_long)
+        self.pending = PendingCalls(first, self.effects, spawn, self._cancel_call, on_long)
         self.needing = self.pending.keeping
         self._pool.due = self.pending.due  # receive loops ask whether replies are to come
-        self._channels = Channels(self._pool.spawn)
+        self._channels = Channels(self.effects, spawn)
         self.on_notice = self._channels.listen  # (channel, handler)
-        self.parcels = Parcels(self.values, self.machine)
+        self.parcels = Parcels(self.values, self.machine, self.effects)
         self.sources = SourceCheck(self.id, self.member_table, self._channels, self.notify)
-        self._effects = self._effect_table()
         self._maintenance = MaintenanceThread(self.name, self.machine, self.pending.deadlines, self.clock, self._peers)
         self.holds, self.released = self._maintenance.holds, self._maintenance.released  # see `ReleaseToken`
         self.requests = RequestSender(
             self.machine, self._peers, self._maintenance, self.links, self._send_message, lambda: self.running
         )
         self.links.changed = self._interceptors_changed
+        self.effects.register(fx.Wake, self._wake_for_tick)
+        self.effects.register(fx.MemberLeft, self._member_left)
+        self.effects.register(fx.Complete, self._world_completed)
 
     # -- start and end
     def start(self, timeout: float = JOIN_SECONDS) -> None:
@@ -422,48 +425,8 @@ class Agent(Home):
             self._pool.spawn(lambda: self._send_message(fx.Send(to, seq, message), True, self._write_message))
 
     # -- effects
-    def _perform_effect(self, effect: fx.Effect, may_wait: bool) -> None:
-        if type(effect) is fx.Send:
-            self._send_message(effect, may_wait)
-        else:
-            self._effects[type(effect)](effect)
-
-    def _effect_table(self) -> dict[type[Any], Callable[[Any], object]]:
-        """Map each kind of effect to the function that carries it out."""
-        return {
-            fx.Wake: lambda e: self._maintenance.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2),
-            fx.Enqueue: lambda e: self._pool.submit(lambda: self._begin_call(e)),
-            fx.Run: lambda e: self._dispatcher.run(e.source, e.message),
-            fx.Resolve: lambda e: self._dispatcher.answered(e.source, e.answer),
-            fx.Reject: lambda e: self.pending.fail(e.call, e.error),
-            fx.Free: lambda e: self.released.put(self.values.forget(e.rref)),  # freed on the maintenance thread
-            fx.ValueFailed: lambda e: self._pool.spawn(lambda: self.values.unmade(e.rref, e.error)),
-            fx.OwnerLost: lambda e: None,
-            fx.DataReceived: self.parcels.came,
-            fx.Undelivered: self.parcels.undelivered,
-            fx.BodyLost: lambda e: self.values.routes.forget_sources(e.to),
-            fx.NoticeReceived: lambda e: self._channels.heard(e.source, e.notice.channel, e.notice.data),
-            fx.MemberJoined: lambda e: self.member_table.came(e.member),
-            fx.MemberLeft: self._member_left,
-            fx.Complete: self._world_completed,
-            fx.Rejected: self._bootstrap.rejected,
-            fx.HandedOver: self._bootstrap.handed_over,
-            fx.Leads: self._bootstrap.leads,
-            fx.WatchMember: self._bootstrap.watch,
-            fx.Explore: lambda e: self._autograd_recorder.passes.explore(e.context, e.walk, e.message),
-            fx.Propagate: lambda e: self._autograd_recorder.passes.propagate(e.context, e.walk),
-            fx.Accumulate: lambda e: self._autograd_recorder.passes.accumulate(e.message),
-            fx.WalkEnded: lambda e: self._autograd_recorder.passes.ended(e.walk, e.failure),
-            fx.ForgetWalk: lambda e: self._autograd_recorder.passes.forget(e.context, e.walk),
-            fx.ForgetContext: lambda e: self._autograd_recorder.forget(e.context),
-        }
-
-    def _begin_call(self, effect: fx.Enqueue) -> None:
-        if not self.ready.is_set():  # the caller may have seen the complete world before this member
-            with blocked():
-                self.ready.wait()
-        now = self.links.clock()
-        self.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
+    def _wake_for_tick(self, effect: fx.Wake) -> None:
+        self._maintenance.wake_in(TICK, self.links.clock(), self.links.near.retry_seconds / 2)
 
     def _world_completed(self, effect: fx.Complete) -> None:
         if not effect.closing:
@@ -476,11 +439,6 @@ class Agent(Home):
         self._peers.drop(effect.member.id, effect.member.incarnation, effect.reason)
         self.values.routes.forget(effect.member.id)
         self.member_table.went(effect)
-
-    @property
-    def _autograd_recorder(self) -> Recorder:
-        assert self.values.recorder is not None, "an agent that records nothing was sent a message of a backward pass"
-        return self.values.recorder
 
     def _cancel_call(self, call: int) -> None:
         self.machine.feed(lambda node: node.cancel(call))

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import msgpack
 import torch
 
-from rpcbench.protocol.effects import DataReceived, Undelivered
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.protocol.effects import DataReceived, NoticeReceived, Undelivered
+from rpcbench.runtime.locked_node import EffectTable, LockedNode
 from rpcbench.runtime.pool import Job
 from rpcbench.runtime.values import ObjectStore
 from rpcbench.transport.base import SerialQueue
@@ -32,18 +32,19 @@ NoticeHandler = Callable[[int, Any], object]
 class Channels:
     """The notices of one agent. `spawn` runs a job on a pool thread."""
 
-    def __init__(self, spawn: Callable[[Job], None]) -> None:
+    def __init__(self, effects: EffectTable, spawn: Callable[[Job], None]) -> None:
         self._spawn = spawn
         self._channels: dict[str, SerialQueue[tuple[int, bytes]]] = {}  # (sender, msgpack), by channel
+        effects.register(NoticeReceived, self._queue_notice)
 
     def listen(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel: `handler` runs on a pool thread, one call at a time, in order of arrival."""
         self._channels[channel] = SerialQueue(lambda each: handler(each[0], msgpack.unpackb(each[1])), self._spawn)
 
-    def heard(self, source: int, channel: str, data: bytes) -> None:
+    def _queue_notice(self, effect: NoticeReceived) -> None:
         """Queue a notice that has arrived; a channel without a listener is no error."""
-        if (listener := self._channels.get(channel)) is not None:
-            listener.put((source, data))
+        if (listener := self._channels.get(effect.notice.channel)) is not None:
+            listener.put((effect.source, effect.notice.data))
 
 
 Place = tuple[int, ...]  # of a parcel within its channel; its meaning is the listener's
@@ -64,10 +65,12 @@ class ChannelHandler(Protocol):
 class Parcels:
     """The parcels of one agent."""
 
-    def __init__(self, values: ObjectStore, machine: LockedNode) -> None:
+    def __init__(self, values: ObjectStore, machine: LockedNode, effects: EffectTable) -> None:
         self._values = values
         self._machine = machine
         self._listeners: dict[str, ChannelHandler] = {}  # by channel
+        effects.register(DataReceived, self._data_received)
+        effects.register(Undelivered, self._data_undelivered)
 
     def listen(self, channel: str, listener: ChannelHandler) -> None:
         self._listeners[channel] = listener
@@ -91,7 +94,7 @@ class Parcels:
         parcel = new_tuple(Parcel, (channel, place, label, scope, body))
         self._machine.feed(lambda node: node.send(to, parcel), may_wait=True)
 
-    def came(self, effect: DataReceived) -> None:
+    def _data_received(self, effect: DataReceived) -> None:
         parcel = effect.parcel
         if (listener := self._listeners.get(parcel.channel)) is not None:
             listener.came(parcel.place, partial(self._decode_data, effect.source, parcel.scope, parcel.body))
@@ -107,6 +110,6 @@ class Parcels:
 
         return self._values.codec.decode(body, None, adopt)
 
-    def undelivered(self, effect: Undelivered) -> None:
+    def _data_undelivered(self, effect: Undelivered) -> None:
         if (listener := self._listeners.get(effect.parcel.channel)) is not None:
             listener.undelivered(effect.parcel.place, effect.error)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rpcbench.base.ids import Id
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.transport.base import Deliver, Link, Transmit
-from rpcbench.wire.messages import BackwardFailed, Gradients, Scope
+from rpcbench.wire.messages import Scope
 
 if TYPE_CHECKING:
     import torch
@@ -31,30 +30,8 @@ class InterceptedMessage(NamedTuple):
     requires_grad: bool
 
 
-class Passes(Protocol):
-    """Carries out the node's requests about the autograd graph."""
-
-    def explore(self, context: int, walk: Id, message: int) -> None:
-        """Find the recvs behind a send."""
-
-    def propagate(self, context: int, walk: Id) -> None:
-        """Run backward from the roots."""
-
-    def accumulate(self, message: Gradients) -> None:
-        """Accumulate the gradients that have arrived for a send."""
-
-    def ended(self, walk: Id, failure: BackwardFailed | None) -> None:
-        """Finish a pass that this worker began."""
-
-    def forget(self, context: int, walk: Id) -> None:
-        """Drop the state of a pass that has ended here."""
-
-
 class Recorder(Protocol):
     """Records the tensors of every message of a context. Its methods do not block and run no user code."""
-
-    @property
-    def passes(self) -> Passes: ...
 
     def current(self) -> int | None:
         """Return the context of this thread, if it has one."""
@@ -92,9 +69,6 @@ class Recorder(Protocol):
 
     def inside(self, context: int) -> AbstractContextManager[None]:
         """Enter the context around a function that one of its messages asked for."""
-
-    def forget(self, context: int) -> None:
-        """Drop a context that has ended here."""
 
 
 class Interceptors:

@@ -16,7 +16,7 @@ from rpcbench.base.errors import (
 )
 from rpcbench.protocol import effects as fx
 from rpcbench.runtime.connections import ConnectionManager
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.runtime.locked_node import EffectTable, LockedNode
 from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import Job
 from rpcbench.transport.handshake import Identity
@@ -35,6 +35,7 @@ class Bootstrap:
         self,
         config: WorldConfig,
         machine: LockedNode,
+        effects: EffectTable,
         peers: ConnectionManager,
         member_table: Members,
         spawn: Callable[[Job], None],
@@ -45,8 +46,11 @@ class Bootstrap:
         self._machine = machine
         self._peers = peers
         self._member_table = member_table
-        self._spawn = spawn
         self._refusal: fx.Rejected | None = None
+        effects.register(fx.Rejected, self._refused)
+        effects.register(fx.Leads, lambda effect: peers.acceptor.lead(peers.me, effect.epoch))
+        effects.register(fx.HandedOver, lambda effect: peers.acceptor.hand_over(peers.me, effect.heir, effect.epoch))
+        effects.register(fx.WatchMember, lambda effect: spawn(lambda: self._connect_to(effect.member)))
 
     # -- joining
     def join(self, clock: Callable[[], float], deadline: float) -> None:
@@ -109,20 +113,11 @@ class Bootstrap:
                     report_at = deadline
             self.complete.wait(_PAUSE)  # polled: no event reports that it begins to listen
 
-    def rejected(self, effect: fx.Rejected) -> None:
+    def _refused(self, effect: fx.Rejected) -> None:
         self._refusal = self._refusal or effect  # the first reason counts
         self.complete.set()
 
     # -- a new leader
-    def handed_over(self, effect: fx.HandedOver) -> None:
-        self._peers.acceptor.hand_over(self._peers.me, effect.heir, effect.epoch)
-
-    def leads(self, effect: fx.Leads) -> None:
-        self._peers.acceptor.lead(self._peers.me, effect.epoch)
-
-    def watch(self, effect: fx.WatchMember) -> None:
-        self._spawn(lambda: self._connect_to(effect.member))
-
     def _connect_to(self, member: Member) -> None:
         try:
             self._peers.connect(member.id, member.ways(self._peers.me.host))

@@ -1,4 +1,5 @@
 """The node under its one lock: feed an event, release the lock, carry out the effects. Ctrl-C comes before or after.
+The parts of an agent register the functions that carry out effects, so a new effect changes only its own part.
 
 `with uninterrupted:` defers Ctrl-C while the main thread does a step that must be done as a whole or not at all. Python
 raises KeyboardInterrupt between any two bytecodes of the main thread: between the numbering of a message and its
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rpcbench.base.conditions import Event
+from rpcbench.base.errors import ProtocolError
 from rpcbench.protocol.effects import Effect, Effects, Send
 from rpcbench.protocol.node import Node
 from rpcbench.wire.messages import Call, Create, Fetch, Result
@@ -95,6 +97,30 @@ os.register_at_fork(after_in_child=_find_main_thread)  # the thread that forks i
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E")
+
+
+class EffectTable:
+    """Carries out effects: each part of an agent registers the functions for its own kinds. `send` sends a message."""
+
+    def __init__(self, send: Callable[[Send, bool], None]) -> None:
+        self._send = send
+        self._handlers: dict[type[Any], Callable[[Any], object]] = {}
+
+    def register(self, kind: type[E], handler: Callable[[E], object]) -> None:
+        """Have `handler` carry out the effects of this kind. They come after the node's lock is released, and may come
+        on any thread."""
+        assert kind not in self._handlers, f"two parts of one agent carry out {kind.__name__}"
+        self._handlers[kind] = handler
+
+    def perform(self, effect: Effect, may_wait: bool) -> None:
+        """Carry out one effect; may_wait: a write may block this thread."""
+        if type(effect) is Send:
+            self._send(effect, may_wait)
+        elif (handler := self._handlers.get(type(effect))) is not None:
+            handler(effect)
+        else:
+            raise ProtocolError(f"no part of this agent carries out {effect!r}: the feature that needs it is missing")
 
 
 class LockedNode:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError, counted, never_ran
 from rpcbench.base.ids import check_name
-from rpcbench.protocol.effects import MemberLeft
-from rpcbench.runtime.locked_node import LockedNode
+from rpcbench.protocol.effects import MemberJoined, MemberLeft
+from rpcbench.runtime.locked_node import EffectTable, LockedNode
 from rpcbench.runtime.pool import Job
 from rpcbench.wire.messages import Member, Report
 
@@ -82,7 +82,7 @@ class _OrderedHandler:
 
 
 class Members:
-    def __init__(self, me: str, machine: LockedNode, spawn: Callable[[Job], None]) -> None:
+    def __init__(self, me: str, machine: LockedNode, effects: EffectTable, spawn: Callable[[Job], None]) -> None:
         # (name, reason) → a better reason, say with an exit status; may block a moment for it.
         self.explain: Callable[[str, str], str] = lambda name, reason: reason
         self.expected: Callable[[], list[str]] = self._free_ranks  # names of members to come
@@ -92,6 +92,7 @@ class Members:
         self._found: dict[str | int, WorkerInfo] = {}  # cache; replaced at each change
         self._watchers: list[_OrderedHandler] = []
         self._changes = Condition()
+        effects.register(MemberJoined, lambda effect: self._notify_watchers("joined", effect.member, ""))
 
     def all(self) -> list[WorkerInfo]:
         """Return name and id of all members, by id."""
@@ -169,9 +170,6 @@ class Members:
         The call may come late, when another process has taken the id already: see `ended`.
         """
         self._watchers.append(_OrderedHandler(handler, self._spawn))
-
-    def came(self, member: Member) -> None:
-        self._notify_watchers("joined", member, "")
 
     def went(self, gone: MemberLeft) -> None:
         self._notify_watchers("lost" if gone.lost else "left", gone.member, gone.reason)

@@ -38,7 +38,7 @@ from rpcbench.runtime.channels import Channels
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.handles import CreationSite, RRefHandle
 from rpcbench.runtime.interceptors import Interceptors
-from rpcbench.runtime.locked_node import LockedNode, uninterrupted
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, uninterrupted
 from rpcbench.runtime.members import GONE, Members
 from rpcbench.runtime.pool import LONG, PoolThread
 from rpcbench.runtime.timers import Deadlines, MaintenanceThread
@@ -87,13 +87,19 @@ class PendingCalls:
     """The pending calls of this member, with deadlines. `first`: the number of the first call."""
 
     def __init__(
-        self, first: int, later: Later, cancel: Callable[[int], None], on_long: Callable[[float], object]
+        self,
+        first: int,
+        effects: EffectTable,
+        later: Later,
+        cancel: Callable[[int], None],
+        on_long: Callable[[float], object],
     ) -> None:
         self.deadlines = Deadlines()
         self._later, self._cancel, self._on_long = later, cancel, on_long
         self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)  # own: of calls that rpcbench makes
         self._idle = Condition()  # notified when no call is left
         self._calls: dict[int, Future[Any]] = {}  # no lock: each step is one of Python's
+        effects.register(fx.Reject, lambda effect: self._fail(effect.call, effect.error))
 
     def number(self, own: bool = False) -> int:
         """Return a new number, which shows whether the call is rpcbench's `own`."""
@@ -137,7 +143,7 @@ class PendingCalls:
     def due(self) -> bool:
         return bool(self._calls)
 
-    def fail(self, number: int, error: Exception) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
         def answer() -> None:
             raise error
 
@@ -145,7 +151,7 @@ class PendingCalls:
 
     def fail_all(self, error: Exception) -> None:
         for number in list(self._calls):
-            self.fail(number, error)
+            self._fail(number, error)
 
     def number_of(self, future: Future[Any]) -> int | None:
         return next((number for number in [*self._calls] if self._calls.get(number) is future), None)

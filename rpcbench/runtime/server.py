@@ -22,12 +22,13 @@ import torch
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import FORK_MARK
 from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
-from rpcbench.base.futures import Future
+from rpcbench.base.futures import Future, blocked
 from rpcbench.base.rebuild import set_field, story, words
+from rpcbench.protocol import effects as fx
 from rpcbench.runtime import gpus
 from rpcbench.runtime.handles import site_of
 from rpcbench.runtime.interceptors import Interceptors
-from rpcbench.runtime.locked_node import LockedNode, interruptible
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, interruptible
 from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import CountedCall, Pool
 from rpcbench.runtime.requests import PendingCalls
@@ -250,10 +251,13 @@ def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
 class MessageDispatcher:
     """Dispatches the messages of one agent. `run` runs a call on this thread."""
 
-    def __init__(self, agent: Server, pool: Pool) -> None:
+    def __init__(self, agent: Server, effects: EffectTable, pool: Pool) -> None:
         self.run: Callable[[int, Any], object] = partial(serve, agent)
         self._agent = agent
         self._pool = pool
+        effects.register(fx.Enqueue, lambda effect: pool.submit(lambda: self._begin_call(effect)))
+        effects.register(fx.Run, lambda effect: self.run(effect.source, effect.message))
+        effects.register(fx.Resolve, lambda effect: self._answered(effect.source, effect.answer))
 
     def deliver(self, source: int, seq: int, message: m.Message) -> None:
         kind = type(message)
@@ -272,7 +276,14 @@ class MessageDispatcher:
         now = self._agent.links.clock()
         self._agent.machine.feed(lambda node: node.handle(source, seq, message, now))
 
-    def answered(self, source: int, answer: m.Result | m.Failure) -> None:
+    def _begin_call(self, effect: fx.Enqueue) -> None:
+        if not self._agent.ready.is_set():  # the caller may have seen the complete world before this member
+            with blocked():
+                self._agent.ready.wait()
+        now = self._agent.links.clock()
+        self._agent.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
+
+    def _answered(self, source: int, answer: m.Result | m.Failure) -> None:
         """Resolve a pending call with its reply."""
         if isinstance(answer, m.Result):
             # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
@@ -307,5 +318,5 @@ class MessageDispatcher:
     def _resolve_fast(self, source: int, seq: int, result: m.Result) -> bool:
         if result.forks or interruptible() or not self._agent.machine.resolve(source, seq, result):
             return False
-        self.answered(source, result)
+        self._answered(source, result)
         return True

@@ -23,6 +23,7 @@ import torch
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.base.futures import Future, make_future
 from rpcbench.base.ids import Id
+from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.handles import (
     CreationSite,
@@ -36,7 +37,8 @@ from rpcbench.runtime.handles import (
     type_of,
 )
 from rpcbench.runtime.interceptors import Recorder
-from rpcbench.runtime.locked_node import LockedNode, on_main_thread
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, on_main_thread
+from rpcbench.runtime.pool import Job
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.wire.messages import Body, Device, Devices, Fork, Mapped, Member, Origin, Scope
@@ -192,6 +194,8 @@ class ObjectStore:
         self,
         home: Home,
         machine: LockedNode,
+        effects: EffectTable,
+        spawn: Callable[[Job], None],
         make: MakeHandle,
         clock: Callable[[], float],
         on_long: Callable[[float], object],
@@ -212,6 +216,10 @@ class ObjectStore:
         self._kept: dict[Id, Future[Any]] = {}  # in use by other members
         self._sites: dict[Id, CreationSite] = {}  # creation sites of kept values made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
+        effects.register(fx.Free, lambda e: home.released.put(self.forget(e.rref)))  # freed on the maintenance thread
+        effects.register(fx.ValueFailed, lambda effect: spawn(lambda: self.fail_value(effect.rref, effect.error)))
+        effects.register(fx.OwnerLost, lambda effect: None)  # `living_owner` reads it from the node when it is needed
+        effects.register(fx.BodyLost, lambda effect: self.routes.forget_sources(effect.to))
 
     # -- messages
     # Both return the parts of a message of the call `label`: body, forks of its RRefs, and the scope that records its
@@ -424,7 +432,7 @@ class ObjectStore:
             future.set_exception(error)
         self.forget(rref)  # unless it is still in use
 
-    def unmade(self, rref: Id, error: Exception) -> None:
+    def fail_value(self, rref: Id, error: Exception) -> None:
         """Fail an owned value that no call will make. If a handle here has kept the value, late users still get it."""
         outcome = self.owned(rref).outcome()
         if outcome is None:

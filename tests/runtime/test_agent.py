@@ -16,6 +16,7 @@ from worlds import address_of, config, nothing_left, until, world
 from rpcbench.base.errors import (  # fmt: skip
     CallCancelled,
     NotConnectedError,
+    ProtocolError,
     RemoteError,
     RpcError,
     RpcTimeoutError,
@@ -24,14 +25,17 @@ from rpcbench.base.errors import (  # fmt: skip
     WorkerLostError,
 )
 from rpcbench.base.rebuild import MOST_TEXT
+from rpcbench.protocol import effects as fx
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import connections, current
 from rpcbench.runtime.acceptor import Acceptor
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.connections import ConnectionManager
+from rpcbench.runtime.locked_node import EffectTable
 from rpcbench.runtime.members import WorkerInfo
 from rpcbench.transport.addresses import Opener
+from rpcbench.wire import messages as m
 
 
 @pytest.fixture
@@ -472,3 +476,18 @@ def test_an_owner_keeps_no_value_without_users(agents: list[Agent]) -> None:
         assert rpc_sync("worker1", fetch, (own,)) == [1]
     del own
     until(lambda: not any(agent.values._kept for agent in agents), "the values to be let go")
+
+
+def test_an_effect_has_one_handler_and_names_itself_without_one() -> None:
+    sent: list[Any] = []
+    table = EffectTable(lambda effect, may_wait: sent.append((effect, may_wait)))
+    woken: list[fx.Wake] = []
+    table.register(fx.Wake, woken.append)
+    send = fx.Send(1, 0, m.Notice("a", b""))
+    for effect in send, fx.Wake():
+        table.perform(effect, True)
+    assert sent == [(send, True)] and woken == [fx.Wake()]
+    with pytest.raises(ProtocolError, match=r"no part of this agent carries out ForgetContext\(context=1\)"):
+        table.perform(fx.ForgetContext(1), False)
+    with pytest.raises(AssertionError, match="two parts of one agent carry out Wake"):
+        table.register(fx.Wake, woken.append)

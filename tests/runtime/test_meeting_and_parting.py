@@ -95,7 +95,7 @@ def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lo
 def test_a_value_that_exists_is_not_replaced_by_a_late_error(agents: list[Agent]) -> None:
     first, _ = agents
     home = first.values.keep("still here")
-    first.values.unmade(home._rref, WorkerLostError("who had it made is gone"))
+    first.values.fail_value(home._rref, WorkerLostError("who had it made is gone"))
     assert home._value is not None and home._value.wait() == "still here"
 
 
