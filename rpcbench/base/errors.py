@@ -53,6 +53,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else ending}"
 
 
+def format_bytes(count: int) -> str:
+    """Return bytes with a unit: `4.1 kB`."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"
+
+
 def nearest(word: str, there: Iterable[str]) -> str:
     """Return a hint on a wrong word: `did you mean workers? There are rrefs, workers`."""
     names = list(there)

@@ -23,8 +23,8 @@ Tables
                                                                held, failed
     collectives  its part of a collective operation  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
                                                                end, failed, site, end_known
-    health    its state at the last request    key "1"        question, pid, host, cpu, memory, ram, busy, waiting,
-                                                               cells, peers, awaits
+    health    its state at the last request    key "1"        question, pid, host, busy, waiting, cells, peers,
+                                                               awaits, the figures of `telemetry.worker_columns`
     launched  processes this member started    key "1"        name, pid, incarnation, state, log
     actions   requests by clicks in panels     key "scale 3"  action, target, state, error
 

@@ -76,7 +76,6 @@ def _parse_and_check(parse: Callable[[], InitMethod], method: str) -> InitMethod
     return place
 
 
-
 def _parse_method(method: str, rank: int, world_size: int) -> InitMethod:
     parts = urlsplit(method)
     query = {key: int(values[0]) for key, values in parse_qs(parts.query).items() if key in ("rank", "world_size")}

@@ -338,9 +338,7 @@ class Cluster(BaseCluster):
             count = len(self.workers) + 1
             told = self._assign_ranks(f"{', '.join(names)} joined", names)
             patience = self._config.start_seconds
-            came = [
-                self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names
-            ]
+            came = [self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names]
             self._places.update(zip(names, wait_all(came), strict=True))
             ranks.await_ranks(told, names)
         except BaseException:

@@ -82,4 +82,3 @@ def _profile_line() -> MagicParser:
 def _check_folder(file: str | None) -> None:
     if file is not None and not Path(file).resolve().parent.is_dir():
         raise UsageError(f"--save {file}: there is no folder {Path(file).parent}")
-

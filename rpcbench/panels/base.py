@@ -5,8 +5,8 @@ Rules
   (`{"kind": "delta", "version", "delta"}`). A browser that finds a gap in the versions waits for the next whole state.
 - Messages of a browser also arrive while a cell runs, on another thread than the main one, if the front end uses
   subshells (JupyterLab does).
-- The drawing code is `strings.js` and `common.js` joined with the panel's own files: one module, no build step, no
-  request to any host.
+- The drawing code is the lists of columns, as JSON, `strings.js` and `common.js` joined with the panel's own files: one
+  module, no build step, no request to any host.
 
 `PanelFeed` has the thread that keeps open panels up to date.
 - It shows a viewer the world after a change, at most once per `period`, and never on the kernel's event loop, which
@@ -24,12 +24,13 @@ A displayed panel has a second output, a still picture of it, for readers of the
 from __future__ import annotations
 
 import contextvars
+import json
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -48,6 +49,7 @@ from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World, diff
+from rpcbench.telemetry.worker_columns import WORKER_COLUMNS
 
 logger = logging.getLogger(__name__)
 # Ratios of pause to work: views are computed in the process that runs the user's cells, and must not slow these down.
@@ -275,11 +277,18 @@ def piece(name: str, suffix: str) -> str:
     return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
 
 
+def lists_script() -> str:
+    """Return the lists that Python shares with the drawing code, as a constant of it."""
+    lists = {"workers": [asdict(column) for column in WORKER_COLUMNS]}
+    return f"const LISTS = {json.dumps(lists, ensure_ascii=False)};"
+
+
 def asset(name: str, suffix: str, *parts: str) -> str:
-    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined; scripts begin with
-    `strings`."""
+    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined; scripts begin with the
+    lists and `strings`."""
     shared = ("strings", "common") if suffix == ".js" else ("common",)
-    return "\n".join(piece(each, suffix) for each in (*shared, *parts, name))
+    first = [lists_script()] if suffix == ".js" else []
+    return "\n".join([*first, *(piece(each, suffix) for each in (*shared, *parts, name))])
 
 
 class Panel(anywidget.AnyWidget):

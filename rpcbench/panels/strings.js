@@ -24,30 +24,11 @@ const STRINGS = {
     kept: "A snapshot stands below the output of the cell.",
   },
   workers: {
-    help:
-      "A row for each process: the notebook and its workers. “now” is what it does: runs a cell or a call, waits for " +
-      "another worker, has calls under way for which it does not wait, or idle. The curves are its CPU and memory in the last minute, with one scale for all rows; " +
-      "100 % is one core, and the second figure of the memory is that of the machine. Where workers have GPUs of their " +
-      "own, there are columns for these: memory in use, by all processes, and the share of time in which it computes. " +
-      "Full squares are threads that run a function, hollow ones wait. “queue” counts calls that have arrived and not " +
-      "begun. A click on a name opens the row: all figures, the bytes for each peer, and the end of its output. “stack” asks where the worker is, and " +
-      "shows the lines of Python that its threads run now, also while a cell runs. “interrupt” stops the cell that " +
-      "runs there, “restart” ends the process and starts it again.",
+    help: [
+      "A row for each process: the notebook and its workers. The curves are those of the last minute, with one scale for all rows.",
+      ...LISTS.workers.map(({ help }) => help),
+    ].join(" "),
     hint: ["No cluster runs. Start one: ", "%cluster start 2"],
-    heads: {
-      name: "worker", now: "now", cpu: "CPU", memory: "memory", gpu: "GPU", gpuMemory: "GPU memory", gpuUse: "GPU use",
-      threads: "threads", queue: "queue", bytes: "bytes", log: "last output", acts: "buttons",
-    },
-    doing: {
-      cell: "runs a cell", busy: "runs a call", waits: "waits", idle: "idle", none: "no report yet", lost: "lost",
-      starts: "starts …",
-    },
-    cells: (more) => `runs a cell, ${more} more ${more === 1 ? "waits" : "wait"}`,
-    waits: (names) => `waits for ${names}`,
-    alsoWaits: (doing, names) => `${doing}, waits for ${names}`,
-    underWay: (calls) => `${calls} ${calls === 1 ? "call" : "calls"} under way`,
-    silent: (seconds) => `no answer for ${seconds} s`,
-    lost: (how) => `lost: ${how}`,
     acting: { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" },
     process: (pid, start) => [
       pid === null ? "" : `process ${pid}`,
@@ -59,18 +40,11 @@ const STRINGS = {
     bytesTip: (sent, received) => `${sent} bytes sent, ${received} received`,
     link: (name, sent, received) => `${name}: ${sent} sent, ${received} received`,
     minute: (most) => `in the last minute at most ${most}`,
-    details: {
-      threads: "threads", queue: "calls in the queue", bytes: "bytes sent and received", memory: "memory", gpu: "GPU",
-      gpuMemory: "GPU memory", gpuUse: "GPU use",
-    },
     noLog: "It wrote nothing outside cells.",
     log: "End of its output",
     stacks: "Where it is",
     legend: {
-      cpu: (top) => `CPU in the last minute, 0 to ${top}; dashed: 100 %, one core`,
-      memory: (top) => `memory in the last minute, 0 to ${top}`,
-      gpuMemory: (top) => `memory of its GPU, 0 to ${top}`,
-      gpuUse: (top) => `use of its GPU, 0 to ${top}`,
+      curve: (name, top, remark) => `${name} in the last minute, 0 to ${top}${remark && `; ${remark}`}`,
       full: "a thread that runs a function",
       hollow: "a thread that waits",
     },
@@ -86,7 +60,7 @@ const STRINGS = {
       fewer: ["− worker", "End the last worker"],
       more: ["+ worker", "Start one more"],
     },
-    stats: { ready: "ready", lost: "lost", suspended: "suspended", queued: "queued", cell: "cell", memory: "memory" },
+    stats: { ready: "ready", lost: "lost", suspended: "suspended", queued: "queued", cell: "cell" },
     summary: (ready, all) => `${ready} of ${all} workers ready`,
   },
   rrefs: {

@@ -3,52 +3,54 @@
 // Guarantees
 // - Rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if the panel
 //   can act, which the trait `acts` of the model says.
+// - The columns are those of `telemetry/worker_columns.py`. A column that is optional exists while a worker has its figure.
 // - Columns that do not fit are folded, a name at a time, and a line below the table names them. What they show is in the open row.
-// - Columns for GPUs exist while a worker has one of its own.
 // - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened.
 
 const TEXT = STRINGS.workers;
-const GPU = ["gpu", "gpuMemory", "gpuUse"];
-const COLUMNS = ["name", "now", "cpu", "memory", ...GPU, "threads", "queue", "bytes", "log", "acts"];
-// In this order. `of`: memory of the machine or GPU; `note`: the process; `line`: each row has one line.
-const FOLDS = ["log", "bytes", "of", "queue", "threads", "gpu", "note", "curves", "line"];
+const COLUMNS = LISTS.workers;
+const CURVES = COLUMNS.filter(({ curve }) => curve);
+// Parts of cells that fold like columns, with their places in that order. `of`: memory of the machine or GPU; `note`: the process;
+// `line`: each row has one line.
+const PARTS = { of: 30, note: 70, curves: 80, line: 90 };
+const FOLDS = [...COLUMNS.map(({ key, fold }) => [key, fold]), ...Object.entries(PARTS)]
+  .filter(([, fold]) => fold)
+  .sort(([, a], [, b]) => a - b)
+  .map(([key]) => key);
 const MAX_SQUARES = 6;
 const CONFIRM_MS = 5000; // how long a button waits for the second press
 const DENSE = 12; // with more workers than this the rows are closer together
 const MINUTE = 60_000; // milliseconds that a curve shows
 const [WIDE, HIGH] = [64, 20]; // of a curve, in pixels
 
-const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
+const FORMATS = { share: (share) => `${Math.round(100 * share)} %`, bytes: formatBytes, count: String, text: String };
 
-// Returns the memory of a process as text and, in the same unit if it fits, that of its machine or GPU: ["1.2", "of 25 GB"].
-function memoryTexts(memory, ram) {
-  const own = formatBytes(memory);
-  if (memory === null || !ram) return [own, ""];
-  const [, unit] = formatBytes(ram).split(" ");
-  const all = `of ${formatBytes(ram).replace(/\.\d+/, "")}`;
+// Returns an amount of bytes as text and, in the same unit if it fits, the whole of which it is a part: ["1.2", "of 25 GB"].
+function partTexts(part, whole) {
+  const own = formatBytes(part);
+  if (part === null || !whole) return [own, ""];
+  const [, unit] = formatBytes(whole).split(" ");
+  const all = `of ${formatBytes(whole).replace(/\.\d+/, "")}`;
   return [own.endsWith(` ${unit}`) ? own.slice(0, -unit.length - 1) : own, all];
 }
 
 // ---- the last minute
 
-// Returns the figures that have curves; null for unknown ones. Recordings of earlier versions have none of GPUs.
-const figuresOf = ({ cpu, memory, gpu_memory = null, gpu_use = null }) =>
-  ({ cpu, memory, gpuMemory: gpu_memory, gpuUse: gpu_use });
-
 // The figures of each process in the last minute, taken from the rows of the view. A process that is started again begins anew.
 class History {
   constructor() {
-    this.byWorker = new Map(); // id: { life, row, samples: [{ at, cpu, memory, gpuMemory, gpuUse }] }
+    this.byWorker = new Map(); // id: { life, row, samples: [{ at, and each figure with a curve }] }
   }
 
   add(workers, now) {
     for (const id of this.byWorker.keys()) if (!(id in workers)) this.byWorker.delete(id);
     for (const [id, row] of Object.entries(workers)) {
-      if (row.cpu === null) continue;
+      const figures = Object.fromEntries(CURVES.map(({ key }) => [key, row[key] ?? null]));
+      if (Object.values(figures).every((value) => value === null)) continue;
       const life = `${row.incarnation} ${row.pid}`;
       if (this.byWorker.get(id)?.life !== life) this.byWorker.set(id, { life, row: null, samples: [] });
       const one = this.byWorker.get(id);
-      if (one.row !== row) one.samples.push({ at: now, ...figuresOf(row) });
+      if (one.row !== row) one.samples.push({ at: now, ...figures });
       one.row = row;
       while (one.samples.length > 1 && one.samples[1].at <= now - MINUTE) one.samples.shift(); // one before the minute stays
     }
@@ -78,55 +80,89 @@ function curvePath(samples, now, top) {
   return `M${x(at)} ${y(first)}${rest.map(([at, value]) => `H${x(at)}V${y(value)}`).join("")}H${WIDE}`;
 }
 
-// A table cell with a curve, which screen readers skip, and a figure as text. `mark` is a value that a faint line shows, if any.
+const curveStyle = ({ curve }) => ({ class: "rb-curves", style: `--rb-curve: var(--rb-${curve})` });
+
+// Cells have `words`, their content for the open row, or "" if it is unknown.
+
+// A table cell with a figure as text, and its curve if the column has one, which screen readers skip.
 class Figure {
-  constructor(name, mark = null) {
-    this.mark = mark;
-    this.line = svg("path", { class: "rb-line" });
-    this.area = svg("path", { class: "rb-area" });
-    this.level = svg("path", { class: "rb-level" });
-    const size = { width: WIDE, height: HIGH, "aria-hidden": "true" };
-    const curve = svg("svg", { class: "rb-curves", ...size }, this.level, this.area, this.line);
-    this.text = html("span", { class: "rb-value" });
+  constructor(column) {
+    this.column = column;
+    this.words = "";
+    this.text = html("span", { class: column.curve ? "rb-value" : "" });
     this.more = html("span", { class: "rb-of" });
-    this.cell = html("td", { class: `rb-figure rb-${name}` }, curve, this.text, this.more);
+    this.cell = html("td", { class: `rb-figure rb-is-${column.kind} rb-${column.key}` }, this.text, this.more);
+    if (column.curve) this.cell.prepend(this.makeCurve());
   }
 
-  show(samples, now, top, format, text, more = "", tip = `${text} ${more}`) {
-    const path = curvePath(samples, now, top);
-    set(this.line, { d: path || null });
-    set(this.level, { d: path && this.mark !== null ? `M0 ${curveY(this.mark, top)}H${WIDE}` : null });
-    set(this.area, { d: path ? `${path}V${HIGH}H${path.slice(1, path.indexOf(" "))}Z` : null });
+  makeCurve() {
+    [this.level, this.area, this.line] = ["level", "area", "line"].map((name) => svg("path", { class: `rb-${name}` }));
+    const size = { width: WIDE, height: HIGH, "aria-hidden": "true" };
+    return svg("svg", { ...curveStyle(this.column), ...size }, this.level, this.area, this.line);
+  }
+
+  show(worker, { history, now, tops, onOneHost }) {
+    const { key, kind, whole, is_of_host: isOfHost, is_optional: isOptional } = this.column;
+    const [value, format] = [worker[key] ?? null, FORMATS[kind]];
+    const texts = value === null ? [isOptional ? "" : "–", ""] : whole ? partTexts(value, worker[`${key}_whole`]) : [format(value), ""];
+    const [text, more] = isOfHost && onOneHost && value !== null ? [format(value), ""] : texts; // the whole stands above the table
+    this.words = value === null ? "" : texts.join(" ").trim();
     setText(this.text, text);
     setText(this.more, more && ` ${more}`);
+    if (this.line) this.showCurve(history.of(String(worker.id), key), now, tops[key], format);
+  }
+
+  showCurve(samples, now, top, format) {
+    const path = curvePath(samples, now, top);
+    set(this.line, { d: path || null });
+    set(this.level, { d: path && this.column.level !== null ? `M0 ${curveY(this.column.level, top)}H${WIDE}` : null });
+    set(this.area, { d: path ? `${path}V${HIGH}H${path.slice(1, path.indexOf(" "))}Z` : null });
     const most = Math.max(...samples.map(([, value]) => value));
-    set(this.cell, { title: samples.length ? `${tip}; ${TEXT.minute(format(most))}` : null });
+    set(this.cell, { title: samples.length ? `${this.words}; ${TEXT.minute(format(most))}` : null });
   }
 }
 
 // A table cell with a worker's threads as squares: full squares run, hollow squares wait. Screen readers read a text instead.
 class Threads {
   constructor() {
+    this.words = "";
     this.squares = html("span", { class: "rb-squares", "aria-hidden": "true" });
     this.text = html("span", { class: "rb-hidden" });
     this.cell = html("td", { class: "rb-threads" }, this.squares, this.text);
   }
 
-  show(busy, waiting) {
+  show({ busy, waiting }) {
     const marks = [...Array(busy ?? 0).fill("rb-full"), ...Array(waiting ?? 0).fill("rb-hollow")];
     const items = marks.slice(0, MAX_SQUARES).map((kind, key) => ({ key, parts: [kind], kind }));
     const more = marks.length - items.length;
     if (more > 0) items.push({ key: "more", parts: [more], kind: "rb-more", text: `+${more}` });
     join(this.squares, items, (_, { kind, text = "" }) => html("i", { class: kind }, text));
-    setText(this.text, busy === null ? TEXT.unknown : TEXT.threads(busy, waiting));
+    this.words = busy === null ? "" : TEXT.threads(busy, waiting);
+    setText(this.text, this.words || TEXT.unknown);
     set(this.cell, { title: this.text.textContent });
   }
 }
 
+// A table cell with the bytes sent and received.
+class Traffic {
+  constructor() {
+    this.words = "";
+    this.cell = html("td", { class: "rb-bytes" });
+  }
+
+  show({ busy, sent, received }) {
+    this.words = busy === null ? "" : TEXT.bytes(formatBytes(sent), formatBytes(received));
+    setText(this.cell, this.words || "–");
+    set(this.cell, { title: TEXT.bytesTip(sent, received) });
+  }
+}
+
+const CELLS = { threads: Threads, traffic: Traffic, share: Figure, bytes: Figure, count: Figure, text: Figure }; // by kind of column
+
 // The marks of the legend: a curve, and a thread.
-const sample = (name) => {
-  const shapes = Object.entries({ level: name === "cpu" ? "M-8 -7H8" : "", area: "M-8 7V2H0V-4H8V7Z", line: "M-8 2H0V-4H8" });
-  return svg("g", { class: `rb-curves rb-${name}` }, ...shapes.map(([kind, d]) => svg("path", { class: `rb-${kind}`, d })));
+const sample = (column) => {
+  const shapes = Object.entries({ level: column.level === null ? "" : "M-8 -7H8", area: "M-8 7V2H0V-4H8V7Z", line: "M-8 2H0V-4H8" });
+  return svg("g", curveStyle(column), ...shapes.map(([kind, d]) => svg("path", { class: `rb-${kind}`, d })));
 };
 const square = (kind) => svg("rect", { class: `rb-square rb-${kind}`, x: -4, y: -4, width: 9, height: 9, rx: 2 });
 
@@ -160,30 +196,32 @@ function button(kind, warning, act, whose = "") {
 // ---- rows
 
 // Returns the text of a worker's activity and its CSS class; `action` is the running action on the worker, if any.
-function activity(worker, action) {
+function activity({ now, state, doing, under_way: calls }, action) {
   if (action) return [TEXT.acting[action.action], "rb-wait"];
-  const { state, doing, awaits, cells, silent, under_way: calls = 0 } = worker;
-  if (state === "lost") return [worker.ended ? TEXT.lost(worker.ended) : TEXT.doing.lost, "rb-bad"];
-  if (state === "starts") return [TEXT.doing.starts, "rb-wait"];
-  if (state !== "up") return [STRINGS.common.members[state] ?? state, state === "left" ? "" : "rb-wait"];
-  if (doing === "silent") return [TEXT.silent(silent), "rb-wait"];
-  if (doing === "waits") return [awaits ? TEXT.waits(awaits) : TEXT.doing.waits, ""];
-  if (doing === "idle" && calls) return [TEXT.underWay(calls), ""];
-  const text = doing === "cell" && cells > 1 ? TEXT.cells(cells - 1) : TEXT.doing[doing || "none"];
-  return [awaits && doing !== "idle" ? TEXT.alsoWaits(text, awaits) : text, doing === "idle" ? "rb-idle" : ""];
+  if (state === "lost") return [now, "rb-bad"];
+  if (!["up", "left"].includes(state) || doing === "silent") return [now, "rb-wait"];
+  return [now, state === "up" && doing === "idle" && !calls ? "rb-idle" : ""];
 }
+
+// Makes these nodes the children of `parent`. Those that it has already stay in place, with the focus.
+function setChildren(parent, nodes) {
+  for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
+  nodes.forEach((node, i) => parent.children[i] !== node && parent.insertBefore(node, parent.children[i] ?? null));
+}
+
+// What the row of a worker has as attributes, beside its figures.
+const DATA = ["incarnation", "pid", "state", "doing", "busy", "waiting", "cells", "calls", "sent", "received"];
 
 // The two rows of one worker: `node`, and `more` below it, which the button `opener` opens.
 class Row {
   constructor(worker, act) {
-    const cell = (kind) => html("td", { class: `rb-${kind}` });
     this.opener = html("button", { type: "button", class: "rb-opener", "aria-expanded": "false" });
     this.note = html("span", { class: "rb-note" });
     const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
-    [this.cpu, this.memory, this.threads] = [new Figure("cpu", 1), new Figure("memory"), new Threads()];
-    [this.gpu, this.gpuMemory, this.gpuUse] = [cell("gpu"), new Figure("gpuMemory"), new Figure("gpuUse")];
-    this.gpuCells = [this.gpu, this.gpuMemory.cell, this.gpuUse.cell]; // in the row while `showGpus(true)`
-    [this.now, this.queue, this.bytes, this.log, this.buttons] = ["now", "queue", "bytes", "log", "acts"].map(cell);
+    [this.now, this.log, this.buttons] = ["now", "log", "acts"].map((kind) => html("td", { class: `rb-${kind}` }));
+    this.shown = COLUMNS.filter(({ kind }) => kind in CELLS).map((column) => [column, new CELLS[column.kind](column)]);
+    this.cells = { name: head, now: this.now, log: this.log, acts: this.buttons };
+    for (const [{ key }, { cell }] of this.shown) this.cells[key] = cell;
     if (act && worker.id !== 0) {
       const starts = (action) => () => act(action, this.name);
       const asks = () => (this.toggle(true), act("stacks", this.name));
@@ -192,8 +230,7 @@ class Row {
       this.restart = button("restart", TEXT.loss, starts("restart"), worker.name);
       this.buttons.append(this.stack, this.interrupt, this.restart);
     }
-    const cells = [this.now, this.cpu.cell, this.memory.cell, this.threads.cell, this.queue, this.bytes, this.log];
-    this.node = html("tr", {}, head, ...cells, this.buttons);
+    this.node = html("tr");
     this.figures = html("div", { class: "rb-figures" }); // no list: Jupyter has styles of its own for those
     this.peers = html("ul", { class: "rb-peers" });
     this.stacks = html("pre", { class: "rb-stacks", tabindex: "0", "aria-label": TEXT.stacks, hidden: "" });
@@ -203,68 +240,37 @@ class Row {
     this.opener.addEventListener("click", () => this.toggle(this.more.hidden));
   }
 
-  showGpus(areThere) {
-    if (areThere === Boolean(this.gpu.parentNode)) return;
-    if (areThere) this.memory.cell.after(...this.gpuCells);
-    else this.gpuCells.forEach((cell) => cell.remove());
-  }
-
   toggle(isOpen) {
     this.more.hidden = !isOpen;
     set(this.opener, { "aria-expanded": isOpen });
   }
 
-  show(worker, { action, stacks, history, now, tops, onOneHost, ...details }) {
+  show(worker, { action, stacks, columns, ...details }) {
     this.name = worker.name;
-    const numbers = ["incarnation", "pid", "cpu", "memory", "busy", "waiting", "queued", "cells", "calls"];
-    const data = [...numbers, "state", "doing", "sent", "received"].map((part) => [`data-${part}`, worker[part] ?? ""]);
-    set(this.node, { "data-worker": worker.id, ...Object.fromEntries(data) });
+    setChildren(this.node, columns.map(({ key }) => this.cells[key]));
+    const data = [...DATA, ...this.shown.map(([{ key }]) => key)].filter((key) => key in worker);
+    set(this.node, { "data-worker": worker.id, ...Object.fromEntries(data.map((key) => [`data-${key}`, worker[key] ?? ""])) });
     setText(this.opener, worker.name);
     const process = TEXT.process(worker.pid, worker.incarnation).filter(Boolean).join(" · ");
     setText(this.note, process);
     const [text, kind] = activity(worker, action);
     setText(this.now, text);
     set(this.now, { class: `rb-now ${kind}`, title: text });
-    const id = String(worker.id);
-    this.cpu.show(history.of(id, "cpu"), now, tops.cpu, percent, percent(worker.cpu));
-    const memory = memoryTexts(worker.memory, worker.ram);
-    const shown = onOneHost ? [formatBytes(worker.memory), ""] : memory; // the machine's memory stands above the table
-    this.memory.show(history.of(id, "memory"), now, tops.memory, formatBytes, ...shown, memory.join(" "));
-    const onGpu = this.showGpu(worker, history, now, tops);
-    this.threads.show(worker.busy, worker.waiting);
-    setText(this.queue, worker.queued === null ? "–" : String(worker.queued));
-    const both = [formatBytes(worker.sent), formatBytes(worker.received)];
-    setText(this.bytes, worker.busy === null ? "–" : TEXT.bytes(...both));
-    set(this.bytes, { title: TEXT.bytesTip(worker.sent, worker.received) });
+    for (const [, cell] of this.shown) cell.show(worker, details);
     setText(this.log, details.log.slice(details.log.lastIndexOf("\n") + 1));
-    this.showMore(worker, { process, memory: memory.join(" "), ...onGpu }, stacks, details);
+    this.showMore(worker, process, stacks, details);
     for (const node of [this.interrupt, this.restart]) {
       const idle = node === this.interrupt && worker.state !== "up" && worker.state !== "stopped";
       if (node) set(node, { "aria-disabled": action || idle ? "true" : null });
     }
   }
 
-  // Fills the cells for the worker's GPU, and returns their texts, by the name of the column; none without a GPU.
-  showGpu(worker, history, now, tops) {
-    const { gpu = null, gpu_memory = null, gpu_total = null, gpu_use = null } = worker;
-    const memory = gpu ? memoryTexts(gpu_memory, gpu_total) : ["", ""];
-    const [id, use] = [String(worker.id), gpu ? percent(gpu_use) : ""];
-    setText(this.gpu, gpu ?? "");
-    this.gpuMemory.show(history.of(id, "gpuMemory"), now, tops.gpuMemory, formatBytes, ...memory);
-    this.gpuUse.show(history.of(id, "gpuUse"), now, tops.gpuUse, percent, use);
-    return gpu ? { gpu, gpuMemory: memory.join(" "), gpuUse: use } : {};
-  }
-
   // Fills the row below: what folded columns show stands there too. Stacks stay until others are asked for.
-  showMore(worker, known, stacks, { log, links, name }) {
-    const figures = {
-      ...known,
-      threads: this.threads.text.textContent,
-      queue: this.queue.textContent,
-      bytes: this.bytes.textContent,
-    };
-    const items = Object.entries(figures).filter(([, value]) => value).map(([key, value]) => ({ key, parts: [value], value }));
-    join(this.figures, items, (key, { value }) => html("span", {}, html("span", { class: "rb-dim" }, TEXT.details[key] ?? ""), ` ${value}`));
+  showMore(worker, process, stacks, { log, links, name }) {
+    const figures = this.shown.map(([{ key, head, detail }, { words }]) => [key, detail || head, words]);
+    const known = [["process", "", process], ...figures].filter(([, , words]) => words);
+    const items = known.map(([key, head, words]) => ({ key, parts: [words], head, words }));
+    join(this.figures, items, (_, { head, words }) => html("span", {}, html("span", { class: "rb-dim" }, head), ` ${words}`));
     const traffic = links.map((link) => TEXT.link(name(link.peer), formatBytes(link.sent), formatBytes(link.received)));
     join(this.peers, traffic.map((text) => ({ key: text, parts: [], text })), (_, { text }) => html("li", {}, text));
     setText(this.tail, log || TEXT.noLog);
@@ -275,9 +281,9 @@ class Row {
   }
 }
 
-// Returns the workers whose memory is known, if all are on one host; else none.
+// Returns the workers that have reported, if all are on one host; else none.
 function onOneHost(workers) {
-  const here = Object.values(workers).filter((worker) => worker.ram);
+  const here = Object.values(workers).filter((worker) => worker.host);
   return new Set(here.map((worker) => worker.host)).size === 1 ? here : [];
 }
 
@@ -292,8 +298,9 @@ function headline(frame, workers, actions) {
   if (suspended) more.push([suspended, TEXT.stats.suspended, "rb-warn"]);
   const work = [countStat(total("cells"), TEXT.stats.cell), [total("queued"), TEXT.stats.queued, total("queued") ? "rb-wait" : ""]];
   const here = onOneHost(workers);
-  const memory = here.length ? [[memoryTexts(total("memory", here), here[0].ram).join(" "), TEXT.stats.memory]] : [];
-  frame.showStats([ready, TEXT.stats.ready], ...more, ...work, ...memory, ...leftOutStats(workers));
+  const shared = here.length ? COLUMNS.filter((column) => column.is_of_host) : [];
+  const sums = shared.map(({ key, head }) => [partTexts(total(key, here), here[0][`${key}_whole`]).join(" "), head]);
+  frame.showStats([ready, TEXT.stats.ready], ...more, ...work, ...sums, ...leftOutStats(workers));
   const scaling = Object.values(actions).some(({ action, state }) => action === "scale" && state === "runs");
   const present = list.filter((worker) => worker.state !== "left").length;
   return { count: present, scaling, text: TEXT.summary(ready, list.length) };
@@ -305,12 +312,14 @@ class Folds {
     [this.table, this.note, this.count, this.key, this.names] = [table, note, 0, "", FOLDS];
   }
 
-  fit(room, key, hasGpus) {
+  // `columns` are those that are there; those that are folded come back when `key` changes.
+  fit(room, columns, key) {
     if (key !== this.key) this.fold(0);
     this.key = key;
-    this.names = FOLDS.filter((name) => hasGpus || !GPU.includes(name));
+    const heads = new Map(columns.map((column) => [column.key, column.head]));
+    this.names = FOLDS.filter((name) => heads.has(name) || name in PARTS);
     while (this.count < this.names.length && this.table.offsetWidth > room) this.fold(this.count + 1);
-    const names = this.names.slice(0, this.count).filter((name) => name in TEXT.heads).map((name) => TEXT.heads[name]);
+    const names = this.names.slice(0, this.count).filter((name) => heads.has(name)).map((name) => heads.get(name));
     const last = names.pop();
     setText(this.note, last ? TEXT.folded(names.length ? `${names.join(", ")} ${TEXT.and} ${last}` : last) : "");
   }
@@ -325,13 +334,20 @@ class Folds {
   }
 }
 
+// Returns the values at the upper edges of the curves, by column. GPUs have their memory as the scale, CPU at least one core.
+function topsOf(history, workers) {
+  const wholes = (key) => Object.values(workers).map((worker) => worker[`${key}_whole`] ?? 0);
+  const top = ({ key, kind, whole, is_of_host: isOfHost }) =>
+    whole && !isOfHost ? Math.max(0, ...wholes(key)) : Math.max(kind === "share" ? 1 : 0, history.top(key));
+  return Object.fromEntries(CURVES.map((column) => [column.key, top(column)]));
+}
+
 // Returns the legend of the columns that are shown, with the scale of the curves, which all rows share: [mark, text] each.
-function legendOf(folds, tops) {
-  const curve = (name, format) => [sample(name), TEXT.legend[name](format(tops[name]))];
-  const all = [curve("cpu", percent), curve("memory", formatBytes)];
-  if (tops.gpuMemory) all.push(curve("gpuMemory", formatBytes), curve("gpuUse", percent));
-  const curves = folds.isFolded("curves") || !tops.memory ? [] : all;
-  return [...curves, ...(folds.isFolded("threads") ? [] : ["full", "hollow"].map((kind) => [square(kind), TEXT.legend[kind]]))];
+function legendOf(columns, folds, tops, isKnown) {
+  const curved = folds.isFolded("curves") || !isKnown ? [] : columns.filter(({ curve }) => curve);
+  const text = ({ key, kind, head, remark }) => TEXT.legend.curve(head, FORMATS[kind](tops[key]), remark);
+  const squares = folds.isFolded("threads") ? [] : ["full", "hollow"].map((kind) => [square(kind), TEXT.legend[kind]]);
+  return [...curved.map((column) => [sample(column), text(column)]), ...squares];
 }
 
 export default panel("workers", "Workers", (frame, model) => {
@@ -341,16 +357,11 @@ export default panel("workers", "Workers", (frame, model) => {
   let [size, now, legend] = [0, 0, ""];
   const caption = html("caption", { class: "rb-hidden" }, "Workers");
   const status = html("p", { class: "rb-hidden", role: "status" });
-  const heads = COLUMNS.map((name) => {
-    const text = name === "acts" ? html("span", { class: "rb-hidden" }, TEXT.heads.acts) : TEXT.heads[name];
-    return html("th", { scope: "col", class: `rb-${name}` }, text);
+  const heads = COLUMNS.map(({ key, kind, head, help }) => {
+    const text = kind === "buttons" ? html("span", { class: "rb-hidden" }, head) : head;
+    return html("th", { scope: "col", class: `rb-${key}`, title: help }, text);
   });
-  const headsOf = (withGpus) => heads.filter((_, i) => withGpus || !GPU.includes(COLUMNS[i]));
-  const top = html("tr", {}, ...headsOf(false));
-  const showGpus = (areThere) => {
-    if (areThere !== (top.children.length > headsOf(false).length)) top.replaceChildren(...headsOf(areThere));
-    for (const row of rows.values()) row.showGpus(areThere);
-  };
+  const top = html("tr");
   const list = html("tbody");
   const table = html("table", {}, caption, html("thead", {}, top), list);
   const failures = html("ul", { class: "rb-failures", role: "alert" });
@@ -379,9 +390,9 @@ export default panel("workers", "Workers", (frame, model) => {
     table.classList.toggle("rb-dense", Object.keys(workers).length > DENSE);
 
     const ids = Object.keys(workers).sort(natural);
-    const tops = { cpu: Math.max(1, history.top("cpu")), memory: history.top("memory"), gpuUse: 1 };
-    tops.gpuMemory = Math.max(0, ...ids.map((id) => workers[id].gpu_total ?? 0));
-    const hasGpus = ids.some((id) => workers[id].gpu);
+    const columns = COLUMNS.filter(({ key, is_optional: isOptional }) => !isOptional || ids.some((id) => (workers[id][key] ?? null) !== null));
+    setChildren(top, heads.filter((_, i) => columns.includes(COLUMNS[i])));
+    const tops = topsOf(history, workers);
     const isOneHost = onOneHost(workers).length > 0;
     const name = (id) => workers[id]?.name ?? `id ${id}`;
     const byWorker = new Map(ids.map((id) => [Number(id), []]));
@@ -403,11 +414,10 @@ export default panel("workers", "Workers", (frame, model) => {
       const running = Object.values(actions).find((one) => one.state === "runs" && one.action in TEXT.acting && concerns(one));
       const stacks = actions[`stacks ${workers[id].name}`];
       const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), name };
-      row.show(workers[id], { action: running, stacks, history, now, tops, onOneHost: isOneHost, ...details });
+      row.show(workers[id], { action: running, stacks, columns, history, now, tops, onOneHost: isOneHost, ...details });
     }
-    showGpus(hasGpus);
-    folds.fit(frame.body.clientWidth, `${frame.body.clientWidth} ${ids.map(name)} ${hasGpus}`, hasGpus);
-    const marks = table.hidden ? [] : legendOf(folds, tops);
+    folds.fit(frame.body.clientWidth, columns, `${frame.body.clientWidth} ${ids.map(name)} ${columns.map(({ key }) => key)}`);
+    const marks = table.hidden ? [] : legendOf(columns, folds, tops, history.byWorker.size > 0);
     const words = marks.map(([, text]) => text).join();
     if (words !== legend) frame.showLegend(marks);
     legend = words;

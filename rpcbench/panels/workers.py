@@ -12,9 +12,15 @@ from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source, asset
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import HealthPoller
 from rpcbench.telemetry.views import workers_view
+from rpcbench.telemetry.worker_columns import WORKER_COLUMNS, Column
 
 Act = Callable[[str, str], object]
 """(action, target), as `rpcbench.launch.actions.Actions.begin` takes them."""
+
+
+def _fold_rule(column: Column) -> str:
+    """Return the CSS rule that hides the cells of a column, if the table has folded it."""
+    return f".rb-workers .rb-no-{column.key} .rb-{column.key} {{ display: none; }}"
 
 
 class WorkersPanel(Panel):
@@ -23,7 +29,7 @@ class WorkersPanel(Panel):
     look = staticmethod(workers_view)
     sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("workers", ".js")
-    _css = asset("workers", ".css")
+    _css = "\n".join([asset("workers", ".css"), *map(_fold_rule, WORKER_COLUMNS)])
     acts = traitlets.Bool(False).tag(sync=True)  # show buttons
 
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, act: Act | None = None) -> None:

@@ -58,9 +58,7 @@ def run_method(rref: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, 
     return _run_method(rref.local_value(), method, args, kwargs)
 
 
-def run_method_there(
-    worker: int, serial: int, incarnation: int, method: str, /, *args: Any, **kwargs: Any
-) -> Any:
+def run_method_there(worker: int, serial: int, incarnation: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """As `run_method`, for the RRef with this id: the caller holds it during the call, so no fork need be sent."""
     return _run_method(current.current().values.here(Id(worker, serial, incarnation)).wait(), method, args, kwargs)
 

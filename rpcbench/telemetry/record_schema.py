@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rpcbench.telemetry.worker_columns import figure_shapes
+
 _MOST = 2**63  # bound of all numbers: larger ones would fail only later, when a view is drawn
 _COUNT = r"(?:0|[1-9][0-9]{0,17})"  # one spelling for each number, so that no two keys mean one member
 NUMBER = re.compile(_COUNT)
@@ -74,8 +76,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
-        "peers?": {NUMBER: [int, int]}, "awaits?": [int],
-        "gpu?": (None, {"name": str, "memory": (None, int), "total": (None, int), "use": (None, float)}),
+        "peers?": {NUMBER: [int, int]}, "awaits?": [int], **figure_shapes(),
     },
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip

@@ -8,9 +8,9 @@ rank has a box that stands for the whole parameter, filled where the rank holds 
 from __future__ import annotations
 
 from rpcbench.base.charts import CODE, LETTER, STRONG, Columns, Picture, short
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import counted, format_bytes
 from rpcbench.base.ids import Row
-from rpcbench.telemetry.shard_views import WORDS, place, rank_words, shape_words, size, way_words
+from rpcbench.telemetry.shard_views import WORDS, place, rank_words, shape_words, way_words
 from rpcbench.telemetry.views import View
 
 MOST_ROWS = 60
@@ -48,7 +48,9 @@ def _draw_model(picture: Picture, view: View, model: Row, y: float, most: int) -
     picture.text(12, y, short(f"{name}, {model['kind']}", 34), "strong")
     params = [(key, row) for key, row in view["params"].items() if row["model"] == name]
     ranks = sorted((row for row in view["ranks"].values() if row["model"] == name), key=_by_rank)
-    sizes = [(colour, f"{size(model[column])} {WORDS[column]}") for column, colour in PARTS.items() if model[column]]
+    sizes = [
+        (colour, f"{format_bytes(model[column])} {WORDS[column]}") for column, colour in PARTS.items() if model[column]
+    ]
     _draw_legend(picture, "unsharded:", sizes, y)
     ways = [(COLOURS[way], _LEGEND[way]) for way in dict.fromkeys(row["way"] for _, row in params)]
     ways += [("amber", "gathered now")] if any(rank["most"] for rank in ranks) else []
@@ -131,7 +133,7 @@ def _draw_rank_head(picture: Picture, view: View, model: Row, rank: Row, x: floa
         at += part
     picture.rect(x, y + 36, wide, _BAR, "line s-dim", 0)
     own = sum(rank[column] for column in PARTS)
-    picture.text(x, y + 59, short(size(own) + (f", {own / whole:.0%}" if whole else ""), room), "note")
+    picture.text(x, y + 59, short(format_bytes(own) + (f", {own / whole:.0%}" if whole else ""), room), "note")
 
 
 def _draw_param(picture: Picture, param: Row, y: float) -> None:
@@ -152,7 +154,7 @@ def _draw_piece(picture: Picture, param: Row, piece: Row, x: float, step: float,
         beside = x + _WIDE + 8
         room = int((step - _WIDE - 12) / LETTER)
         picture.text(beside, y + 14, short(shape_words(piece["size"]) if piece["parameter"] else piece["words"], room))
-        picture.text(beside, y + 29, short(size(sum(piece[column] for column in PARTS)), room), "note")
+        picture.text(beside, y + 29, short(format_bytes(sum(piece[column] for column in PARTS)), room), "note")
 
 
 def _fill_share(picture: Picture, share: list[float], x: float, y: float, wide: float, tall: float, kind: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rpcbench.base.charts import short
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import counted, format_bytes
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.views import View, World, everybody, living, rows_of
 
@@ -287,7 +287,7 @@ def shards_text(view: View) -> tuple[str, list[str]]:
     """Return the view as text: a line with the sum, and the other lines."""
     lines: list[str] = []
     for name, model in view["models"].items():
-        whole = ", ".join(f"{size(model[column])} {word}" for column, word in WORDS.items() if model[column])
+        whole = ", ".join(f"{format_bytes(model[column])} {word}" for column, word in WORDS.items() if model[column])
         lines.append(f"  {name}, {model['kind']}: {counted(model['params'], 'parameter')}; unsharded {whole or '0 B'}")
         lines += [f"    {mesh_words(mesh)}" for mesh in view["meshes"].values() if mesh["model"] == name]
         ranks = [row for row in view["ranks"].values() if row["model"] == name]
@@ -313,15 +313,6 @@ def way_words(param: Row) -> str:
     return str(param["placed"] or _WAYS[param["way"]])
 
 
-def size(count: int) -> str:
-    """Return bytes with a unit: `4.1 kB`."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"
-
-
 def mesh_words(mesh: Row) -> str:
     """Return a mesh in words: `DeviceMesh dp=2, tp=2: ranks 0, 1, 2, 3`."""
     dims = ", ".join(f"{name}={count}" for name, count in zip(mesh["names"], mesh["shape"], strict=True))
@@ -335,8 +326,12 @@ def rank_words(row: Row) -> str:
 
 
 def _rank_words(view: View, row: Row, model: Row) -> str:
-    parts = [f"{size(row[part])} {word}{_share_text(row, model, part)}" for part, word in WORDS.items() if model[part]]
-    gathered = f"; gathers at most {size(row['most'])} at once" if row["most"] else ""
+    parts = [
+        f"{format_bytes(row[part])} {word}{_share_text(row, model, part)}"
+        for part, word in WORDS.items()
+        if model[part]
+    ]
+    gathered = f"; gathers at most {format_bytes(row['most'])} at once" if row["most"] else ""
     where = f" ({words})" if (words := rank_words(row)) else ""
     return f"{_worker_name(view, row['worker'])}{where}: {', '.join(parts)}{gathered}"
 

@@ -9,6 +9,7 @@ from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.shard_views import shards_text
 from rpcbench.telemetry.views import View
+from rpcbench.telemetry.worker_columns import figure_words
 
 MESSAGE_STATES = {"under way": "in flight", "lost": "lost", "untold": "no report"}
 """The states of messages that have not arrived, in words."""
@@ -135,39 +136,7 @@ def _how_they_are(view: View) -> tuple[str, list[str]]:
 
 def _worker_line(row: Row) -> str:
     start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
-    if row["cpu"] is None:
-        return f"  {row['name']}{start}: {now(row)}"
-    memory = "" if row["memory"] is None else f", {row['memory'] / 1e6:.0f} MB"
-    threads = f", {row['busy']} busy, {row['waiting']} waiting, {row['queued']} queued"
-    return f"  {row['name']}{start}: {now(row)}, cpu {row['cpu']:.0%}{memory}{threads}{_on_gpu(row)}"
-
-
-def _on_gpu(row: Row) -> str:
-    return f", {on_gpu(row)}" if row["gpu"] else ""
-
-
-def on_gpu(row: Row) -> str:
-    """Return the GPU of a worker that has one, with its figures, as `GPU 0 H100: 3.2 of 80.0 GB, 40 % use`."""
-    memory, use = row["gpu_memory"], row["gpu_use"]
-    figures = [] if memory is None else [f"{memory / 1e9:.1f} of {(row['gpu_total'] or 0) / 1e9:.1f} GB"]
-    figures += [] if use is None else [f"{100 * use:.0f} % use"]
-    return f"GPU {row['gpu']}{': ' if figures else ''}{', '.join(figures)}"
-
-
-_DOING = {"cell": "runs a cell", "busy": "runs a call", "waits": "waits", "idle": "idle", "": "no report yet"}
-_STATES = {"left": "stopped", "stopped": "suspended", "suspect": "does not respond", "starts": "starts"}
-
-
-def now(row: Row) -> str:
-    """Return a worker's activity, or its end, in a few words."""
-    if row["state"] == "lost":
-        return f"lost: {row['ended']}" if row["ended"] else "lost"
-    if row["state"] != "up":
-        return _STATES[row["state"]]
-    if row["doing"] == "idle" and row["under_way"]:
-        return f"{counted(row['under_way'], 'call')} under way"
-    doing = f"silent for {row['silent']} s" if row["doing"] == "silent" else _DOING[row["doing"]]
-    return f"{doing} for {row['awaits']}" if row["doing"] == "waits" and row["awaits"] else doing
+    return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row)]))}"
 
 
 def _summarize_held(view: View) -> tuple[str, list[str]]:

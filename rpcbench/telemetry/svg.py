@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +19,60 @@ from rpcbench.pipeline.timeline import Timeline
 from rpcbench.runtime.handles import class_of
 from rpcbench.telemetry.recording import save_text
 from rpcbench.telemetry.shard_pictures import draw_shards
-from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, now, on_gpu, step_line, text, when
+from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, step_line, text, when
 from rpcbench.telemetry.views import View
+from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words, format_value
 
 # All lengths are in pixels of the picture.
 _TOP, _ROW, _LINE = 58, 24, 15  # first row; height of a row; of a line below it
-# Left edges of the columns:
-_NAME, _NOW, _CPU, _MEMORY, _THREADS, _QUEUE, _BYTES = 12, 150, 270, 370, 490, 590, 640
-_HEADS = {
-    _NAME: "worker", _NOW: "now", _CPU: "cpu", _MEMORY: "memory", _THREADS: "threads", _QUEUE: "queue",
-    _BYTES: "sent, received",
+_WIDE = {  # of a column, by its kind; those of other kinds are not drawn
+    "name": 138, "activity": 144, "share": 100, "bytes": 120, "count": 50, "text": 120, "threads": 100, "traffic": 136,
 }  # fmt: skip
 _BAR, _SQUARES = 40, 6  # width of a bar; squares for threads, at most
 
 
 def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
     """Draw a row for each worker with the last line of its log, and the actions that have failed."""
-    for x, head in _HEADS.items():
-        picture.text(x, _TOP - 12, head, "note")
+    there = columns_of(view["workers"])
+    drawn = [column for column in there if column.kind in _WIDE and not column.is_optional]
+    edges = list(accumulate((_WIDE[column.kind] for column in drawn), initial=12))
+    picture.width = max(picture.width, edges[-1])
+    places, below = list(zip(drawn, edges, strict=False)), edges[1]
+    for column, x in places:
+        picture.text(x, _TOP - 12, column.head, "note")
     rows = sorted(view["workers"].values(), key=lambda row: int(row["id"]))
-    largest = max((row["memory"] or 0 for row in rows), default=0)  # the length of a full bar
     y: float = _TOP
     for row in rows:
         picture.rect(4, y - 4, picture.width - 8, 1, "plate")
-        _draw_worker(picture, row, largest, y + 12)
+        for column, x in places:
+            _draw_cell(picture, column, row, rows, x, y + 12)
         y += _ROW
-        if row["gpu"]:
-            picture.text(_NOW, y + 4, on_gpu(row), "note")
+        if words := figure_words(row, (column for column in there if column.is_optional)):
+            picture.text(below, y + 4, words, "note")
             y += _LINE
         if last := view["logs"].get(str(row["id"]), {}).get("text", "").rpartition("\n")[2]:
-            picture.text(_NOW, y + 4, short(last, 80), "note code")
+            picture.text(below, y + 4, short(last, 80), "note code")
             y += _LINE
     for key, action in view["actions"].items():
         if action["state"] == "failed":
-            picture.text(_NAME, y + 14, short(f"{key} failed: {action['error']}", 110), "note")
+            picture.text(edges[0], y + 14, short(f"{key} failed: {action['error']}", 110), "note")
             y += _LINE
 
 
-def _draw_worker(picture: Picture, row: Row, largest: int, y: float) -> None:
-    again = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
-    picture.text(_NAME, y, short(row["name"] + again, 17), "strong")
-    picture.text(_NOW, y, short(now(row), 60 if row["cpu"] is None else 17))
-    if row["cpu"] is not None:
-        _draw_bar(picture, _CPU, y, row["cpu"], f"{row['cpu']:.0%}")
-    if row["memory"] is not None:
-        _draw_bar(picture, _MEMORY, y, row["memory"] / max(1, largest), f"{row['memory'] / 1e6:.0f} MB")
-    if row["busy"] is not None:
-        _draw_threads(picture, row["busy"], row["waiting"] or 0, y)
-        picture.text(_QUEUE, y, row["queued"])
-        picture.text(_BYTES, y, f"{row['sent'] / 1e6:.1f} MB, {row['received'] / 1e6:.1f} MB")
+def _draw_cell(picture: Picture, column: Column, row: Row, rows: list[Row], x: float, y: float) -> None:
+    words = format_value(column, row)
+    if column.kind == "name":
+        again = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""
+        picture.text(x, y, short(row["name"] + again, 17), "strong")
+    elif column.kind == "activity":
+        picture.text(x, y, short(row["now"], 60 if row["busy"] is None else 20))
+    elif column.kind == "threads" and words:
+        _draw_threads(picture, row["busy"], row["waiting"] or 0, x, y)
+    elif column.curve and words:
+        full = 1.0 if column.kind == "share" else max(other[column.key] or 0 for other in rows)
+        _draw_bar(picture, x, y, row[column.key] / max(1, full), words)
+    else:
+        picture.text(x, y, words)
 
 
 def _draw_bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
@@ -75,15 +81,15 @@ def _draw_bar(picture: Picture, x: float, y: float, share: float, words: str) ->
     picture.text(x + _BAR + 6, y, words)
 
 
-def _draw_threads(picture: Picture, busy: int, waiting: int, y: float) -> None:
+def _draw_threads(picture: Picture, busy: int, waiting: int, x: float, y: float) -> None:
     """Draw a full square for each running thread, and a hollow one for each that waits."""
     marks = ["f-green"] * busy + ["line s-green"] * waiting
     for n, mark in enumerate(marks[:_SQUARES]):
-        picture.rect(_THREADS + n * 11, y - 8, 8, 8, mark, 1)
+        picture.rect(x + n * 11, y - 8, 8, 8, mark, 1)
     if len(marks) > _SQUARES:
-        picture.text(_THREADS + _SQUARES * 11, y, f"+{len(marks) - _SQUARES}", "note")
+        picture.text(x + _SQUARES * 11, y, f"+{len(marks) - _SQUARES}", "note")
     if not marks:
-        picture.text(_THREADS, y, "none busy", "note")
+        picture.text(x, y, "none busy", "note")
 
 
 ROW = 22  # height of a row

@@ -26,6 +26,7 @@ from typing import Any
 
 from rpcbench.base.ids import Row, Table
 from rpcbench.pipeline.timeline import idle_share
+from rpcbench.telemetry.worker_columns import activity_words, read_figures
 
 World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
 View = dict[str, Table]  # section: key: row
@@ -273,22 +274,19 @@ PERIOD = 0.5
 """Seconds between two requests of `HealthPoller`."""
 _SILENT = 4
 """A member is silent after this number of requests that other members have answered."""
-_FIGURES = ("pid", "host", "cpu", "memory", "ram", "busy", "queued", "cells")
 
 
 def workers_view(world: World) -> View:
     """Return the state of each member. Sections: workers, links, logs, actions.
 
-    `workers`: `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`; `doing` is `cell`, `busy`, `waits`,
-    `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. `cpu`: share of one core; `memory`: bytes,
-    of its host's `ram`; numbers of `busy` functions, of `waiting` ones (for a future, a reply or the like), of `queued`
-    calls and of `cells` that run or wait. `gpu`: its own GPU, None if it has none; `gpu_memory`, of `gpu_total`: bytes
-    in use there; `gpu_use`: the share of time in which it computes. All are None before its first report. `calls`:
-    calls of other members that wait for it; `awaits`: the members that its threads wait for, in words; `under_way`: its
-    calls to others that have no reply yet, whether or not a thread waits for them. `sent` and
-    `received`: sums of bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last
-    output outside cells. `actions`: those that run or have failed, and stacks. A member that has left in good
-    order is not listed, unless the whole world has ended.
+    `workers`: `now` is the activity in words; `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`;
+    `doing` is `cell`, `busy`, `waits`, `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. The
+    figures of `worker_columns`, and the numbers of `busy` functions, of `waiting` ones (for a future, a reply or the
+    like) and of `cells` that run or wait, are None before its first report. `calls`: calls of other members that wait
+    for it; `awaits`: the members that its threads wait for, in words; `under_way`: its calls to others that have no
+    reply yet, whether or not a thread waits for them. `sent` and `received`: sums of bytes; `links` (`worker/peer`):
+    bytes of each pair, counted by the worker. `logs`: its last output outside cells. `actions`: those that run or have
+    failed, and stacks. A member that has left in good order is not listed, unless the whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _member_table(member, "launched").items()}
     there = _members_to_list(world) | {
@@ -337,22 +335,18 @@ def _worker_row(member: dict[str, Any], process: Row, asked: int, calls: int, aw
     stopped = member["state"] == "up" and process.get("state") == "stopped"
     peers = told.get("peers", {}).values()
     cells = told.get("cells") or 0
-    figures = {name: told.get(name) for name in _FIGURES}
     waiting = max(0, told["waiting"] - cells) if told else None  # without the threads that wait for the end of a cell
-    figures["pid"] = figures["pid"] or process.get("pid")
-    gpu = told.get("gpu") or {}
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
-    return {
-        **own, **figures,
+    row = {
+        **own, **{name: told.get(name) for name in ("pid", "host", "busy", "cells")}, **read_figures(told),
         "state": "stopped" if stopped else member["state"],
         "doing": _activity_of_member(told, bool(waiting or awaits), bool(silent)),
         "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
         "under_way": sum(row["to"] != member["id"] for row in _member_table(member, "calls").values()),
         "ended": process.get("state", "") if member["state"] == "lost" else "",
         "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
-        "gpu": gpu.get("name"), "gpu_memory": gpu.get("memory"), "gpu_total": gpu.get("total"),
-        "gpu_use": gpu.get("use"),
     }  # fmt: skip
+    return row | {"pid": row["pid"] or process.get("pid"), "now": activity_words(row)}
 
 
 def _activity_of_member(told: Row, waiting: bool, silent: bool) -> str:

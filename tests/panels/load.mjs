@@ -5,11 +5,12 @@ import vm from "node:vm";
 
 const PARTS = { autograd: ["lanes"], messages: ["meetings"], pipeline: ["steps", "timeline", "curves"] };
 
-// Returns names of a panel's module, loaded as a browser loads it: behind the strings and the common part.
+// Returns names of a panel's module, loaded as a browser loads it: behind the lists, which `test_in_node.py` gives, the strings and
+// the common part.
 export function load(panel, ...names) {
   const read = (stem) => readFileSync(new URL(`../../rpcbench/panels/${stem}.js`, import.meta.url), "utf8");
   const parts = ["strings", "common", ...(PARTS[panel] ?? []), panel];
-  const text = parts.map(read).join("\n").replace("export default ", "const made = ");
+  const text = [process.env.LISTS_SCRIPT, ...parts.map(read)].join("\n").replace("export default ", "const made = ");
   return vm.runInNewContext(`${text}\n;({ ${names.join()} })`);
 }
 

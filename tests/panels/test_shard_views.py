@@ -7,9 +7,10 @@ import json
 import pytest
 from pictures import shard, watch, world
 
+from rpcbench.base.errors import format_bytes
 from rpcbench.telemetry.record_schema import frame_fault
 from rpcbench.telemetry.recording import flat
-from rpcbench.telemetry.shard_views import block, held, place, shards_view, size
+from rpcbench.telemetry.shard_views import block, held, place, shards_view
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import diff
@@ -54,7 +55,7 @@ def test_where_a_block_stands_in_its_box(offset, count, shape, box):
 def test_places_and_sizes():
     assert [place(index, [2, 3]) for index in (0, 4, 5)] == [[0, 0], [1, 1], [1, 2]]
     sizes = ["0 B", "999 B", "4.1 kB", "2.5 MB", "70.0 TB"]
-    assert [size(count) for count in (0, 999, 4096, 2_500_000, 7 * 10**13)] == sizes
+    assert [format_bytes(count) for count in (0, 999, 4096, 2_500_000, 7 * 10**13)] == sizes
 
 
 def test_sums_of_each_rank_stand_against_the_unsharded_model():

@@ -110,7 +110,7 @@ def test_a_row_for_each_worker_in_words_and_bars():
     ask(at, "restart", "worker3", error="RuntimeError: no way")
     made = still("workers", at)
     said = words(made.svg)
-    assert {"notebook", "worker1", "runs a cell", "50%", "20 MB", "4", "3.0 MB, 1.5 MB", "last words"} <= {*said}
+    assert {"notebook", "worker1", "runs a cell", "50 %", "20.0 MB", "4", "↑ 3.0 MB ↓ 1.5 MB", "last words"} <= {*said}
     assert {"idle", "runs a call", "lost: killed by SIGKILL", "restart worker3 failed: RuntimeError: no way"} <= {*said}
     assert "first" not in said
     squares = [shape.get("class") for shape in shapes(made.svg, "rect") if shape.get("width") == "8"]

@@ -46,7 +46,7 @@ def test_columns_for_gpus_stand_while_a_worker_has_one(show):
     assert list(first)[3:7] == ["memory", *names]
     assert [first[name] for name in names] == ["0 H100 80GB HBM3", "20.0 of 80 GB", "50 %"]
     assert [second[name] for name in names] == ["", "", ""]
-    assert "memory of its GPU, 0 to 80.0 GB" in shown.texts(".rb-legend")[0]
+    assert "GPU memory in the last minute, 0 to 80.0 GB" in shown.texts(".rb-legend")[0]
     shown.page.locator("tr[data-worker='1'] .rb-opener").click()
     inside = shown.texts("tr[data-worker='1'] + tr .rb-figures > span")
     assert {"GPU 0 H100 80GB HBM3", "GPU memory 20.0 of 80 GB", "GPU use 50 %"} <= {*inside}
@@ -75,7 +75,7 @@ def test_the_dom_of_workers_holds_the_figures_of_the_view(show):
     for one in found:
         worker = shown.view["workers"][one.pop("worker")]
         assert one == {key: "" if worker[key] is None else str(worker[key]) for key in one}
-        assert len(one) == 13
+        assert len(one) == 16
 
 
 def test_buttons_ask_the_kernel_and_ask_twice_before_something_is_lost(show):

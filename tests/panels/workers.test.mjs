@@ -5,18 +5,15 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { History, curvePath, memoryTexts, activity, WIDE, MINUTE } =
-  load("workers", "History", "curvePath", "memoryTexts", "activity", "WIDE", "MINUTE");
+const { History, curvePath, partTexts, activity, WIDE, MINUTE } =
+  load("workers", "History", "curvePath", "partTexts", "activity", "WIDE", "MINUTE");
 
-const row = (more = {}) => ({
-  id: 1, name: "worker1", state: "up", doing: "idle", awaits: "", cells: 0, silent: 0, ended: "", incarnation: 0, pid: 7,
-  cpu: 0.5, memory: 100, ...more,
-});
+const row = (more = {}) => ({ now: "text", state: "up", doing: "idle", under_way: 0, incarnation: 0, pid: 7, cpu: 0.5, memory: 100, ...more });
 
 test("the memory of a process has the unit of the machine's once, where it is the same", () => {
-  assert.deepEqual(plain(memoryTexts(1.2e9, 24e9)), ["1.2", "of 24 GB"]);
-  assert.deepEqual(plain(memoryTexts(132e6, 25.2e9)), ["132 MB", "of 25 GB"]);
-  assert.deepEqual([null, 5e6].map((memory) => plain(memoryTexts(memory, null))), [["–", ""], ["5.0 MB", ""]]);
+  assert.deepEqual(plain(partTexts(1.2e9, 24e9)), ["1.2", "of 24 GB"]);
+  assert.deepEqual(plain(partTexts(132e6, 25.2e9)), ["132 MB", "of 25 GB"]);
+  assert.deepEqual([null, 5e6].map((memory) => plain(partTexts(memory, null))), [["–", ""], ["5.0 MB", ""]]);
 });
 
 test("figures of the last minute are kept, and one before it, so that the curve begins at its edge", () => {
@@ -31,7 +28,7 @@ test("figures of the last minute are kept, and one before it, so that the curve 
 test("figures of a GPU are kept too, and are unknown in rows of earlier versions", () => {
   const history = new History();
   history.add({ 1: row(), 2: row({ gpu: "0 H100", gpu_memory: 7e9, gpu_use: 0.25 }) }, 1000);
-  const of = (id) => ["gpuMemory", "gpuUse"].map((name) => plain(history.of(id, name)));
+  const of = (id) => ["gpu_memory", "gpu_use"].map((name) => plain(history.of(id, name)));
   assert.deepEqual([of("1"), of("2")], [[[], []], [[[1000, 7e9]], [[1000, 0.25]]]]);
 });
 
@@ -57,16 +54,8 @@ test("a curve holds each value until the next one, and the last until now", () =
   assert.equal(path, `M0.0 19.0H${(WIDE / 2).toFixed(1)}V1.0H${WIDE}`);
 });
 
-test("the activity of a worker in words", () => {
-  const said = (more, action) => activity(row(more), action)[0];
-  assert.deepEqual(
-    [{}, { doing: "cell", cells: 1 }, { doing: "cell", cells: 3 }, { doing: "busy" }, { doing: "silent", silent: 3 }, { doing: "" }].map((more) => said(more)),
-    ["idle", "runs a cell", "runs a cell, 2 more wait", "runs a call", "no answer for 3 s", "no report yet"],
-  );
-  assert.equal(said({ doing: "waits", awaits: "worker3", under_way: 2 }), "waits for worker3");
-  assert.deepEqual([1, 2].map((calls) => said({ under_way: calls })), ["1 call under way", "2 calls under way"]);
-  assert.equal(said({ doing: "cell", cells: 1, awaits: "worker3" }), "runs a cell, waits for worker3");
-  assert.deepEqual(["left", "stopped", "starts"].map((state) => said({ state })), ["stopped", "suspended", "starts …"]);
-  assert.equal(said({ state: "lost", ended: "killed by SIGKILL" }), "lost: killed by SIGKILL");
-  assert.equal(said({}, { action: "restart" }), "starts again …");
+test("the activity of a worker has the colour of its state", () => {
+  const kinds = [{}, { under_way: 1 }, { doing: "cell" }, { doing: "silent" }, { state: "stopped" }, { state: "left" }, { state: "lost" }];
+  assert.deepEqual(kinds.map((more) => activity(row(more))[1]), ["rb-idle", "", "", "rb-wait", "rb-wait", "", "rb-bad"]);
+  assert.deepEqual([activity(row())[0], activity(row(), { action: "restart" })[0]], ["text", "starts again …"]);
 });

@@ -22,6 +22,7 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.views import workers_view
+from rpcbench.telemetry.worker_columns import activity_words
 
 # ---- the view
 
@@ -58,13 +59,15 @@ def test_a_gpu_is_seen_with_its_figures_and_in_the_text():
     gpu = {"name": "0 H100", "memory": 20_000_000_000, "total": 80_000_000_000, "use": 0.5}
     at = {1: member(1, health=health(1, gpu=gpu)), 2: member(2, health=health(2, gpu=None)), 3: member(3)}
     seen = rows(at)
-    names = ("gpu", "gpu_memory", "gpu_total", "gpu_use")
+    names = ("gpu", "gpu_memory", "gpu_memory_whole", "gpu_use")
     assert [seen["1"][name] for name in names] == [*gpu.values()]
     assert [seen[key][name] for key in ("2", "3") for name in names] == [None] * 8
     lines = text(workers_view(at)).splitlines()
-    assert lines[1].endswith("0 queued, GPU 0 H100: 20.0 of 80.0 GB, 50 % use") and "GPU" not in lines[2] + lines[3]
+    assert lines[1].startswith(
+        "  w1: idle, CPU 50 %, memory 1.0 kB, GPU 0 H100, GPU memory 20.0 of 80.0 GB, GPU use 50 %, 0 busy"
+    ) and "GPU" not in "".join(lines[2:])
     unknown = {1: member(1, health=health(1, gpu={"name": "MIG-1", "memory": None, "total": None, "use": None}))}
-    assert text(workers_view(unknown)).endswith("0 queued, GPU MIG-1")
+    assert ", memory 1.0 kB, GPU MIG-1, 0 busy" in text(workers_view(unknown))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,31 @@ def test_a_gpu_is_seen_with_its_figures_and_in_the_text():
 )
 def test_what_it_does_is_said_in_a_word(figures, doing):
     assert rows({1: member(1, health=health(1, **figures))})["1"]["doing"] == doing
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "idle"),
+        ({"under_way": 1}, "1 call under way"),
+        ({"doing": "cell", "cells": 1}, "runs a cell"),
+        ({"doing": "cell", "cells": 3}, "runs a cell, 2 more wait"),
+        ({"doing": "cell", "cells": 1, "awaits": "w3"}, "runs a cell, waits for w3"),
+        ({"doing": "busy"}, "runs a call"),
+        ({"doing": "waits", "awaits": "w3", "under_way": 2}, "waits for w3"),
+        ({"doing": "waits"}, "waits"),
+        ({"doing": "silent", "silent": 3}, "no answer for 3 s"),
+        ({"doing": "", "cells": None}, "no report yet"),
+        ({"state": "left"}, "stopped"),
+        ({"state": "stopped"}, "suspended"),
+        ({"state": "starts"}, "starts …"),
+        ({"state": "lost"}, "lost"),
+        ({"state": "lost", "ended": "killed by SIGKILL"}, "lost: killed by SIGKILL"),
+    ],
+)
+def test_the_activity_in_words(changes, words):
+    row = {"state": "up", "doing": "idle", "awaits": "", "cells": 0, "under_way": 0, "silent": 0, "ended": ""}
+    assert activity_words(row | changes) == words
 
 
 def test_the_thread_that_waits_for_a_cell_is_not_counted():
@@ -136,7 +164,7 @@ def test_a_member_says_for_which_others_it_waits():
     assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
         ("waits", "w3", 1), ("waits", "3 workers", 4), ("idle", "", 0), ("cell", "w0, w1", 2),
     ]  # fmt: skip
-    assert text(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, cpu")
+    assert text(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, CPU")
 
 
 def test_calls_that_no_thread_waits_for_are_under_way():
@@ -146,7 +174,7 @@ def test_calls_that_no_thread_waits_for_are_under_way():
     assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
         ("idle", "", 2), ("idle", "", 0), ("idle", "", 0),
     ]  # fmt: skip
-    assert text(workers_view(at)).splitlines()[1].startswith("  w0: 2 calls under way, cpu")
+    assert text(workers_view(at)).splitlines()[1].startswith("  w0: 2 calls under way, CPU")
 
 
 def test_logs_and_actions_are_those_of_who_started_the_workers():
@@ -166,8 +194,8 @@ def test_the_view_in_words():
     }
     assert text(workers_view(at)).splitlines() == [
         "3 members, 2 ready (4 events left out)",
-        "  w0: idle, cpu 50%, 0 MB, 0 busy, 0 waiting, 0 queued",
-        "  w1 (start 2): runs a call, cpu 50%, 0 MB, 2 busy, 1 waiting, 3 queued",
+        "  w0: idle, CPU 50 %, memory 1.0 kB, 0 busy, 0 waiting, 0 queued",
+        "  w1 (start 2): runs a call, CPU 50 %, memory 1.0 kB, 2 busy, 1 waiting, 3 queued",
         "  w2 (start 3): lost: exit code 3",
         "  restart w2 failed: E: x",
     ]
@@ -209,7 +237,7 @@ def test_a_picture_taken_at_once_knows_how_all_members_are(agents: list[Agent]) 
         panel = rpcbench.panel("workers")
         lines = panel.snapshot().text.splitlines()
         panel.close()
-        assert lines[0] == "3 members, 3 ready" and all("idle" in line and "cpu" in line for line in lines[1:])
+        assert lines[0] == "3 members, 3 ready" and all("idle" in line and "CPU" in line for line in lines[1:])
 
 
 def test_who_settles_does_not_wait_for_ever(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
