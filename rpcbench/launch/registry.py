@@ -37,6 +37,13 @@ def launcher_names() -> list[str]:
     return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
 
 
+def check_launcher(name: str) -> str:
+    """Return the name. ValueError if it is the name of no launcher."""
+    if name not in OWN and name not in (names := launcher_names()):
+        raise ValueError(f"there is no launcher {name!r}; there are {', '.join(names)}")
+    return name
+
+
 def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]) -> Launcher:
     """Make the launcher of that name, with these options. ValueError if there is none, or if it has no such option;
     RpcError, with the error's text, if it cannot be loaded."""
@@ -65,9 +72,8 @@ def chosen_launcher(
 
 
 def _load_maker(name: str) -> Make:
+    check_launcher(name)
     points = [EntryPoint(name, OWN[name], GROUP)] if name in OWN else [*entry_points(group=GROUP, name=name)]
-    if not points:
-        raise ValueError(f"there is no launcher {name!r}; there are {', '.join(launcher_names())}")
     try:
         make: Make = points[0].load()
     except ModuleNotFoundError:

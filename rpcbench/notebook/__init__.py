@@ -6,16 +6,18 @@ about a missing optional package gives the command that installs it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from IPython.core.error import UsageError
+
+M = TypeVar("M", bound=Callable[..., Any])
+_ALONE = ("help", "-h", "?")  # help only as the whole line: elsewhere they may be arguments
 
 
 @contextlib.contextmanager
@@ -46,18 +48,18 @@ def warn(text: str) -> None:
     sys.stderr.flush()  # a kernel sends each stream at times of its own
 
 
-class MagicParser(argparse.ArgumentParser):
-    """A parser of a magic's line that raises UsageError for a mistake, instead of ending the process."""
+def panel_names() -> list[str]:
+    """Return the names of panels that can be opened; none if widgets are not installed."""
+    try:
+        from rpcbench.panels import PANELS  # here: widgets take a moment to load
+    except ModuleNotFoundError:
+        return []
+    return list(PANELS)
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, add_help=False)
 
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.format_usage().strip()}")
-
-
-M = TypeVar("M", bound=Callable[..., Any])
-_ALONE = ("help", "-h", "?")  # help only as the whole line: elsewhere they may be arguments
+def is_help(line: str) -> bool:
+    """Return whether the line of a magic requests help."""
+    return line.strip() in _ALONE or "--help" in line.split()
 
 
 def with_help(magic: M) -> M:
@@ -65,7 +67,7 @@ def with_help(magic: M) -> M:
 
     @functools.wraps(magic)
     def run(self: Any, line: str = "", *rest: Any, **more: Any) -> Any:
-        if line.strip() in _ALONE or "--help" in line.split():
+        if is_help(line):
             sys.stdout.write(f"{inspect.getdoc(magic)}\n")
             return None
         return magic(self, line, *rest, **more)

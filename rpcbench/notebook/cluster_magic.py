@@ -18,15 +18,16 @@ from weakref import WeakKeyDictionary
 from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
 
-from rpcbench.base.errors import counted, nearest
+from rpcbench.base.errors import counted
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import process, saved, stacks, status
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
-from rpcbench.launch.registry import KINDS, launcher_names
+from rpcbench.launch.registry import KINDS
 from rpcbench.launch.status import ProcessSampler, WorkerStatus
 from rpcbench.notebook import warn
+from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -125,22 +126,7 @@ def _progress_bundle(serve: int, of: int) -> dict[str, str]:
 
 Words = list[str]
 Way = dict[str, Any]
-_WHICH_KIND = f"say which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
-_WHICH_GRACE = "say how many seconds workers have to end when they are stopped: %cluster start 2 --grace 10"
-_WHICH_PATIENCE = "say how many seconds to wait for workers that start: %cluster start 2 --patience 300"
-_WHICH_GPUS = "say which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"
-_WHICH_ENV = "say which variable workers get: %cluster start 2 --env OMP_NUM_THREADS=2 --env DEBUG=1"
-_WHICH_PYTHON = "say which interpreter runs the workers: %cluster start 2 --python /path/of/venv/bin/python"
-_WHICH_ADDRESS = "say where workers dial this host: --address 192.0.2.7:29500"
-_WHICH_SIZE = "say how many workers to start: %cluster start 2; or the name of a saved cluster: %cluster start lab"
-_WHICH_LAUNCHER = "say what launches the workers, {}: %cluster start 2 --launcher command"
 MAIN = "main"  # the name of a cluster that was given none
-OPTIONS = {
-    "start": ("--kind", "--launcher", "--name", "--address", "--grace", "--patience", "--gpus", "--env", "--python"),
-    "join": ("--name",),
-    "restart": ("--replay",),
-}
-"""The options of each action."""
 
 
 class StartReports(NamedTuple):
@@ -161,39 +147,27 @@ class Commands:
         self.started: list[BaseCluster] = []  # and joined: those to shut down in the end
         self._targets = targets
         self._bind = bind
-        self.by_name: dict[str, Callable[[Words], Any]] = {
-            "start": self._start,
-            "join": self._join,
-            "list": self._list,
-            "use": self._use,
-            "status": self._status,
-            "scale": self._scale,
-            "restart": self._restart,
-            "reload": self._reload,
-            "interrupt": self._interrupt,
-            "stack": self._stack,
-            "logs": self._logs,
-            "group": self._group,
-            "stop": self._stop,
-        }
 
     def run(self, action: str, words: Words) -> Any:
         """Run an action and return its result. Raises UsageError for an unknown action or option."""
-        if action not in self.by_name:  # suggests the nearest one
-            raise UsageError(f"%cluster {action}: {nearest(action, self.by_name)}, as in %cluster start 2")
-        return self.by_name[action](_normalize_options(action, words))
+        options = cluster_line().action(action).parse(words)
+        deed: Callable[..., Any] = getattr(self, f"_{action}")
+        return deed(**vars(options))
 
-    def _start(self, words: Words) -> str:
-        words, name = _extract_option(words, "--name", "say what to call it: %cluster start 2 --name other")
-        words, way = _extract_arguments(words)
-        if not words or not words[0][:1].isalpha():
-            return self.start(_parse_size(words, _WHICH_SIZE), way, name)
+    def _start(self, size: str | None, words: Words, name: str | None, **way: Any) -> str:
+        words = [size or "", *words]
+        way["options"] = dict(word.split("=", 1) for word in words if "=" in word)
+        way["env"] = dict(way["env"] or ())
+        way = {option: value for option, value in way.items() if value not in (None, {})}
+        plain = [word for word in words if word and "=" not in word]
+        if not plain or not plain[0][:1].isalpha():
+            return self.start(_parse_one_size(plain), way, name)
         with _as_usage_error():
-            found = saved.find(words[0])
+            found = saved.find(plain[0])
             way = found.changed(way)
-        size = _parse_size(words[1:] or [str(way["n"])], _WHICH_SIZE)
+        number = _parse_one_size(plain[1:] or [str(way["n"])])
         del way["n"]
-        return f"{self.start(size, way, name or found.name)} {found.file} describes {words[0]}."
+        return f"{self.start(number, way, name or found.name)} {found.file} describes {plain[0]}."
 
     def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
         """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
@@ -218,20 +192,13 @@ class Commands:
         self.started.append(made)  # not before: `_adopt_current` on the thread of a page replaces the list meanwhile
         return made
 
-    def _join(self, words: Words) -> str:
-        words, name = _extract_option(
-            words, "--name", "say what to call them: %cluster join tcp://HOST:PORT --name other"
-        )
-        if len(words) != 1:
-            raise UsageError("say where the workers are: %cluster join tcp://HOST:PORT, as they show when they start")
+    def _join(self, address: str, name: str | None) -> str:
         self._adopt_current()
         name = name or MAIN
         if name in self.named:
             raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
-        try:
-            found = self.named[name] = Cluster.join(words[0])
-        except ValueError as mistake:
-            raise UsageError(str(mistake)) from mistake
+        with _as_usage_error():
+            found = self.named[name] = Cluster.join(address)
         self.started.append(found)
         return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
 
@@ -257,81 +224,69 @@ class Commands:
         self.named = self.present()
         self.started = [one for one in self.started if one.agent.running]
 
-    def _list(self, words: Words) -> str:
-        _refuse_arguments(words, "list")
+    def _list(self) -> str:
         self._adopt_current()
         current = running()
         lines = [f"{'*' if one is current else ' '} {name}: {sentence(one)}" for name, one in self.named.items()]
         return "\n".join(lines) or NONE_RUNS
 
-    def _use(self, words: Words) -> str:
+    def _use(self, name: str | None) -> str:
         self._adopt_current()
-        if len(words) != 1 or words[0] not in self.named:
+        if name not in self.named:
             raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
-        return f"{words[0]}: {self._make_current(self.named[words[0]])}"
+        return f"{name}: {self._make_current(self.named[name])}"
 
-    def _status(self, words: Words) -> Any:
-        _refuse_arguments(words, "status")
+    def _status(self) -> Any:
         found = running()
         return NONE_RUNS if found is None else found.status()
 
-    def _scale(self, words: Words) -> str:
-        size = _parse_size(words, "say how many workers there shall be: %cluster scale 3")
+    def _scale(self, size: int) -> str:
         found = cluster()
         if size > len(found.workers):
             warn_of_room(size, found.kind, IN_CELL.warn)
-        try:
+        with _as_usage_error():  # more workers than GPUs
             found.scale(size)
-        except ValueError as mistake:  # more workers than GPUs
-            raise UsageError(str(mistake)) from mistake
         return sentence(found)
 
-    def _restart(self, words: Words) -> str:
-        replay = "--replay" in words
-        words = [word for word in words if word != "--replay"]
-        if not words:
-            raise UsageError("say which: %cluster restart worker2")
+    def _restart(self, workers: Words, replay: bool) -> str:
         found = cluster()
         there = [row.name for row in found.status()]  # with lost workers, which `found.workers` leaves out
-        names = self._targets.find(words, there)
+        names = self._targets.find(workers, there)
         again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
         return "\n".join([f"Started again: {', '.join(names)}.", *again]) if replay else restarted(names)
 
-    def _reload(self, words: Words) -> str:
-        if not words:
-            raise UsageError("say which modules to reload: %cluster reload helpers")
+    def _reload(self, modules: Words) -> str:
         found = cluster()
-        found.reload(*words)
-        return f"Reloaded: {', '.join(words)}, here and on {', '.join(found.workers)}."
+        found.reload(*modules)
+        return f"Reloaded: {', '.join(modules)}, here and on {', '.join(found.workers)}."
 
-    def _interrupt(self, words: Words) -> str:
+    def _interrupt(self, workers: Words) -> str:
         found = cluster()
-        names = self._targets.find(words or ["all"], found.workers)
+        names = self._targets.find(workers or ["all"], found.workers)
         for name in names:
             found.interrupt(name)
         return interrupted(names)
 
-    def _stack(self, words: Words) -> str:
+    def _stack(self, workers: Words) -> str:
         found = cluster()
-        return stacks.report(found.agent, self._targets.find(words or ["all"], found.workers), found.watched())
+        return stacks.report(found.agent, self._targets.find(workers or ["all"], found.workers), found.watched())
 
-    def _logs(self, words: Words) -> str:
+    def _logs(self, workers: Words) -> str:
         found = cluster()
-        names = self._targets.find(words or ["all"], [row.name for row in found.status()])
+        names = self._targets.find(workers or ["all"], [row.name for row in found.status()])
         logs = {name: found.log(name) or "(nothing outside cells)" for name in names}
         return "\n".join(f"[{name}] {line}" for name, text in logs.items() for line in text.splitlines())
 
-    def _group(self, words: Words) -> str:
-        if not words:
+    def _group(self, name: str | None, workers: Words) -> str:
+        if name is None:
             groups = self._targets.groups.items()
-            return "\n".join(f"{name}: {' '.join(meant)}" for name, meant in groups) or "No group is saved."
-        if len(words) == 1:
+            return "\n".join(f"{group}: {' '.join(meant)}" for group, meant in groups) or "No group is saved."
+        if not workers:
             raise UsageError("say which workers: %cluster group trainers worker1 worker2, %cluster group rest [1:]")
-        names = self._targets.save(words[0], words[1:], cluster().workers)
-        return f"{words[0]}: {', '.join(names)}. %%remote {words[0]} runs a cell there."
+        names = self._targets.save(name, workers, cluster().workers)
+        return f"{name}: {', '.join(names)}. %%remote {name} runs a cell there."
 
-    def _stop(self, words: Words) -> str:
-        _refuse_arguments(words, "stop")
+    def _stop(self) -> str:
         found = running()
         if found is None:
             return "No cluster runs."
@@ -364,55 +319,6 @@ def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
         warn(complaint)
 
 
-def _normalize_options(action: str, words: Words) -> Words:
-    """Split `--kind=kernel` into `--kind kernel`. Raises UsageError for an option that the action does not take."""
-    plain: Words = []
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not option.startswith("--"):
-            plain.append(word)
-        elif option in OPTIONS.get(action, ()):
-            plain += [option, value] if equals else [option]
-        else:
-            raise UsageError(f"%cluster {action} has no option {option}: {nearest(option, OPTIONS.get(action, ()))}")
-    return plain
-
-
-def _extract_option(words: Words, option: str, complaint: str) -> tuple[Words, str | None]:
-    """Return the words without the option and its value, and that value."""
-    if option not in words:
-        return words, None
-    at = words.index(option)
-    if at + 1 == len(words):
-        raise UsageError(complaint)
-    return [*words[:at], *words[at + 2 :]], words[at + 1]
-
-
-def _extract_arguments(words: Words) -> tuple[Words, Way]:
-    """Return the words without options, and these as arguments of `Cluster`."""
-    words, kind = _extract_option(words, "--kind", _WHICH_KIND)
-    if kind not in (None, *KINDS):
-        raise UsageError(_WHICH_KIND)
-    launchers = _WHICH_LAUNCHER.format(", ".join(launcher_names()))
-    words, launcher = _extract_option(words, "--launcher", launchers)
-    if launcher not in (None, *launcher_names()):
-        raise UsageError(launchers)
-    words, grace = _extract_option(words, "--grace", _WHICH_GRACE)
-    words, patience = _extract_option(words, "--patience", _WHICH_PATIENCE)
-    words, gpus = _extract_option(words, "--gpus", _WHICH_GPUS)
-    words, address = _extract_option(words, "--address", _WHICH_ADDRESS)
-    words, python = _extract_option(words, "--python", _WHICH_PYTHON)
-    words, env = _extract_variables(words)
-    options = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
-    way: Way = {
-        "kind": kind, "launcher": launcher, "gpus": gpus, "address": address, "python": python, "env": env or None,
-        "grace": _parse_seconds(grace, _WHICH_GRACE), "patience": _parse_seconds(patience, _WHICH_PATIENCE),
-        "options": options or None,
-    }  # fmt: skip
-    way = {name: value for name, value in way.items() if value is not None}
-    return [word for word in words if "=" not in word], way
-
-
 def _describe_differences(way: Way, found: BaseCluster) -> str:
     """Return the options that a running cluster was not started with, as words of a line; empty if there are none."""
     ours = _line_options({**found.arguments, "kind": found.kind})
@@ -440,18 +346,6 @@ def _format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _extract_variables(words: Words) -> tuple[Words, dict[str, str]]:
-    """Return the words without `--env NAME=VALUE`, as often as it stands there, and the variables."""
-    env: dict[str, str] = {}
-    while "--env" in words:
-        words, word = _extract_option(words, "--env", _WHICH_ENV)
-        name, equals, value = (word or "").partition("=")
-        if not name or not equals:
-            raise UsageError(_WHICH_ENV)
-        env[name] = value
-    return words, env
-
-
 @contextlib.contextmanager
 def _as_usage_error() -> Iterator[None]:
     """Raise a ValueError as a UsageError, which a notebook shows as one sentence."""
@@ -461,19 +355,9 @@ def _as_usage_error() -> Iterator[None]:
         raise UsageError(str(mistake)) from mistake
 
 
-def _parse_seconds(word: str | None, complaint: str) -> float | None:
+def _parse_one_size(words: Words) -> int:
     try:
-        return None if word is None else float(word)
+        (word,) = words
+        return parse_size(word)
     except ValueError:
-        raise UsageError(complaint) from None
-
-
-def _parse_size(words: Words, complaint: str) -> int:
-    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
-        raise UsageError(complaint)
-    return int(words[0])
-
-
-def _refuse_arguments(words: Words, action: str) -> None:
-    if words:
-        raise UsageError(f"%cluster {action} takes no arguments; remove {' '.join(words)}")
+        raise UsageError(f"say {HOW_MANY}") from None

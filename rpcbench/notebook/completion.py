@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import inspect
@@ -21,17 +22,21 @@ from rpcbench.cells import shell
 from rpcbench.cells.partition import COMBINATIONS, SCATTER
 from rpcbench.cells.targets import ALL
 from rpcbench.launch import gpu_pins
-from rpcbench.launch.registry import KINDS, launcher_names
-from rpcbench.notebook.cluster_magic import OPTIONS
+from rpcbench.launch.registry import launcher_names
+from rpcbench.notebook import panel_names, parsers
+from rpcbench.notebook.async_cells import HERE
+from rpcbench.notebook.fault_magics import FAULTS
+from rpcbench.notebook.parsers import MagicParser, cluster_line, profile_line, remote_line, step_line
 from rpcbench.runtime.current import find
 
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
 
-_OF_WORKERS = ("restart", "interrupt", "stack", "logs")  # actions of `%cluster` that take workers
-_STEPS = ("--hold", "--of")
-PANEL_NAMES = ("workers", "rrefs", "autograd", "pipeline", "messages", "shards")  # panels load when shown
-_FAULTS = ("drop=", "duplicate=", "delay=", "seed=", "kill=")
+_PARSERS: dict[str, tuple[Callable[[], MagicParser], ...]] = {
+    "%cluster": (cluster_line,), "%%remote": (remote_line,), "%%trace": (remote_line,), "%%step": (step_line,),
+    "%%profile": (remote_line, profile_line),
+}  # fmt: skip
+_WORDS = {"%chaos": ("off", *(f"{key}=" for key in FAULTS)), "%%profile": (HERE,), "%autoremote": ("off",)}
 
 
 class Vocabulary(NamedTuple):
@@ -39,40 +44,47 @@ class Vocabulary(NamedTuple):
 
     workers: tuple[str, ...]
     groups: tuple[str, ...]
-    options: tuple[str, ...]
-    actions: tuple[str, ...]
     clusters: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()  # names of clusters that files describe
 
     def after(self, magic: str, before: list[str], begun: str = "") -> list[str]:
         """Return the words that may follow `magic` and the words `before`; none before an expression. `begun`: the word
         that is to be completed."""
-        targets = [*self.workers, ALL, *self.groups]
-        ran = (*targets, *self.options)
-        free = {"%%remote": ran, "%%trace": ran, "%%step": (*targets, *_STEPS), "%chaos": ("off", *_FAULTS)}
-        free["%%profile"] = (*ran, "notebook", "--save")
-        if magic == "%%remote" and before[-1:] in (["-i"], ["-o"]):
-            return _transfer_words(begun, [SCATTER] if before[-1] == "-i" else COMBINATIONS)
-        if magic in free:
-            return [word for word in free[magic] if word not in before]
-        if magic == "%cluster" and before:
-            return self._after_action(before, targets)
-        if before:
+        if magic in _PARSERS:
+            words = [word for make in _PARSERS[magic] for word in self._after_line(make(), before, begun)]
+        elif before and magic != "%chaos":
             return []
-        others = {"%cluster": list(self.actions), "%autoremote": [*targets, "off"], "%debug": list(self.workers)}
-        others["%panel"] = list(PANEL_NAMES)
-        return others.get(magic, targets)
+        else:
+            first = {"%debug": self.workers, "%panel": panel_names(), "%chaos": ()}
+            words = [*first.get(magic, self._targets)]
+        return [word for word in (*words, *_WORDS.get(magic, ())) if word not in before]
 
-    def _after_action(self, before: list[str], targets: list[str]) -> list[str]:
-        if before[-1] == "--kind":
-            return list(KINDS)
-        if before[-1] == "--launcher":
-            return launcher_names()
-        if before[-1] == "--gpus":
-            return gpu_pins.offers(next((int(word) for word in before if word.isdecimal()), 1))
-        first = [] if before[1:] else self.saved
-        words = {"use": [] if before[1:] else self.clusters, "start": first, **dict.fromkeys(_OF_WORKERS, targets)}
-        return [word for word in (*words.get(before[0], ()), *OPTIONS.get(before[0], ())) if word not in before]
+    @property
+    def _targets(self) -> tuple[str, ...]:
+        return *self.workers, ALL, *self.groups
+
+    def _after_line(self, line: MagicParser, before: list[str], begun: str) -> list[str]:
+        if line.actions:
+            action, *rest = before or [""]
+            found = line.actions.get(action)
+            return self._after_line(found, rest, begun) if found else [] if before else [*line.actions]
+        for argument in line.arguments:
+            if before and before[-1] in argument.option_strings and argument.nargs != 0:
+                return [*self._values(argument, before, begun)]
+        places = [one for one in line.arguments if not one.option_strings and (one.nargs in ("*", "+") or not before)]
+        options = [one.option_strings[0] for one in line.arguments if one.option_strings]
+        return [*(word for place in places for word in self._values(place, before, begun)), *options]
+
+    def _values(self, argument: argparse.Action, before: list[str], begun: str) -> Iterable[str]:
+        size = next((int(word) for word in before if word.isdecimal()), 1)
+        words: dict[Any, Callable[[], Iterable[str]]] = {
+            parsers.WORKER: lambda: self._targets, parsers.CLUSTER: lambda: self.clusters,
+            parsers.SAVED: lambda: self.saved, parsers.LAUNCHER: launcher_names,
+            parsers.LOADS: lambda: _transfer_words(begun, [SCATTER]), parsers.GPUS: lambda: gpu_pins.offers(size),
+            parsers.FETCHES: lambda: _transfer_words(begun, COMBINATIONS),
+        }  # fmt: skip
+        found = words.get(argument.metavar)
+        return argument.choices or () if found is None else found()
 
 
 def _transfer_words(begun: str, ways: Iterable[str]) -> list[str]:

@@ -38,8 +38,9 @@ from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import short
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, require_extra, warn, with_help
+from rpcbench.notebook import require_extra, warn, with_help
 from rpcbench.notebook.async_cells import HERE, CellHandle, LocalCell
+from rpcbench.notebook.parsers import step_line
 from rpcbench.telemetry.recording import Recording, Still, record
 from rpcbench.telemetry.trace import Trace, trace
 from rpcbench.testing.faults import PROGRAM, Drill, Settings
@@ -79,7 +80,7 @@ class DebugMagics(Magics):
 
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")  # 50ms, 0.2s
-_KEYS = ("drop", "duplicate", "delay", "seed", "kill")
+FAULTS = ("drop", "duplicate", "delay", "seed", "kill")
 _EXAMPLE = "%chaos drop=0.1 delay=50ms seed=7 kill=worker2"
 
 
@@ -117,7 +118,7 @@ class FaultMagics(Magics):
         members until all is released. A second `%%step` releases the messages of the first one.
         """
         with short():
-            options = _step_line().parse_args(shlex.split(line))
+            options = step_line().parse(shlex.split(line))
             running, screen = cluster(), OutputDisplay(self._shell)
             # before messages are held: it may fail
             start = self._make_start_call(running, screen, options.workers, cell)
@@ -179,22 +180,6 @@ class FaultMagics(Magics):
                 sys.stdout.write(f"{victim} was killed. %cluster restart {victim} starts it again.\n")
 
 
-def _step_line() -> MagicParser:
-    line = MagicParser("%%step")
-    line.add_argument("workers", nargs="*", metavar="worker")
-    line.add_argument("--hold", type=_parse_kinds, default=(), metavar="Call,Result")
-    line.add_argument("--of", type=lambda text: text.split(","), default=(), metavar="worker1,worker2")
-    return line
-
-
-def _parse_kinds(text: str) -> list[str]:
-    kinds = text.split(",")
-    for kind in kinds:
-        if kind not in PROGRAM:
-            raise UsageError(f"--hold {kind}: {nearest(kind, PROGRAM)}")
-    return kinds
-
-
 def _parse_settings(words: list[str]) -> dict[str, Any]:
     """Parse the settings on a line of `%chaos`."""
     read: dict[str, Callable[[str], Any]] = {
@@ -206,8 +191,8 @@ def _parse_settings(words: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
-        if key not in _KEYS or not sign or not value:  # an unknown word; suggest the nearest
-            raise UsageError(f"{word}: {nearest(key, [*(f'{key}=' for key in _KEYS), 'off'])}; as in {_EXAMPLE}")
+        if key not in FAULTS or not sign or not value:  # an unknown word; suggest the nearest
+            raise UsageError(f"{word}: {nearest(key, [*(f'{key}=' for key in FAULTS), 'off'])}; as in {_EXAMPLE}")
         found[key] = read.get(key, str)(value)
     if found.keys() == {"seed"}:
         raise UsageError(f"a seed alone causes no faults; as in {_EXAMPLE}")

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
-import re
+import inspect
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
@@ -30,21 +29,21 @@ from rpcbench.base.errors import (
     RpcError,
     UnknownWorkerError,
     WorkerLostError,
-    nearest,
 )
 from rpcbench.cells.client import CellClient, CellInputs, CellOptions, CellResult
 from rpcbench.cells.debugger import POST_MORTEM
-from rpcbench.cells.display import OutputDisplay, collapsed, stacked
-from rpcbench.cells.partition import COMBINATIONS, SCATTER, Dimension, split
+from rpcbench.cells.display import OutputDisplay
+from rpcbench.cells.partition import split
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import of_user, short, with_rendering
 from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, admit_widgets, require_extra, warn, with_help
-from rpcbench.notebook.async_cells import CellHandle, in_tabs
+from rpcbench.notebook import admit_widgets, is_help, require_extra, warn, with_help
+from rpcbench.notebook.async_cells import CellHandle
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
 from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, RecordMagics, TraceMagics
+from rpcbench.notebook.parsers import Transfer, cluster_line, remote_line
 from rpcbench.notebook.profile_magic import ProfileMagics
 from rpcbench.notebook.sidebar import Sidebar
 from rpcbench.telemetry.shard_watch import watch_on_workers
@@ -116,45 +115,6 @@ class Frames:
 _HERE = CellOptions()
 
 
-def _parse_names(text: str) -> tuple[str, ...]:
-    """Split `a,b` into names of variables."""
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not name.isidentifier():
-            raise UsageError(f"{name!r} is not the name of a variable; write names with commas between: a,b")
-    return names
-
-
-class Transfer(NamedTuple):
-    """A variable on the line of `%%remote`, as `x`, `x:scatter`, `y:cat` or `y:cat:1`."""
-
-    name: str
-    how: str = ""  # empty: whole
-    dim: Dimension = 0
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.how}" if self.how else self.name
-
-
-def _parse_transfers(text: str, ways: Collection[str]) -> tuple[Transfer, ...]:
-    """Split `a,x:scatter,y:cat:1` into transfers, each in one of these ways or whole."""
-    return tuple(_parse_transfer(word.strip(), ways) for word in text.split(","))
-
-
-def _parse_transfer(word: str, ways: Collection[str]) -> Transfer:
-    name, *rest = word.split(":")
-    _parse_names(name)
-    if not rest:
-        return Transfer(name)
-    how, dim, *more = rest if len(rest) > 1 else [*rest, "0"]
-    if how not in ways:
-        raise UsageError(f"{word}: there is no way {how!r} to transfer a variable here: {nearest(how, ways)}")
-    number = re.fullmatch(r"-?\d+", dim)
-    if more or not (number or dim.isidentifier()):
-        raise UsageError(f"{word}: after {how} comes at most one dimension, as in {name}:{how}:1")
-    return Transfer(name, how, int(dim) if number else dim)
-
-
 def _split_value(sent: Transfer, value: Any, count: int) -> list[Any]:
     """Return the parts of a variable's value; report sizes that differ."""
     try:
@@ -164,13 +124,6 @@ def _split_value(sent: Transfer, value: Any, count: int) -> list[Any]:
     if report := parts.report(sent.name):
         sys.stdout.write(f"{report}\n")
     return parts.values
-
-
-def _parse_seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if (seconds := float(text)) > 0:
-            return seconds
-    raise UsageError(f"--timeout {text}: say a number of seconds, greater than 0")
 
 
 @magics_class
@@ -189,41 +142,20 @@ class ClusterMagics(Magics):
         self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
-    @with_help
     def cluster(self, line: str) -> None:
-        """Start, inspect, change and stop the workers of this notebook.
-
-        %cluster start 2            start two workers, unless they run; the variable `cluster` is the cluster
-        %cluster start 2 --kind kernel    start kernels, for other clients, too: cluster.connection_file("worker1")
-        %cluster start 2 --launcher command template="ssh {host} {cmd}" hosts=node1,node2    start on other hosts
-        %cluster start 2 --gpus 0,1    give each worker a GPU (by default if there are enough); --gpus none gives none
-        %cluster start 2 --grace 30    allow 30 s for a worker to end when it is stopped (by default 5)
-        %cluster start 2 --patience 300    wait 300 s for workers that start, as in a queue (by default 60)
-        %cluster start 2 --env OMP_NUM_THREADS=2    give workers a variable; as often as you like
-        %cluster start 2 --python .venv/bin/python    run workers of this host with another interpreter
-        %cluster start lab          start a cluster that ~/.config/rpcbench.toml or pyproject.toml describes
-        %cluster start 2 --name b   start a second cluster, which becomes the current one
-        %cluster join tcp://HOST:PORT    join workers that `torchrun … -m rpcbench.worker` started at this address
-        %cluster use main           make another cluster the current one, which all magics and `cluster` use
-        %cluster list               list the running clusters and their workers
-        %cluster status             show process, memory, cpu and pending calls of each worker
-        %cluster scale 3            start more workers, or end the last ones
-        %cluster restart worker2    end the worker, if it still runs, and start it again under its name; with --replay
-                                    it then runs again its cells that had no error, and reports those that fail
-        %cluster reload helpers     reload a module from its file, here and on all workers
-        %cluster interrupt [NAME…]  interrupt the cells that run there
-        %cluster stack [NAME…]      show where their threads are: the cell or call that each runs, and its lines
-        %cluster logs [NAME…]       show the last lines that they wrote outside cells
-        %cluster group rest [1:]    save a name for some workers, for %%remote; without words: list the groups
-        %cluster stop               end all workers
-        """
         action, *words = shlex.split(line) or ["status"]
+        if is_help(line):
+            found = cluster_line().actions.get(action)
+            sys.stdout.write(f"{inspect.getdoc(ClusterMagics.cluster) if found is None else found.format_help()}\n")
+            return
         with short():
             answer = self.commands.run(action, words)
         if isinstance(answer, str):
             sys.stdout.write(f"{answer}\n")
         else:
             display(answer)  # type: ignore[no-untyped-call]
+
+    cluster.__doc__ = "\n".join([cluster_line().format_help(), cluster_line().action("start").format_help()])
 
     @no_var_expand
     @line_cell_magic
@@ -249,7 +181,7 @@ class ClusterMagics(Magics):
             if cell is None:
                 return self._evaluate_line(line)
             line = self._shell.var_expand(line, _CALLER)  # not of code: the line above is left alone
-            options = _remote_line().parse_args(shlex.split(line))
+            options = remote_line().parse(shlex.split(line))
             names = self._select_workers(options.workers)
             ask = self._make_inputs(options, names)
             way = CellOptions(options.timeout, options.label, options.areas)
@@ -399,42 +331,23 @@ class ClusterMagics(Magics):
         if found is None:
             return None
         try:
-            return self.targets.find(_remote_line().parse_args(shlex.split(line)).workers, found.workers)[0]
+            return self.targets.find(remote_line().parse(shlex.split(line)).workers, found.workers)[0]
         except (UsageError, RuntimeError, ValueError):  # the line is not complete yet
             return None
 
     def chosen(self, words: list[str]) -> list[str]:
         """Return the workers that the words of a `%%remote` line select."""
-        return self.targets.find(_remote_line().parse_args(words).workers, cluster().workers)
+        return self.targets.find(remote_line().parse(words).workers, cluster().workers)
 
     def vocabulary(self) -> Vocabulary:
         """Return the words that completion offers on the lines of these magics now."""
         found = running()
-        options = tuple(re.findall(r"--?[a-z]+", _remote_line().format_usage()))
         workers = tuple(found.workers) if found else ()
-        actions, clusters = tuple(self.commands.by_name), tuple(self.commands.named)
         try:
             described = tuple(saved.names())
         except ValueError:  # of a file that `%cluster start` will name
             described = ()
-        return Vocabulary(workers, tuple(self.targets.groups), options, actions, clusters, described)
-
-
-def _remote_line() -> MagicParser:
-    line = MagicParser("%%remote")
-    line.add_argument("workers", nargs="+", metavar="worker")
-    line.add_argument("-i", type=lambda text: _parse_transfers(text, [SCATTER]), default=(), metavar="a,b")
-    line.add_argument("-o", type=lambda text: _parse_transfers(text, COMBINATIONS), default=(), metavar="y")
-    line.add_argument("--rref", type=_parse_names, default=(), metavar="y")
-    line.add_argument("--async", dest="later", action="store_true")
-    line.add_argument("--timeout", type=_parse_seconds, default=math.inf, metavar="seconds")
-    line.add_argument("--local", action="store_true")
-    line.add_argument("--label", action="store_true")
-    shown = line.add_mutually_exclusive_group()
-    shown.set_defaults(areas=stacked)
-    shown.add_argument("--collapse", dest="areas", action="store_const", const=collapsed)
-    shown.add_argument("--tabs", dest="areas", action="store_const", const=in_tabs)
-    return line
+        return Vocabulary(workers, tuple(self.targets.groups), tuple(self.commands.named), described)
 
 
 def register(shell: InteractiveShell) -> None:

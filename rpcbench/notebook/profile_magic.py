@@ -19,8 +19,9 @@ from IPython.display import display
 from rpcbench.cells.targets import ALL
 from rpcbench.cells.tracebacks import short
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import MagicParser, with_help
+from rpcbench.notebook import with_help
 from rpcbench.notebook.async_cells import HERE
+from rpcbench.notebook.parsers import profile_line
 from rpcbench.telemetry.profile import Profile, profile
 
 
@@ -45,7 +46,7 @@ class ProfileMagics(Magics):
         profile: `_.table(by="worker")` sums by worker. A profiled operator takes some microseconds longer.
         """
         with short():
-            options, words = _profile_line().parse_known_args(shlex.split(line))
+            options, words = profile_line().parse_some(shlex.split(line))
             members, run = self._plan_run(words, cell)
             _check_folder(options.save)
             made: Profile | None = None
@@ -71,12 +72,6 @@ class ProfileMagics(Magics):
             raise UsageError("--async returns before the cell has ended, so nothing would be profiled: leave it out")
         members = [*self._workers(words), *([me] if ALL in words else [])]
         return members, lambda: self._shell.run_cell_magic("remote", shlex.join(words), cell)
-
-
-def _profile_line() -> MagicParser:
-    line = MagicParser("%%profile")
-    line.add_argument("--save", metavar="file")
-    return line
 
 
 def _check_folder(file: str | None) -> None:

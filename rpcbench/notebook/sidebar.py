@@ -36,7 +36,7 @@ from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Progress
-from rpcbench.notebook import require_extra
+from rpcbench.notebook import panel_names, require_extra
 from rpcbench.notebook.cluster_magic import (
     NONE_RUNS,
     ClusterState,
@@ -193,7 +193,7 @@ class Sidebar:
                 *filter(None, [self._starting]),
                 *(what for one in clusters.values() for what in _describe_actions(one)),
             ],
-            "panels": _panel_names(),
+            "panels": panel_names(),
         }
 
     def opened(self, page: Any, message: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ class Sidebar:
                 with self._show_progress(f"Starting {counted(size, 'worker')}") as told:
                     return self._commands.start(size, voice=StartReports(told, warn))
             case {"do": "use", "of": str(name)}:
-                return str(self._commands.by_name["use"]([name]))
+                return str(self._commands.run("use", [name]))
             case {"do": "end", "mode": str(mode), "of": str(name)}:
                 return self._modes.end(mode, functools.partial(self._find_cluster, name))
             case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
@@ -288,15 +288,6 @@ class Sidebar:
         made = self._panels.pop(comm_id, None)
         if made is not None:
             made.close()
-
-
-def _panel_names() -> list[str]:
-    """Return the names of panels that can be opened; none if widgets are not installed."""
-    try:
-        from rpcbench.panels import PANELS
-    except ModuleNotFoundError:
-        return []
-    return list(PANELS)
 
 
 def _describe_actions(one: BaseCluster) -> list[str]:

@@ -218,7 +218,7 @@ def test_without_a_file_it_says_where_to_write_one(tmp_path: Path, monkeypatch: 
 
 
 def test_names_are_offered_after_start() -> None:
-    vocabulary = Vocabulary((), (), (), ("start",), saved=("lab", "mine"))
+    vocabulary = Vocabulary((), (), saved=("lab", "mine"))
     assert vocabulary.after("%cluster", ["start"])[:2] == ["lab", "mine"]
     assert "lab" not in vocabulary.after("%cluster", ["start", "lab"])
 

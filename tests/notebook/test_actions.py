@@ -79,7 +79,6 @@ class Commands:
 
     def __init__(self):
         self.cluster = Workers()
-        self.by_name = {}
 
     def present(self):
         return {"main": self.cluster}

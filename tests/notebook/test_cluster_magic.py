@@ -12,15 +12,16 @@ from kinds import kernel_is_long
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import registry, status
 from rpcbench.notebook import cluster_magic
-from rpcbench.notebook.cluster_magic import OPTIONS, Commands
+from rpcbench.notebook.cluster_magic import Commands
 from rpcbench.notebook.completion import Vocabulary
+from rpcbench.notebook.parsers import cluster_line
 
 GB = 1 << 30
 
 
 def test_what_is_no_address_to_join_is_told_in_one_sentence():
     with pytest.raises(UsageError, match=r"^'localhost:29501' is not an address of workers; .*: tcp://HOST:PORT$"):
-        Commands(Targets(), lambda found: None).by_name["join"](["localhost:29501"])
+        Commands(Targets(), lambda found: None).run("join", ["localhost:29501"])
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_workers_that_may_be_elsewhere_lack_nothing_here():
 def test_launchers_that_are_none_are_told_with_those_there_are(words):
     commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
-        commands.by_name["start"](words.split())
+        commands.run("start", words.split())
     assert commands.started == []
 
 
@@ -63,7 +64,7 @@ def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     """In a notebook one sentence, and no frames of ours."""
     commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
-        commands.by_name["start"](["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+        commands.run("start", ["2", "--launcher", "command", "template=ssh {host} {cmd}"])
     assert commands.started == []
 
 
@@ -86,7 +87,7 @@ def test_a_mistake_about_gpus_is_one_sentence(tmp_path, no_leaks, words, sentenc
 
 
 def test_gpus_are_offered_as_many_as_workers(tmp_path):
-    vocabulary = Vocabulary((), (), (), ("start",))
+    vocabulary = Vocabulary((), ())
     with fake_gpus(tmp_path, 3):
         assert vocabulary.after("%cluster", ["start", "2", "--gpus"]) == ["0,1", "none"]
         assert vocabulary.after("%cluster", ["start", "4", "--gpus"]) == ["none"]
@@ -137,16 +138,25 @@ def test_a_cluster_that_runs_is_not_taken_for_one_with_other_options(no_leaks):
 
 def test_options_from_files_and_python_are_compared_as_words_of_a_line():
     words = ["2", "--launcher", "ray", "cpus=0.5", "hosts=a,b", "--gpus", "0,1", "--python", "x", "--env", "N=2"]
-    _, way = cluster_magic._extract_arguments(words)
+    way = {}
+    commands = Commands(None, None)
+    commands.start = lambda size, asked, name: way.update(asked)
+    commands.run("start", words)
     arguments = {"options": {"cpus": 0.5, "hosts": ["a", "b"], "python": "x"}, "gpus": [0, 1], "env": {"N": 2}}
     assert cluster_magic._describe_differences(way, SimpleNamespace(kind="ray", arguments=arguments)) == ""
 
 
 def test_names_of_launchers_are_offered():
-    vocabulary = Vocabulary((), (), (), ("start",))
-    assert {*OPTIONS["start"]} <= {*vocabulary.after("%cluster", ["start", "2"])}
+    vocabulary = Vocabulary((), ())
     assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
     assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == registry.launcher_names()
+
+
+def test_each_action_can_be_run_and_has_a_help_text():
+    lines = cluster_line().format_help().splitlines()
+    for action in cluster_line().actions:
+        assert callable(getattr(Commands, f"_{action}"))
+        assert [line for line in lines if line.strip().startswith(action)]
 
 
 def test_cores_are_counted():
@@ -222,8 +232,8 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     monkeypatch.setattr(cluster_magic, "cluster", lambda: current[-1])
     monkeypatch.setattr(cluster_magic, "Cluster", lambda size, **options: own)
     made = Commands(None, lambda cluster: None)
-    made.by_name["start"](["1", "--name", "mine"])
+    made.run("start", ["1", "--name", "mine"])
     current.append(own)
-    assert made.by_name["list"]([]) == "  main: 1 worker: w.\n* mine: 1 worker: w."
+    assert made.run("list", []) == "  main: 1 worker: w.\n* mine: 1 worker: w."
     made.stop_started()
     assert (own.stopped, other.stopped) == ([True], [])

@@ -10,8 +10,8 @@ import pytest
 from worlds import PATIENCE, stop
 
 from rpcbench.cells.shell import Names
-from rpcbench.notebook.cluster_magic import OPTIONS
-from rpcbench.notebook.completion import PANEL_NAMES, Assist, RemoteCode, Vocabulary
+from rpcbench.notebook.completion import Assist, RemoteCode, Vocabulary
+from rpcbench.notebook.parsers import MagicParser, cluster_line, remote_line
 from rpcbench.panels import PANELS
 
 pytestmark = pytest.mark.process
@@ -178,17 +178,24 @@ def test_all_goes_to_the_worker_that_is_switched_on():
     assert assist.spot("%time a.b", 3) is None
 
 
+def options(line: MagicParser):
+    return [argument.option_strings[0] for argument in line.arguments if argument.option_strings]
+
+
 def test_words_of_a_line():
-    words = Vocabulary(("worker1",), ("some",), ("-i", "--async"), ("start", "logs"), ("main", "other"))
-    assert words.after("%%remote", ["worker1"]) == ["all", "some", "-i", "--async"]
+    words = Vocabulary(("worker1",), ("some",), ("main", "other"))
+    assert words.after("%%remote", ["worker1", "-i"]) == []
+    assert words.after("%%remote", ["worker1"]) == ["all", "some", *options(remote_line())]
+    assert words.after("%%trace", ["worker1", "-i", "a"]) == ["all", "some", *options(remote_line())[1:]]
+    assert words.after("%%profile", []) == [*words.after("%%remote", []), "--save", "notebook"]
     assert words.after("%%remote", ["worker1", "-i"], "a,x:s") == ["a,x:scatter"]
     assert words.after("%%remote", ["worker1", "-o"], "y:") == ["y:cat", "y:stack", "y:list", "y:sum"]
     assert words.after("%%remote", ["worker1", "-o"], "y") == words.after("%%remote", ["-o"], "y:cat:") == []
     assert words.after("%remote", []) == ["worker1", "all", "some"]
     assert words.after("%remote", ["worker1"]) == []
-    assert words.after("%cluster", []) == ["start", "logs"]
+    assert words.after("%cluster", []) == [*cluster_line().actions]
     assert words.after("%cluster", ["logs"]) == ["worker1", "all", "some"]
-    assert words.after("%cluster", ["start", "2"]) == [*OPTIONS["start"]]
+    assert words.after("%cluster", ["start", "2"]) == options(cluster_line().action("start"))
     assert words.after("%cluster", ["join", "tcp://localhost:29501"]) == ["--name"]
     assert words.after("%cluster", ["start", "2", "--kind"]) == ["process", "kernel"]
     assert words.after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
@@ -196,7 +203,7 @@ def test_words_of_a_line():
     assert words.after("%cluster", ["use", "main"]) == []
     assert words.after("%cluster", ["stop"]) == []
     assert words.after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
-    assert words.after("%panel", []) == [*PANEL_NAMES] == [*PANELS] and words.after("%panel", ["shards"]) == []
+    assert words.after("%panel", []) == [*PANELS] and words.after("%panel", ["shards"]) == []
     assert words.after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
     assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
 

@@ -168,8 +168,8 @@ def test_values_are_not_joined_when_a_worker_has_failed(made, desk, shell):
         ("worker1 -i nope", "code", "-i nope: this notebook has no such variable"),
         ("worker1 -i 3x", "code", "'3x' is not the name of a variable"),
         ("worker1 -o a.b", "code", "'a.b' is not the name of a variable"),
-        ("", "code", "required: worker; usage: %%remote"),
-        ("worker1 --what", "code", "unrecognized arguments: --what"),
+        ("", "code", "required: WORKER; usage: %%remote"),
+        ("worker1 --what", "code", "%%remote has no option --what: did you mean --tabs\\? There are -i"),
         ("worker1 --timeout 0", "code", "--timeout 0: say a number of seconds"),
         ("worker1 --timeout soon", "code", "--timeout soon: say a number of seconds"),
         ("[x]", "code", r"\[x\] is no slice"),
@@ -231,10 +231,15 @@ def test_the_nearest_action_or_option_is_named(made, line, complaint):
 @pytest.mark.parametrize("line", ["help", "--help", "start --help", "-h"])
 def test_help_shows_what_there_is_and_runs_nothing(made, desk, capsys, line):
     made.cluster(line)
-    assert "%cluster start 2 " in capsys.readouterr().out
+    assert "%cluster start 2" in capsys.readouterr().out
     made.remote(line, "cell")
     assert "--collapse" in capsys.readouterr().out
     assert desk.asked == []
+
+
+def test_the_help_of_an_action_has_its_options(made, capsys):
+    made.cluster("start --help")
+    assert "--patience SECONDS" in capsys.readouterr().out
 
 
 def test_a_value_may_follow_an_equals_sign(made):

@@ -58,7 +58,7 @@ def test_a_stopped_cell_shows_its_profile_and_the_next_one_runs(kernel):
         ("worker1 --save /no/such/place/p.json", "--save /no/such/place/p.json: there is no folder /no/such/place"),
         ("worker1 --async", "--async returns before the cell has ended"),
         ("worker1 --sav", "expected one argument"),
-        ("worker1 --nosuch", "unrecognized arguments: --nosuch"),
+        ("worker1 --nosuch", "%%remote has no option --nosuch"),
     ],
 )
 def test_a_line_that_cannot_be_meant_is_an_error_before_anything_runs(kernel, line, fault):

@@ -11,7 +11,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells.targets import Targets
 from rpcbench.notebook import cluster_magic
-from rpcbench.notebook.cluster_magic import OPTIONS, Commands
+from rpcbench.notebook.cluster_magic import Commands
 
 SAVED = """
 [clusters.lab]
@@ -121,10 +121,6 @@ def test_mistakes_that_the_cluster_finds_are_sentences_too(tmp_path, no_leaks):
     ):
         with pytest.raises(UsageError, match=sentence):
             commands.run("start", words)
-
-
-def test_the_options_are_those_of_the_action():
-    assert {"--env", "--python"} <= {*OPTIONS["start"]}
 
 
 @pytest.mark.process
