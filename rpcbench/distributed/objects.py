@@ -17,7 +17,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
+import msgspec
 import torch
 import torch.distributed as c10d
 
@@ -30,6 +30,7 @@ from rpcbench.distributed.point_to_point import choose_peer, receive_as, send_as
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import Codec
 from rpcbench.transport import run_dir
+from rpcbench.wire.encoding import RECEIVED_BODY, encode_plain
 from rpcbench.wire.messages import Body
 
 _codec = Codec()
@@ -194,7 +195,7 @@ def _pack_object(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
     """Return the signed bytes of an object, and the reason why it cannot be sent; "" if it can."""
     try:
         body, _ = _codec.encode(value, label="object")
-        data = msgpack.packb((body.payload, body.tensors, [bytes(buffer) for buffer in body.buffers]))
+        data = encode_plain(body)
         return _sign_object(end, deed, end.world.rank, data) + data, ""
     except (RpcError, OSError, ValueError) as error:  # the object, or the file of the secret
         return b"", str(error)
@@ -215,8 +216,7 @@ def _open_object(end: GroupMember, deed: str, source: int, received: torch.Tenso
             f"{end.world.named(end.world.rank)}: all ranks must be members of one world of RPC, or have the same "
             f"{run_dir.SECRET_VARIABLE}, or none of them"
         )
-    payload, table, buffers = msgpack.unpackb(data)
-    return _codec.decode(Body(payload, table, [bytearray(buffer) for buffer in buffers]))
+    return _codec.decode(Body(*msgspec.msgpack.decode(data, type=RECEIVED_BODY)))
 
 
 def _open_each(end: GroupMember, deed: str, received: Sequence[torch.Tensor]) -> list[Any]:

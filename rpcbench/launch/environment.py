@@ -83,7 +83,7 @@ class Interpreter(NamedTuple):
         return [*ours, *(entry for entry in self.own if entry not in ours)]
 
 
-_NEEDED = ("rpcbench", "torch", "numpy", "cloudpickle", "msgpack", "psutil", "cryptography", "IPython")
+_NEEDED = ("rpcbench", "torch", "numpy", "cloudpickle", "msgspec", "psutil", "cryptography", "IPython")
 _PROBE_SECONDS = 30.0
 # Run by any Python, which reports on one line; the arguments are the part of this process's import path.
 _PROBE = """\

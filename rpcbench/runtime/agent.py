@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgpack
-
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import FLUSH_SECONDS, JOIN_SECONDS, LAST_WORDS_SECONDS, UNSET_TIMEOUT, WorldConfig
 from rpcbench.base.errors import FORKED, NOT_INITIALIZED, NotConnectedError, RpcError, ShutdownError, counted
@@ -42,7 +40,7 @@ from rpcbench.runtime.values import MakeHandle, ObjectStore, validate_device_map
 from rpcbench.transport.base import Link, MemoryConnection, Transmit
 from rpcbench.transport.hosts import host_id
 from rpcbench.wire import messages as m
-from rpcbench.wire.encoding import pack
+from rpcbench.wire.encoding import encode_plain, pack
 from rpcbench.wire.messages import new_tuple
 
 P = TypeVar("P")
@@ -359,7 +357,7 @@ class Agent(Home):
             data: The data, of types that msgpack can pack.
             may_wait: Block this thread while the receiver is far behind in reading (backpressure).
         """
-        notice = m.Notice(channel, msgpack.packb(data))
+        notice = m.Notice(channel, encode_plain(data))
         self.machine.feed(lambda node: node.send(to, notice), may_wait)
 
     def listen(self, on: bool, messages: bool = False) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import msgpack
+import msgspec
 import torch
 
 from rpcbench.protocol.effects import DataReceived, NoticeReceived, Undelivered
@@ -39,7 +39,9 @@ class Channels:
 
     def listen(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel: `handler` runs on a pool thread, one call at a time, in order of arrival."""
-        self._channels[channel] = SerialQueue(lambda each: handler(each[0], msgpack.unpackb(each[1])), self._spawn)
+        self._channels[channel] = SerialQueue(
+            lambda each: handler(each[0], msgspec.msgpack.decode(each[1])), self._spawn
+        )
 
     def _queue_notice(self, effect: NoticeReceived) -> None:
         """Queue a notice that has arrived; a channel without a listener is no error."""

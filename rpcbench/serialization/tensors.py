@@ -23,14 +23,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 import torch
 
 from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.serialization import tensor_types
 from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, broken, fetched
-from rpcbench.wire.encoding import packed
+from rpcbench.wire.encoding import encode_plain
 
 Entry = list[Any]
 """One tensor in the table: dtype, shape, storage and, if there are any, notes."""
@@ -225,7 +225,7 @@ def encode_dense(tensors: Sequence[torch.Tensor]) -> tuple[bytes, list[memoryvie
     except (KeyError, TypeError, RuntimeError):
         return None
     # Fewer addresses than items: two tensors share a storage.
-    return (packed((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
+    return (encode_plain((items, entries)), buffers) if len(addresses) == len(items) <= _MOST else None
 
 
 def decode_dense(storages: Any, entries: Any, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int] | None:
@@ -303,7 +303,7 @@ def _encode_general(tensors: Sequence[torch.Tensor], storages: Storages) -> tupl
             raise
         raise SerializationError(reason) from error
     items, buffers = storages.finish()
-    return msgpack.packb([items, entries]), buffers
+    return encode_plain([items, entries]), buffers
 
 
 def _encode_entry(tensor: torch.Tensor, storages: Storages) -> Entry:
@@ -347,14 +347,14 @@ def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor],
     tensors' memory; read-only ones are copied. ProtocolError for a table that no sender of this version writes,
     SerializationError for a device that this process does not have."""
     try:
-        storages, entries = msgpack.unpackb(table)
+        storages, entries = msgspec.msgpack.decode(table)
         if (quickly := decode_dense(storages, entries, buffers)) is not None:
             return quickly
         reader = _Reader(storages, buffers)
         return [reader.tensor(entry) for entry in entries], reader.used
     except (ProtocolError, SerializationError):
         raise
-    except (TypeError, ValueError, RuntimeError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError, RuntimeError, msgspec.DecodeError) as error:
         raise broken(str(error)) from error
 
 

@@ -38,12 +38,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cloudpickle
-import msgpack
+import msgspec
 import torch
 
 from rpcbench.base.config import PROTOCOL
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 from rpcbench.transport.preambles import NONCE, PROOF, proof_of
+from rpcbench.wire.encoding import encode_plain
 
 
 class Versions(NamedTuple):
@@ -123,18 +124,24 @@ Offer = Callable[[Identity], int]
 def _make_hello(me: Identity) -> bytes:
     nonce = secrets.token_bytes(NONCE)
     who = (me.cluster, me.id, me.name, me.incarnation, me.host, me.epoch, me.serial, me.base)
-    fields = (MAGIC, *me.versions, *who, nonce)
-    packed: bytes = msgpack.packb(fields)
+    packed = encode_plain((MAGIC, *me.versions, *who, nonce))
     if len(packed) > RECORD - 2:
         raise ProtocolError(f"the name {me.name!r} or host id {me.host!r} is too long for a handshake")
-    return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
+    return _fill_record(packed, RECORD)
+
+
+def _fill_record(packed: bytes, size: int) -> bytes:
+    return len(packed).to_bytes(2, "little") + packed.ljust(size - 2, b"\0")
+
+
+def _cut_padding(record: bytes) -> bytes:
+    return record[2 : 2 + int.from_bytes(record[:2], "little")]
 
 
 def _parse_hello(record: bytes, me: Identity) -> Identity:
     """Return the sender of a hello. VersionMismatch for one of an incompatible version."""
     try:  # the magic and the versions keep their place in all versions of the hello, the other fields may not
-        length = int.from_bytes(record[:2], "little")
-        magic, *fields = msgpack.unpackb(record[2 : 2 + length], use_list=False)
+        magic, *fields = msgspec.msgpack.decode(_cut_padding(record))
         theirs = Versions(*fields[:4])
         _check_types(theirs, (int, str, str, str))
         if magic != MAGIC:
@@ -212,16 +219,11 @@ def _wrong_world(me: Identity, peer: Identity) -> Objection | None:
 
 def _encode_verdict(objection: Objection, offer: int) -> bytes:
     reason = objection.reason.encode()[:_REASON].decode(errors="ignore")  # the cut may split a character
-    packed: bytes = msgpack.packb((reason, objection.again, offer))
-    return packed.ljust(VERDICT, b"\0")
+    return _fill_record(encode_plain((reason, objection.again, offer)), VERDICT)
 
 
 def _read_verdict(record: bytes) -> tuple[str, bool, int]:
     try:
-        reading = msgpack.Unpacker(use_list=False)  # unlike `unpackb`, it accepts the padding after the verdict
-        reading.feed(record)
-        reason, again, offer = reading.unpack()
-    except Exception as error:
+        return msgspec.msgpack.decode(_cut_padding(record), type=tuple[str, bool, int])
+    except msgspec.DecodeError as error:
         raise ProtocolError(f"the peer's verdict makes no sense: {error}") from error
-    _check_types((reason, again, offer), (str, bool, int))
-    return reason, again, offer

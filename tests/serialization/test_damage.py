@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.serialization import tensors
@@ -108,7 +108,7 @@ def test_a_cut_payload_is_refused(length: int) -> None:
     ],
 )
 def test_a_table_that_announces_missing_data_is_refused_without_allocation(storages: Any, entry: Any) -> None:
-    table = msgpack.packb([storages, [entry]])
+    table = msgpack.encode([storages, [entry]])
     with little_memory(), pytest.raises(ProtocolError):
         tensors.decode(table, [])
 
@@ -124,24 +124,28 @@ def test_a_table_that_announces_missing_data_is_refused_without_allocation(stora
 )
 def test_a_large_shape_over_a_small_storage_takes_little_memory(entry: Any) -> None:
     with little_memory():
-        (tensor,), _ = tensors.decode(msgpack.packb([[b"1234"], [entry]]), [])
+        (tensor,), _ = tensors.decode(msgpack.encode([[b"1234"], [entry]]), [])
     assert tensor.numel() >= LARGE
 
 
 def test_a_codec_unpickles_only_the_payload(tmp_path: Path) -> None:
     path = tmp_path / "canary"
     canary = pickle.dumps(Canary(path))
-    ext = msgpack.ExtType(1, canary)
-    hidden = [canary, *(msgpack.packb(x) for x in (ext, [ext, ext], [[canary], [["uint8", [len(canary)], 0]]], canary))]
+    ext = msgpack.Ext(1, canary)
+    hidden = [
+        canary,
+        *(msgpack.encode(x) for x in (ext, [ext, ext], [[canary], [["uint8", [len(canary)], 0]]], canary)),
+    ]
     inside = [{"layout": ext}, {"quantizer": ext, "parts": [ext]}, {"device": canary}, {"strides": ext}]
-    hidden += [msgpack.packb([[b"1234"], [["int8", [4], index, notes]]]) for notes in inside for index in (0, None)]
+    hidden += [msgpack.encode([[b"1234"], [["int8", [4], index, notes]]]) for notes in inside for index in (0, None)]
     for data in hidden:
         opened(Body(pickle.dumps(None), data, [canary]))
         with contextlib.suppress(ProtocolError):
             unpack(data, Body(canary, canary, [canary]))
         for kind in m.KINDS:
+            control = bytes([m.KINDS.index(kind), *bytes(8)]) + msgpack.encode([data] * len(kind._fields))
             with contextlib.suppress(ProtocolError):
-                unpack(msgpack.packb([m.KINDS.index(kind), 0, *[data] * len(kind._fields)]), Body(canary, b"", []))
+                unpack(control, Body(canary, b"", []))
     seq, call = unpack(pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
     assert seq == 1 and call.body.payload == canary and not path.exists()
     Codec().decode(Body(canary, b"", []))

@@ -7,11 +7,11 @@ import warnings
 from typing import Any
 from unittest.mock import patch
 
-import msgpack
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from rpcbench.base.errors import ProtocolError
 from rpcbench.serialization import tensors
@@ -50,7 +50,7 @@ def test_the_fast_path_and_the_general_path_write_equal_tables(sent: list[torch.
     assert quickly == tensors._encode_general(sent, Storages(CPU_ONLY)) and quickly is not None
     table, buffers = quickly
     assert all(buffer.readonly for buffer in buffers), "the buffers are the memory of the sender"
-    found = tensors.decode_dense(*msgpack.unpackb(table), [bytearray(buffer) for buffer in buffers])
+    found = tensors.decode_dense(*msgpack.decode(table), [bytearray(buffer) for buffer in buffers])
     assert found is not None and found[1] == len(buffers)
     received, _ = found
     for before, after in zip(sent, received, strict=True):
@@ -64,8 +64,8 @@ def test_small_storages_always_go_into_the_table_and_larger_ones_until_it_is_ful
     sent = [torch.ones(size, dtype=torch.uint8) for size in (most, small, most, most, SMALL, small, INLINE)]
     for encode in (tensors.encode_dense, lambda sent: tensors._encode_general(sent, Storages(CPU_ONLY))):
         table, buffers = encode(sent)  # type: ignore[misc]
-        storages = [item if isinstance(item, int) else len(item) for item in msgpack.unpackb(table)[0]]
-        beside = [isinstance(item, int) for item in msgpack.unpackb(table)[0]]
+        storages = [item if isinstance(item, int) else len(item) for item in msgpack.decode(table)[0]]
+        beside = [isinstance(item, int) for item in msgpack.decode(table)[0]]
         assert storages == [most, small, most, most, SMALL, small, INLINE]
         assert beside == [False, False, False, True, True, False, True] and len(buffers) == 3
 
@@ -98,7 +98,7 @@ def nearly_right(draw: st.DrawFn) -> tuple[list[Any], list[Any]]:
 @given(nearly_right())
 @settings(max_examples=500)
 def test_the_fast_path_and_the_general_path_read_equal_tensors(table: tuple[list[Any], list[Any]]) -> None:
-    packed = msgpack.packb(table)
+    packed = msgpack.encode(table)
     quick = _read(packed)
     with patch.object(tensors, "decode_dense", lambda storages, entries, buffers: None):
         assert quick == _read(packed)
@@ -107,8 +107,8 @@ def test_the_fast_path_and_the_general_path_read_equal_tensors(table: tuple[list
 @pytest.mark.parametrize("buffers", [[], [bytes(INLINE)], [bytearray(INLINE - 4)], [bytearray(INLINE + 4)]])
 def test_a_buffer_that_does_not_match_is_left_to_the_general_path(buffers: list[Any]) -> None:
     table, _ = tensors.encode([torch.zeros(INLINE // 4)])
-    assert tensors.decode_dense(*msgpack.unpackb(table), [bytearray(INLINE)]) is not None
-    assert tensors.decode_dense(*msgpack.unpackb(table), buffers) is None
+    assert tensors.decode_dense(*msgpack.decode(table), [bytearray(INLINE)]) is not None
+    assert tensors.decode_dense(*msgpack.decode(table), buffers) is None
 
 
 def _read(table: bytes) -> Any:
@@ -124,7 +124,7 @@ def _read(table: bytes) -> Any:
 def test_the_fast_path_reads_tables_of_all_dtypes_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
     """This includes bfloat16, which numpy lacks: only the sender needs numpy."""
     sent = torch.ones(shape).to(tensors.DTYPES[dtype])
-    storages, entries = msgpack.unpackb(tensors.encode([sent])[0])
+    storages, entries = msgpack.decode(tensors.encode([sent])[0])
     found = tensors.decode_dense(storages, entries, [])
     assert found is not None
     (received,) = found[0]

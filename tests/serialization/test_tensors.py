@@ -6,11 +6,11 @@ import math
 import warnings
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.serialization import tensor_types, tensors
@@ -311,11 +311,11 @@ BEYOND = [["int64", [1, 1], 0], ["float32", [1], 1]]  # an index of 5 << 56 or s
 )
 def test_invalid_storages_and_entries_are_refused(storages: Any, entry: Any) -> None:
     with pytest.raises(ProtocolError):
-        tensors.decode(msgpack.packb([storages, [entry]]), [])
+        tensors.decode(msgpack.encode([storages, [entry]]), [])
 
 
 def test_a_device_that_the_receiver_lacks_is_a_serialization_error_that_names_it() -> None:
-    table = msgpack.packb([[[FOUR, "cuda:77"]], [["float32", [4], 0]]])
+    table = msgpack.encode([[[FOUR, "cuda:77"]], [["float32", [4], 0]]])
     with pytest.raises(SerializationError, match="a tensor came for cuda:77, which this worker does not have"):
         tensors.decode(table, [])
 
@@ -331,7 +331,7 @@ def test_a_device_that_the_receiver_lacks_is_a_serialization_error_that_names_it
 )
 def test_a_refusal_states_the_check_that_failed(entry: list[Any], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        tensors.decode(msgpack.packb([[FOUR], [entry]]), [])
+        tensors.decode(msgpack.encode([[FOUR], [entry]]), [])
 
 
 @pytest.mark.parametrize("buffers", [[], [bytearray(8)], [bytearray(INLINE - 1)]])
@@ -424,4 +424,4 @@ STORAGES = st.one_of(st.binary(max_size=64), st.tuples(st.binary(max_size=64), s
 @given(st.lists(STORAGES, max_size=3), st.lists(st.one_of(ENTRIES, SPARSE), max_size=3))
 @settings(max_examples=400)
 def test_random_entries_are_refused_or_decode_within_their_bytes(storages: list[Any], entries: list[Any]) -> None:
-    survives(msgpack.packb([storages, entries]))
+    survives(msgpack.encode([storages, entries]))

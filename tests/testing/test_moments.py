@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 import torch
+from msgspec import msgpack
 from worlds import nothing_left, until, world
 
 from rpcbench import autograd as dist_autograd
@@ -79,7 +79,7 @@ Tables = dict[int, dict[str, Any]]
 
 def truth(agents: list[Agent]) -> Tables:
     """The tables of the members, as they would arrive over the wire."""
-    return filled({agent.id: msgpack.unpackb(msgpack.packb(agent.tables())) for agent in agents})
+    return filled({agent.id: msgpack.decode(msgpack.encode(agent.tables())) for agent in agents})
 
 
 def filled(tables: Tables) -> Tables:

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgpack
 import pytest
+from msgspec import msgpack
 from streams import AnySocket
 
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
@@ -67,7 +67,7 @@ def forged(**changes: object) -> bytes:
         "magic": handshake.MAGIC, **HERE._asdict(), "cluster": "digits", "id": 1, "name": "worker1", "incarnation": 3,
         "host": "here", "epoch": 0, "serial": 0, "base": 0, "nonce": bytes(32),
     }  # fmt: skip
-    packed = msgpack.packb(list({**fields, **changes}.values()))
+    packed = msgpack.encode(list({**fields, **changes}.values()))
     return len(packed).to_bytes(2, "little") + packed.ljust(RECORD - 2, b"\0")
 
 

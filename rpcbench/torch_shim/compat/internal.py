@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgpack
+import msgspec
 import torch
 
 from rpcbench.base.errors import RpcError
@@ -16,6 +16,7 @@ from rpcbench.rpc.functions import run_marked
 from rpcbench.rpc.profiling import RPCExecMode, _build_rpc_profiling_key
 from rpcbench.runtime.handles import RRefHandle
 from rpcbench.serialization.pickler import Codec
+from rpcbench.wire.encoding import RECEIVED_BODY, encode_plain
 from rpcbench.wire.messages import Body
 
 __all__ = [
@@ -61,13 +62,12 @@ class _InternalRPCPickler:
         """Return a value as bytes and a list of tensors. Raises SerializationError; RpcError if it holds an RRef."""
         body, tensors = self._codec.encode(obj, _NoRRefs())
         # msgpack joins the three parts of a body, as torch's interface has room for one bytes object only.
-        return msgpack.packb((body.payload, body.tensors, [bytes(buffer) for buffer in body.buffers])), tensors
+        return encode_plain(body), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
         """Return the value that `serialize` packed. Like pickle it can run any code: pass only bytes that you trust."""
-        payload, table, buffers = msgpack.unpackb(binary_data)
-        body = Body(payload, table, [bytearray(buffer) for buffer in buffers])  # writable, as arrays may use them
-        return self._codec.decode(body, adopt=lambda _: list(tensor_table))
+        parts = msgspec.msgpack.decode(binary_data, type=RECEIVED_BODY)
+        return self._codec.decode(Body(*parts), adopt=lambda _: list(tensor_table))
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
