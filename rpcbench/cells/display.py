@@ -416,7 +416,7 @@ class CallOutput:
         self._screen = OutputDisplay(self._shell)  # of the cell that began last
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._begin_cell)
-            agent.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
+            agent.hooks.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
 
     def open(self, worker: int) -> OutputBuffer:
         """Return the buffer for the output of a call on a worker."""

@@ -181,10 +181,10 @@ class CellRunner:
         self._raised = float("-inf")  # when the last KeyboardInterrupt was raised, in monotonic seconds
         self._interrupts: list[_Interrupt] = []  # on their way; a report of the handler goes to all of them
         self._signalled = False  # by this process, since the handler ran last
-        agent.part(Health).cells = lambda: self._open
+        agent.part(Health).cells.append(lambda: self._open)
         agent.on_notice(INTERRUPT, self._interrupt_received)
         agent.on_notice(SHOWN, self.output_stream.shown)
-        agent.on_called = self.output_stream.await_shown
+        agent.hooks.on_called.append(self.output_stream.await_shown)
 
     def _send_output(self, client_id: int, item: Notice) -> None:
         """Send an item to its client. UnknownWorkerError if it has left: nobody would acknowledge the item."""
@@ -406,7 +406,7 @@ def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
 
 def is_busy() -> bool:
     """Return whether a cell runs or waits on this worker; called through RPC."""
-    return current().part(Health).cells() > 0
+    return current().part(Health).count_cells() > 0
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

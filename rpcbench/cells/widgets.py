@@ -122,7 +122,7 @@ class CommProxies:
         self._lock = threading.Lock()
         self._proxies: dict[tuple[int, str], _CommProxy] = {}  # by member id of the worker and comm id
         agent.on_member(self._member_changed)
-        agent.on_end.append(lambda: self._close_proxies(list(self._proxies)))
+        agent.hooks.on_end.append(lambda: self._close_proxies(list(self._proxies)))
 
     def take(self, worker: int, content: str) -> None:
         """Show the message of a worker's comm. On a pool thread, one at a time."""

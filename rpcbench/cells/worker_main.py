@@ -99,7 +99,7 @@ class StackDump:
         self._file = self._path.open("wb")  # the directory is private to this user
         chain = callable(signal.getsignal(STACKS_SIGNAL))  # a handler of the user's runs as well
         faulthandler.register(STACKS_SIGNAL, self._file, all_threads=True, chain=chain)
-        agent.on_end.append(self._remove_handler)
+        agent.hooks.on_end.append(self._remove_handler)
 
     def _remove_handler(self) -> None:
         faulthandler.unregister(STACKS_SIGNAL)

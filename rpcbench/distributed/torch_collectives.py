@@ -233,7 +233,7 @@ class TorchCollectives:
         ] = {}  # part → whether it has ended: torch reports none
         self._wake = Event()  # there are such parts
         self._poller: threading.Thread | None = None
-        agent.on_end.append(lambda: PROBE.set(self, on=False))
+        agent.hooks.on_end.append(lambda: PROBE.set(self, on=False))
 
     # -- the watch
     def watch_changed(self) -> None:

@@ -39,7 +39,7 @@ from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptor
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
-from rpcbench.runtime.members import WorkerInfo
+from rpcbench.runtime.members import LaunchRecords, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.hosts import bind_address, host_id, outbound_address
 from rpcbench.transport.run_dir import RunDirectory
@@ -131,6 +131,15 @@ class Cluster(BaseCluster):
         options = {**given, **(options or {})}
         self.arguments = {"options": options, "address": address, "gpus": gpus, "env": env, "grace": grace}
         self.arguments["patience"] = patience
+        self._handles: dict[str, Handle] = {}  # by name, lost workers as well
+        self._places: dict[str, WorkerLocation] = {}  # of workers that serve or have served
+        self._incarnations: dict[str, int] = {}
+        self._oom_kills: dict[str, int] = {}  # the host's count when each worker was started
+        self._abandoned: dict[str, str] = {}  # why, of lost workers on other hosts without an exit report
+        self._scaling = threading.Lock()  # held during `scale` and `restart`: a click in a panel may run beside a cell
+        self._changes = Condition()  # notified when a worker joins, leaves or exits
+        self._ending, self._ended = threading.Lock(), False  # the lock guards the flag
+        self._maker = os.getpid()  # a fork of this process must not wait for workers
         with ExitStack() as undo:
             directory = RunDirectory()
             undo.callback(directory.remove)
@@ -144,18 +153,9 @@ class Cluster(BaseCluster):
                 self._launcher.environ = config.environ
             self._launcher.warm()
             self._config = replace(config, directory=str(directory.path), host=host_id(), stop_seconds=grace)
-            self.agent = start_agent(self._config)
+            records = LaunchRecords(self._loss_reason, lambda: list(self._handles))
+            self.agent = start_agent(self._config, records=records)
             undo.pop_all()
-        self._handles: dict[str, Handle] = {}  # by name, lost workers as well
-        self._places: dict[str, WorkerLocation] = {}  # of workers that serve or have served
-        self._incarnations: dict[str, int] = {}
-        self._oom_kills: dict[str, int] = {}  # the host's count when each worker was started
-        self._abandoned: dict[str, str] = {}  # why, of lost workers on other hosts without an exit report
-        self._scaling = threading.Lock()  # held during `scale` and `restart`: a click in a panel may run beside a cell
-        self._changes = Condition()  # notified when a worker joins, leaves or exits
-        self._ending = threading.Lock()  # guards `_ended`
-        self._ended = False
-        self._maker = os.getpid()  # a fork of this process must not wait for workers
         self._own_agent()
         try:
             self._start_workers([f"worker{i}" for i in range(1, n + 1)], progress)
@@ -165,8 +165,6 @@ class Cluster(BaseCluster):
 
     def _own_agent(self) -> None:
         self.agent.owner = self
-        self.agent.member_table.explain = self._loss_reason
-        self.agent.member_table.expected = lambda: list(self._handles)
         self.agent.on_member(self._member_changed)
         LaunchedTable(self.agent, self.watched, self._last_words)
         atexit.register(self.shutdown)

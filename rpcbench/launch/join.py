@@ -32,7 +32,7 @@ from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.init import join
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.members import GONE, WorkerInfo
+from rpcbench.runtime.members import GONE, LaunchRecords, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.hosts import host_id
 
@@ -87,15 +87,15 @@ class AttachedCluster(BaseCluster):
             raise
         self.agent.owner = self
         self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
-        self.agent.member_table.expected = lambda: list(self._members)
         LaunchedTable(self.agent, self._visible_records, lambda name: "")
         self.agent.ready.set()
         atexit.register(self.shutdown)
 
     def _join_world(self, config: WorldConfig, deadline: float) -> RpcAgent:
         try:
+            records = LaunchRecords(self._loss_reason, lambda: list(self._members))
             held = replace(config, held=True)  # calls of workers wait until `__init__` sets `agent.ready`
-            return join(held, False, deadline, parts=[self._add_listeners])
+            return join(held, False, deadline, parts=[self._add_listeners], records=records)
         except IncompleteWorldError as error:
             raise RpcError(
                 f"no workers answer at {self.url}: check that `torchrun … -m rpcbench.worker` printed this address "
@@ -108,7 +108,6 @@ class AttachedCluster(BaseCluster):
             ) from error
 
     def _add_listeners(self, agent: Agent) -> None:  # a part of the agent: it exists before the first message arrives
-        agent.member_table.explain = self._loss_reason
         agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.member_table.name(source), why))
         agent.on_member(self._member_changed)
 

@@ -101,7 +101,7 @@ class ReservedPorts:
     def __init__(self, agent: Agent) -> None:
         self.generation = 0  # the number of the latest one that this member has begun
         self._release: list[Callable[[], object]] = []
-        agent.on_end.append(self._release_ports)
+        agent.hooks.on_end.append(self._release_ports)
 
     def _release_ports(self) -> None:
         while self._release:

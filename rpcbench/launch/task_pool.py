@@ -251,7 +251,8 @@ class OpenPools:
         self._lock = threading.Lock()
         self._pools: weakref.WeakSet[TaskPool] = weakref.WeakSet()
         agent.on_member(lambda kind, who, reason: self._notify_pools(TaskPool.wake) if kind == "joined" else None)
-        for ending in agent.on_leave, agent.on_end:  # before the calls in flight fail, or no task would wait any more
+        # Before the calls in flight fail, or no task would wait any more.
+        for ending in agent.hooks.on_leave, agent.hooks.on_end:
             ending.append(lambda: self._notify_pools(TaskPool.abandon))
 
     def add(self, pool: TaskPool) -> None:

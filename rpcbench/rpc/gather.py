@@ -120,7 +120,7 @@ class _GatherRounds:
         self._followed: dict[int, AllGatherStates] = {}  # by number of the wait
         self._numbers = Counter(1)
         agent.on_member(self._member_changed)
-        agent.on_end.append(self._agent_stopped)
+        agent.hooks.on_end.append(self._agent_stopped)
 
     def leader(self, key: _Key) -> str:
         return min(key) if key else self._agent.member(self._agent.machine.ask(lambda node: node.members.leader)).name

@@ -54,7 +54,7 @@ from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog
-from rpcbench.runtime.members import WorkerInfo
+from rpcbench.runtime.members import NO_RECORDS, LaunchRecords, WorkerInfo
 from rpcbench.runtime.publisher import Health, Publisher
 from rpcbench.runtime.timers import keep_what_is_freed
 from rpcbench.transport import hosts, listeners, run_dir
@@ -225,6 +225,7 @@ def start_agent(
     link: Link | None = None,
     timeout: float = JOIN_SECONDS,
     parts: Sequence[Callable[[Agent], object]] = (),
+    records: LaunchRecords = NO_RECORDS,
 ) -> RpcAgent:
     """Return a started agent, with these parts, that is ready to serve.
 
@@ -232,7 +233,7 @@ def start_agent(
     one of them are wrong.
     """
     keep_what_is_freed()
-    agent = RpcAgent(config, RRef.held, link)
+    agent = RpcAgent(config, RRef.held, link, records)
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, Health, *parts):
         agent.part(part)
@@ -258,6 +259,7 @@ def join(
     deadline: float,
     link: Link | None = None,
     parts: Sequence[Callable[[Agent], object]] = (),
+    records: LaunchRecords = NO_RECORDS,
 ) -> RpcAgent:
     """As `start_agent`, for a process that no launcher started: find the leader of an open world, or found the world.
 
@@ -268,7 +270,7 @@ def join(
         if config.world_size is None or not founder:
             config = request_incarnation(config, founder, deadline)
         try:
-            return start_agent(config, link, deadline - time.monotonic(), parts)
+            return start_agent(config, link, deadline - time.monotonic(), parts, records)
         except TurnedAwayError:  # the leader of an open world may have changed, or the world ended, since the request
             if config.world_size is not None or time.monotonic() > deadline:
                 raise
@@ -441,7 +443,7 @@ def _tell_errors(agent: Agent) -> None:
             who = f"WorkerInfo(id={agent.id}, name={agent.name})"
             sys.stderr.write(f"On {who}:\n{words(error)}\n{story(error)}")
 
-    agent.on_error = tell
+    agent.hooks.on_error.append(tell)
 
 
 def _join_tensorpipe(rpc_backend_options: RpcBackendOptions, store: Store | None, **kwargs: Any) -> Agent:

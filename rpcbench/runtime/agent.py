@@ -27,10 +27,10 @@ from rpcbench.runtime.channels import Channels, Parcels
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.events import EventLog
 from rpcbench.runtime.handles import CreationSite, Home, RRefHandle, value_lost
-from rpcbench.runtime.interceptors import Interceptors
+from rpcbench.runtime.interceptors import AgentHooks, Interceptors
 from rpcbench.runtime.joining import Bootstrap
 from rpcbench.runtime.locked_node import EffectTable, LockedNode, interruptible, uninterrupted
-from rpcbench.runtime.members import Members, To, WorkerInfo
+from rpcbench.runtime.members import NO_RECORDS, LaunchRecords, Members, To, WorkerInfo
 from rpcbench.runtime.pool import Job, Pool
 from rpcbench.runtime.reconnect import PeerEvents
 from rpcbench.runtime.requests import PendingCalls, RequestSender, SourceCheck, label_of, seconds_of, waited_for
@@ -49,53 +49,51 @@ P = TypeVar("P")
 class Agent(Home):
     """One member; `make` builds the handles that users hold, `link` may observe or disturb messages."""
 
-    def __init__(self, config: WorldConfig, make: MakeHandle = RRefHandle, link: Link | None = None) -> None:
+    def __init__(
+        self,
+        config: WorldConfig,
+        make: MakeHandle = RRefHandle,
+        link: Link | None = None,
+        records: LaunchRecords = NO_RECORDS,
+    ) -> None:
         self.name, self.id, self.incarnation = config.name, config.id, config.incarnation
         self.config = config
         self.rpc_timeout = config.rpc_timeout
         self.running, self.is_fork, self.silent = False, False, NOT_INITIALIZED  # `silent`: the error text of calls
         self.owner: object = None  # the object that this agent belongs to, say a cluster
-        self.on_thread: Job = lambda: None  # runs first on each thread that runs users' functions
-        self.on_error: Callable[[BaseException], object] = lambda error: None  # called with errors of callers' calls
-        self.on_called: Job = lambda: None  # called when a caller's function has ended, before the reply
+        self.hooks = AgentHooks()
         self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) with a Future that is not done
-        self.on_leave: list[Job] = []  # run by `shutdown`, before other members can notice it
-        self.on_end: list[Job] = []  # run by `stop`
-        self.on_long_wait: Callable[[float], object] = lambda seconds: None  # called by the thread that waits
         self.closing = Event()  # the world ends for this member
         self.bus = EventLog()  # rows and messages for watchers
         self._parts: dict[Any, Any] = {}  # features by their class, see `part`
         self._parts_lock = threading.RLock()  # re-entrant: a part may ask for another one while it is made
-        self._pool = Pool(f"rpcbench-{self.name}", config.threads, lambda: self.on_thread())
+        self._pool = Pool(f"rpcbench-{self.name}", config.threads, self.hooks.enter_thread)
         self.submit: Callable[[Job], None] = self._pool.spawn  # runs a job of the runtime on a pool thread soon
         self.submit_here: Callable[[Job], None] = self._pool.submit_own  # on this thread, if a message has caused it
         spawn = self._pool.spawn
         self.effects = EffectTable(self._send_message)  # each part registers the effects that it carries out
         self._dispatcher = MessageDispatcher(self, self.effects, self._pool)
-        self.links = Interceptors(link or Link(), self._write_message, self._dispatcher.deliver)
+        self.links = Interceptors(link or Link(), self._write_message, self._dispatcher.deliver, self._links_changed)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         devices = validate_device_maps(config.devices, config.device_maps)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
         node = Node(me, config.world_size, self.links.lossy, config.launched)
         self.machine = LockedNode(node, self.effects.perform)
-        self.member_table = Members(self.name, self.machine, self.effects, spawn)
+        self.member_table = Members(self.name, self.machine, self.effects, spawn, records)
         self.members = self.member_table.all  # returns name and id of all members, by id
         self.on_member = self.member_table.watch  # calls a handler when members join, leave or are lost
+        # Numbers of calls differ between incarnations, as a call may outlive its caller.
+        first = self.incarnation << COUNTER_BITS
+        self.pending = PendingCalls(first, self.effects, spawn, self._cancel_call, self.hooks.report_wait)
+        self.needing = self.pending.keeping
         self._peer_events = PeerEvents(self.machine, self.member_table, self.links, host_id())
-        self._peers = ConnectionManager(config, self._pool, self._peer_events)
-        self._peer_events.give_up = self._peers.give_up
+        self._peers = ConnectionManager(config, self._pool, self._peer_events, self.pending.due)
         self.connection = self._peers.find  # id → the connection that carries messages to that member
         self._bootstrap = Bootstrap(config, self.machine, self.effects, self._peers, self.member_table, spawn)
         self.ready = self._bootstrap.ready  # calls are served
-        self._heartbeat = Heartbeat(config, self._peers, self.clock, self._peer_events.judged)
+        self._heartbeat = Heartbeat(config, self._peers, self.clock, self.member_table.suspicion_changed)
         self._myself = MemoryConnection(lambda frame: self._peer_events.arrived(self._peers.me, frame), spawn)
-        # Numbers of calls differ between incarnations, as a call may outlive its caller.
-        first = self.incarnation << COUNTER_BITS
-        on_long: Callable[[float], object] = lambda seconds: self.on_long_wait(seconds)  # noqa: E731
-        self.values = ObjectStore(self, self.machine, self.effects, spawn, make, self.clock, on_long)
-        self.pending = PendingCalls(first, self.effects, spawn, self._cancel_call, on_long)
-        self.needing = self.pending.keeping
-        self._pool.due = self.pending.due  # receive loops ask whether replies are to come
+        self.values = ObjectStore(self, self.machine, self.effects, spawn, make, self.clock, self.hooks)
         self._channels = Channels(self.effects, spawn)
         self.on_notice = self._channels.listen  # (channel, handler)
         self.parcels = Parcels(self.values, self.machine, self.effects)
@@ -105,7 +103,6 @@ class Agent(Home):
         self.requests = RequestSender(
             self.machine, self._peers, self._maintenance, self.links, self._send_message, lambda: self.running
         )
-        self.links.changed = self._interceptors_changed
         self.effects.register(fx.Wake, self._wake_for_tick)
         self.effects.register(fx.MemberLeft, self._member_left)
         self.effects.register(fx.Complete, self._world_completed)
@@ -137,7 +134,7 @@ class Agent(Home):
         if not self.running:
             return
         try:
-            for job in self.on_leave:
+            for job in self.hooks.on_leave:
                 job()
             if graceful and (late := self.pending.settle(timeout or None)):
                 raise RpcError(f"{counted(late, 'call')} of {self.name} still in flight after {timeout} s")
@@ -167,7 +164,7 @@ class Agent(Home):
         if not self.running:
             return
         self.running = False  # first: later calls fail, and calls that are pending then fail below
-        for job in self.on_end:
+        for job in self.hooks.on_end:
             job()
         self._heartbeat.stop()
         self._peers.close()
@@ -364,8 +361,7 @@ class Agent(Home):
         """Start or stop to keep every row that changes, and (`messages`) a row for every message."""
 
         def switch(node: Node) -> None:
-            self.bus.listening = on
-            self.bus.telling = messages
+            self.bus.keep(on, messages)
             node.listen(self.bus.note if on else None, self.bus.tell if messages else None)
 
         self.machine.ask(switch)
@@ -379,7 +375,7 @@ class Agent(Home):
         return self.machine.ask(lambda node: {**node.tables(), **self.bus.feature_tables()})
 
     # -- messages
-    def _interceptors_changed(self) -> None:
+    def _links_changed(self) -> None:
         self.machine.ask(lambda node: node.delivery.may_lose(self.links.lossy))
         self.released.put(None)  # the maintenance thread reads the clock again
 

@@ -38,9 +38,9 @@ _LATE = TimeoutError, ConnectionResetError, BrokenPipeError
 
 
 class ConnectionManager:
-    """All connections of one agent, its listeners and its threads that accept."""
+    """All connections of one agent, its listeners and its threads that accept. `due`: whether replies are to come."""
 
-    def __init__(self, config: WorldConfig, pool: Pool, events: PeerEvents) -> None:
+    def __init__(self, config: WorldConfig, pool: Pool, events: PeerEvents, due: Callable[[], bool]) -> None:
         me = Identity(config.cluster, config.id, config.name, config.incarnation, host_id())
         self._config = config
         self._handshakes = Handshakes(me)
@@ -54,6 +54,7 @@ class ConnectionManager:
         )
         self._pool = pool
         self._events = events
+        self._due = due
         self._limits = Limits()  # of frames, shared by all connections
         self._lock = threading.Lock()  # guards the threads
         self._stopped = Event()
@@ -181,7 +182,7 @@ class ConnectionManager:
             stream.release()
             raise NotConnectedError(self._table.barred(peer) or "this agent has stopped")
         arrived, over = partial(self._events.arrived, peer), partial(self._connection_ended, entry)
-        receiver = Receiver(self._pool, entry.connection, arrived, over)
+        receiver = Receiver(self._pool, entry.connection, arrived, over, self._due)
         receiver.start()
         if entry.connection.watch is not None:  # else no thread may borrow its read lock
             entry.connection.receive_until = receiver.receive_until

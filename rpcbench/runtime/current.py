@@ -51,8 +51,8 @@ def start(agent: Agent, timeout: float) -> None:
 
 def adopt(agent: Agent) -> None:
     """Register an agent that is started elsewhere, as `start` does."""
-    agent.on_thread = lambda: _innermost.set(agent)
-    agent.on_end.append(lambda: _unregister_agent(agent))
+    agent.hooks.on_thread.append(lambda: _innermost.set(agent))
+    agent.hooks.on_end.append(lambda: _unregister_agent(agent))
     with _lock:
         _started.append(agent)
 

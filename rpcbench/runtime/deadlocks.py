@@ -217,7 +217,7 @@ class Watchdog:
         self._probing = False  # one search at a time
         self._overdue: dict[int, float] = {}  # thread → seconds, to be logged
         self._reported_calls: set[CallKey] = set()  # calls with a logged wait
-        agent.on_long_wait = self._long_wait
+        agent.hooks.on_long_wait.append(self._long_wait)
         agent.on_notice(ASK, self._question_received)
         agent.on_notice(TOLD, self._reply_received)
         agent.on_notice(BREAK, self._break_requested)

@@ -74,7 +74,7 @@ class EventLog:
         self.on_watch: list[Callable[[], object]] = []  # called after a watch has begun or ended; may block briefly
         self.filled = False  # there are changes or messages to drain
         self.news = Condition()  # notified when it is filled, and at the end of the last watch or of the agent
-        self.hidden: set[str] = set()  # channels left out: those that carry the events themselves
+        self._hidden: set[str] = set()  # channels left out: those that carry the events themselves
         self._lock = threading.Lock()  # guards the five below
         self._changed: dict[tuple[str, str], Made] = {}  # (table, key), oldest first
         self._number = 0  # of the last batch
@@ -82,6 +82,14 @@ class EventLog:
         self._messages: collections.deque[MessageRow] = collections.deque()
         self._missed = 0  # messages, likewise
         self._tables: dict[str, Callable[[], Table]] = {}  # of features
+
+    def keep(self, changes: bool, messages: bool) -> None:
+        """Keep changes, and messages, from now on, or no more."""
+        self.listening, self.telling = changes, messages
+
+    def hide(self, *channels: str) -> None:
+        """Leave the messages of these channels out."""
+        self._hidden.update(channels)
 
     def register(self, name: str, provider: Callable[[], Table]) -> None:
         """Add a table of a feature; `provider` must not block."""
@@ -100,7 +108,7 @@ class EventLog:
 
     def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
         """Record that a message was sent, received or lost; called only while a watcher asks for messages."""
-        if type(message) is Notice and message.channel in self.hidden:
+        if type(message) is Notice and message.channel in self._hidden:
             return
         row = message_row(what, peer, seq, time.monotonic(), message)
         with self._lock:

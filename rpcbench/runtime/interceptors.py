@@ -1,4 +1,4 @@
-"""Hooks on every call and every message: the recorder of autograd, which the agent does not import, and interceptors.
+"""Hooks of features on an agent: on threads, calls and messages (interceptors), and the recorder of autograd.
 
 All messages between an agent's node and its connections pass its interceptors (class `Link`), and its clock comes from
 them: fault injection, recording and the stepper attach there. Interceptors may be added and removed while messages
@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rpcbench.runtime.pool import Job
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.transport.base import Deliver, Link, Transmit
 from rpcbench.wire.messages import Scope
@@ -71,17 +73,37 @@ class Recorder(Protocol):
         """Enter the context around a function that one of its messages asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentHooks:
+    """The functions that features add to an agent. Those of a list run in the order in which they were added."""
+
+    on_thread: list[Job] = field(default_factory=list)  # run first on each thread of the pool
+    around: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)  # around callers' functions
+    on_called: list[Job] = field(default_factory=list)  # when a caller's function has ended, before the reply
+    on_error: list[Callable[[BaseException], object]] = field(default_factory=list)  # with errors of callers' functions
+    on_long_wait: list[Callable[[float], object]] = field(default_factory=list)  # by a thread that waits, with seconds
+    on_leave: list[Job] = field(default_factory=list)  # by `shutdown`, before other members can notice it
+    on_end: list[Job] = field(default_factory=list)  # by `stop`
+
+    def enter_thread(self) -> None:
+        for job in self.on_thread:
+            job()
+
+    def report_wait(self, seconds: float) -> None:
+        for handler in self.on_long_wait:
+            handler(seconds)
+
+
 class Interceptors:
     """The chain of interceptors: `near` is next to the node, `far` next to the connections, `all` in that order.
     `outgoing` takes messages from the node, `incoming` from the connections. `clock` counts the seconds of deadlines
     and retries, and must never jump. `changed` is called after each change."""
 
-    def __init__(self, first: Link, transmit: Transmit, deliver: Deliver) -> None:
-        self.changed: Callable[[], object] = lambda: None
+    def __init__(self, first: Link, transmit: Transmit, deliver: Deliver, changed: Job) -> None:
         self.clock = first.clock
         self.all: tuple[Link, ...] = (first,)
         self.near = self.far = first
-        self._transmit, self._deliver = transmit, deliver
+        self._transmit, self._deliver, self._changed = transmit, deliver, changed
         self._lock = threading.Lock()  # one change at a time; messages pass without it
         self._connect_all((first,))
 
@@ -93,24 +115,24 @@ class Interceptors:
         """Replace all interceptors by this one."""
         with self._lock:
             self._connect_all((link,))
-        self.changed()
+        self._changed()
 
     def add(self, link: Link) -> None:
         """Add one, next to the connections."""
         with self._lock:
             self._connect_all((*self.all, link))
-        self.changed()
+        self._changed()
 
     def remove(self, link: Link) -> None:
         """Remove one; the last one leaves a plain one. Idempotent."""
         with self._lock:
             self._connect_all(tuple(one for one in self.all if one is not link) or (Link(),))
-        self.changed()
+        self._changed()
 
     def run_by(self, clock: Callable[[], float]) -> None:
         """Replace the clock by another one, which must show the same time."""
         self.clock = clock
-        self.changed()
+        self._changed()
 
     def closed(self) -> None:
         for link in self.all:

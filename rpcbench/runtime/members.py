@@ -81,11 +81,28 @@ class _OrderedHandler:
                 self._go_on()
 
 
+class LaunchRecords(NamedTuple):
+    """The knowledge about members of the program that launches them."""
+
+    # (name, reason of a loss) → a better reason, say with an exit status; may block a moment for it.
+    explain: Callable[[str, str], str] = lambda name, reason: reason
+    expected: Callable[[], list[str]] | None = None  # names of members to come
+
+
+NO_RECORDS = LaunchRecords()
+
+
 class Members:
-    def __init__(self, me: str, machine: LockedNode, effects: EffectTable, spawn: Callable[[Job], None]) -> None:
-        # (name, reason) → a better reason, say with an exit status; may block a moment for it.
-        self.explain: Callable[[str, str], str] = lambda name, reason: reason
-        self.expected: Callable[[], list[str]] = self._free_ranks  # names of members to come
+    def __init__(
+        self,
+        me: str,
+        machine: LockedNode,
+        effects: EffectTable,
+        spawn: Callable[[Job], None],
+        records: LaunchRecords,
+    ) -> None:
+        self.explain = records.explain
+        self._expected = records.expected or self._free_ranks
         self._me = me
         self._machine = machine
         self._spawn = spawn
@@ -153,7 +170,7 @@ class Members:
     def census(self) -> str:
         """List the members that came, and those that are missing as far as that is known."""
         here = [info.name for info in self.all()]
-        missing = [name for name in self.expected() if name not in here]
+        missing = [name for name in self._expected() if name not in here]
         came = f"only {len(here)} came: {', '.join(here)}" if here else "only 0 came: not even member 0 answered"
         return f"{came}; missing: {', '.join(missing)}" if missing and here else came
 

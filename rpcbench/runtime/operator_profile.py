@@ -98,7 +98,7 @@ class OperatorProfiler:
         self._running: tuple[int, int, _Session] | None = None  # owner, number
         self._ended: dict[int, int] = {}  # by owner: the last number that it has ended
         agent.on_member(self._member_changed)
-        agent.on_end.append(self._agent_stopped)
+        agent.hooks.on_end.append(self._agent_stopped)
 
     @property
     def running(self) -> bool:

@@ -108,7 +108,6 @@ class Pool:
         self._closed = False
         self.monitor = Monitor(self.spawn)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))  # a user's may be shorter
-        self.due: Callable[[], bool] = lambda: True  # whether replies are due
 
     def spawn(self, job: Job) -> None:
         """Run a job of the runtime now, on a thread of its own. It is dropped once the pool is closed."""

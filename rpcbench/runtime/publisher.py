@@ -56,7 +56,7 @@ class Health:
     """The health of one agent, made by `agent.part(Health)`: its row of the table "health", empty until a request."""
 
     def __init__(self, agent: Agent) -> None:
-        self.cells: Callable[[], int] = lambda: 0  # how many cells run or wait here; set by `cells`
+        self.cells: list[Callable[[], int]] = []  # each returns how many cells run or wait here
         self.others: list[Callable[[], object]] = []  # called with each request, to measure at the same moment
         self.waits: list[Callable[[], Iterable[int]]] = []  # ids of members that threads wait for in ways of their own
         self._agent = agent
@@ -71,6 +71,9 @@ class Health:
     def table(self) -> Table:
         with self._lock:
             return dict(self._rows)
+
+    def count_cells(self) -> int:
+        return sum(count() for count in self.cells)
 
     def _probe_received(self, _source: int, question: int) -> None:
         for other in self.others:
@@ -87,7 +90,7 @@ class Health:
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu_share(),
             "memory": self._unshared_memory(),
             "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
-            "queued": agent.machine.ask(_count_queued_calls), "cells": self.cells(), "peers": peers,
+            "queued": agent.machine.ask(_count_queued_calls), "cells": self.count_cells(), "peers": peers,
             "awaits": self._awaited_members(),
             "gpu": gpus.report(),
         }  # fmt: skip
@@ -136,7 +139,7 @@ class Publisher:
         self._send_lock = threading.Lock()  # held from draining to sending, so that batches leave in order
         self._watchers: dict[int, int] = {}  # id → level: what it asks for
         self._thread: threading.Thread | None = None
-        agent.bus.hidden |= {WATCH, TELEMETRY}  # else each batch would be an event of the next one
+        agent.bus.hide(WATCH, TELEMETRY)  # else each batch would be an event of the next one
         agent.on_notice(WATCH, self._request_received)
         agent.on_member(lambda kind, who, reason: self._remove_watcher(who.id) if kind in GONE else None)
 

@@ -54,7 +54,8 @@ _LONGEST_SECONDS = 0.1
 
 
 class Receiver:
-    """The receiving side of one connection: `deliver` takes each message of `source`, `ended` the way it ended."""
+    """The receiving side of one connection: `deliver` takes each message of `source`, `ended` the way it ended; `due`
+    tells whether replies are to come."""
 
     def __init__(
         self,
@@ -62,9 +63,10 @@ class Receiver:
         source: StreamConnection,
         deliver: Callable[[Frame], None],
         ended: Callable[[ConnectionEnd], None],
+        due: Callable[[], bool],
     ) -> None:
         self._pool, self._source = pool, source
-        self._deliver, self._ended = deliver, ended
+        self._deliver, self._ended, self._due = deliver, ended, due
         self._watch = source.watch  # None: it cannot report data, so the loop blocks in read() and lends nothing
         self._start_loop: Job = self.release_to_pool  # bound once, which saves time in each call
         self._opened = False  # first read done? The watch may not report data that came with the handshake
@@ -78,7 +80,7 @@ class Receiver:
         self.calls: collections.deque[Job] = collections.deque()  # received by the loop, which runs them itself
         if (watch := self._watch) is not None:
             # If replies are due, the loop stops spinning: a thread that begins to wait is to find the lock free.
-            self._loop_spin = AdaptiveSpin(lambda: watch.ready() or pool.due())
+            self._loop_spin = AdaptiveSpin(lambda: watch.ready() or due())
             self._reply_spin = AdaptiveSpin(watch.ready)
 
     # -- the loop
@@ -124,7 +126,7 @@ class Receiver:
         if self._watch is None or not self._opened:
             self._opened = True
             return None
-        if self._pool.busy or self._pool.due():  # spinning would take the core, or the lock, from another thread
+        if self._pool.busy or self._due():  # spinning would take the core, or the lock, from another thread
             return self._sleep_idle()
         ending = self._loop_spin.wait(self._sleep_idle)
         return self._sleep_idle() if ending is None and not self._watch.ready() else ending
@@ -260,7 +262,7 @@ class Receiver:
             self._release_to_idle()
         elif ending is not None:  # the lock stays taken for good, so no thread reads after the end
             self._pool.spawn(lambda: self._ended(ending))
-        elif left or not self._serving or self._pool.due():  # due: the serving thread may be busy for long
+        elif left or not self._serving or self._due():  # due: the serving thread may be busy for long
             self._spawn_loop()
         else:
             self._release_lock()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError, RefusedError
-from rpcbench.protocol.membership import Membership, Verdict
+from rpcbench.protocol.membership import Membership
 from rpcbench.runtime.interceptors import Interceptors
 from rpcbench.runtime.locked_node import LockedNode
 from rpcbench.runtime.members import Members
@@ -269,7 +269,6 @@ class PeerEvents:
     """Feeds the node with messages, through the interceptors, and with lost and restored connections."""
 
     def __init__(self, machine: LockedNode, member_table: Members, links: Interceptors, host: str) -> None:
-        self.give_up: Callable[[int, str], None] = lambda member, reason: None  # ends all connections to a lost member
         self._machine = machine
         self._member_table = member_table
         self._links = links
@@ -301,13 +300,6 @@ class PeerEvents:
         members = self._machine.ask(lambda node: {} if node.members.closing else dict(node.members.members))
         member = members.get(peer.id)
         return member.ways(self._host) if member is not None and member.incarnation == peer.incarnation else ()
-
-    def judged(self, verdict: Verdict) -> None:
-        """Act on a changed verdict of the failure detector about a member."""
-        if verdict.kind == "lost":
-            self.give_up(verdict.peer, verdict.reason)
-        else:
-            self._member_table.suspicion_changed(verdict.kind, verdict.peer, verdict.reason)
 
 
 def _objection_to_newcomer(members: Membership, newcomer: Identity) -> Objection | None:

@@ -27,7 +27,7 @@ from rpcbench.base.rebuild import set_field, story, words
 from rpcbench.protocol import effects as fx
 from rpcbench.runtime import gpus
 from rpcbench.runtime.handles import site_of
-from rpcbench.runtime.interceptors import Interceptors
+from rpcbench.runtime.interceptors import AgentHooks, Interceptors
 from rpcbench.runtime.locked_node import EffectTable, LockedNode, interruptible
 from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import CountedCall, Pool
@@ -52,8 +52,7 @@ class Server(Protocol):
     ready: Event
     is_fork: bool  # this process is a fork of the agent's
     asynchronous: set[tuple[int, int]]  # (caller, call) with a Future that is not done yet
-    on_error: Callable[[BaseException], object]  # called with the error that a caller's function has raised
-    on_called: Callable[[], object]  # called when a caller's function has ended, before the reply
+    hooks: AgentHooks
 
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
         """Answer a call, unless its caller has left."""
@@ -112,7 +111,8 @@ def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
         try:
             result = _run_call(agent, source, message)
         finally:
-            agent.on_called()
+            for job in agent.hooks.on_called:
+                job()
     except BaseException as error:  # noqa: BLE001  (any error goes to the caller)
         end_fork(agent, error)
         _send_failure(agent, source, message, error)
@@ -155,7 +155,7 @@ def _write_marked(name: str, text: str) -> None:
 def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
     scope, values = message.scope, agent.values
     function, args, kwargs = values.unpack(source, message.body, message.forks, scope, False)
-    if scope is None and values.around is None:
+    if scope is None and not values.around:
         result = function(*args, **kwargs)
     else:
         with values.inside(scope.context if scope else None):
@@ -167,7 +167,8 @@ def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
 
 def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
     agent.asynchronous.discard((source, message.call))
-    agent.on_called()  # the function's continuations may have run on this thread
+    for job in agent.hooks.on_called:  # the function's continuations may have run on this thread
+        job()
     try:
         value = done.value()
     except Exception as error:  # noqa: BLE001  (as above)
@@ -197,7 +198,8 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
 
 def _send_failure(agent: Server, source: int, message: Call | Create, error: BaseException) -> None:
     gpus.explain(error, agent.name)
-    agent.on_error(error)
+    for handler in agent.hooks.on_error:
+        handler(error)
     if isinstance(message, Create):
         agent.values.made(message.rref, None, stored(agent, error))
     agent.reply(source, message.call, failure(agent, message.call, error))

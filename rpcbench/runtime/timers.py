@@ -22,7 +22,7 @@ from typing import Any
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import WorldConfig
-from rpcbench.protocol.membership import FailureDetector, SignsOfLife, Verdict
+from rpcbench.protocol.membership import FailureDetector, SignsOfLife
 from rpcbench.runtime.connections import ConnectionManager
 from rpcbench.runtime.handles import ReleaseToken
 from rpcbench.runtime.locked_node import LockedNode
@@ -184,19 +184,20 @@ class MaintenanceThread:
 
 
 class Heartbeat:
-    """The heartbeat thread. `judged` is called on it with each changed verdict of the failure detector."""
+    """The heartbeat thread. It gives lost members up; `suspected(kind, member, reason)` gets other changed verdicts of
+    the failure detector."""
 
     def __init__(
         self,
         config: WorldConfig,
         peers: ConnectionManager,
         clock: Callable[[], float],
-        judged: Callable[[Verdict], None],
+        suspected: Callable[[str, int, str], None],
     ) -> None:
         self._life = FailureDetector(config.suspect_seconds, config.lost_seconds, config.stuck_seconds)
         self._peers = peers
         self._clock = clock
-        self._judged = judged
+        self._suspected = suspected
         self._stop = Event()
         self._thread = threading.Thread(
             target=self._heartbeat_loop, name=f"rpcbench-{config.name}-heartbeat", daemon=True
@@ -214,7 +215,10 @@ class Heartbeat:
                 silences = [silence for connection in connections if (silence := connection.silence()) is not None]
                 sounds[id_] = SignsOfLife(sum(c.heard for c in connections), min(silences, default=None))
             for verdict in self._life.tick(self._clock(), sounds):
-                self._judged(verdict)
+                if verdict.kind == "lost":
+                    self._peers.give_up(verdict.peer, verdict.reason)
+                else:
+                    self._suspected(verdict.kind, verdict.peer, verdict.reason)
 
     def stop(self) -> None:
         self._stop.set()

@@ -36,7 +36,7 @@ from rpcbench.runtime.handles import (
     size_of,
     type_of,
 )
-from rpcbench.runtime.interceptors import Recorder
+from rpcbench.runtime.interceptors import AgentHooks, Recorder
 from rpcbench.runtime.locked_node import EffectTable, LockedNode, on_main_thread
 from rpcbench.runtime.pool import Job
 from rpcbench.serialization.pickler import Codec
@@ -198,19 +198,19 @@ class ObjectStore:
         spawn: Callable[[Job], None],
         make: MakeHandle,
         clock: Callable[[], float],
-        on_long: Callable[[float], object],
+        hooks: AgentHooks,
     ) -> None:
         self.codec = Codec()
         self.recorder: Recorder | None = None
         self.routes = Routes(home.id, machine)
-        self.around: Callable[[], AbstractContextManager[None]] | None = None  # entered around callers' functions
+        self.around = hooks.around
         self.remote_cell: Origin | None = None  # the cell that runs on the main thread here
         self._agent = home
         self._machine = machine
         self._make = make
         self._bare = IncomingHandles(home, (), self.handle, self.named)  # for messages without forks
         self._clock = clock
-        self._on_long = on_long
+        self._on_long = hooks.report_wait
         # Taken before the node's lock, so that the values kept here match the RRefs that the node owns.
         self._lock = threading.Lock()
         self._kept: dict[Id, Future[Any]] = {}  # in use by other members
@@ -344,9 +344,9 @@ class ObjectStore:
         return None if self.recorder is None or context is None else self.recorder.sending(context, [], to, call)
 
     def inside(self, context: int | None) -> AbstractContextManager[None]:
-        """Enter the autograd context, if any, and `around`, for a function that a message asked for."""
+        """Enter the autograd context, if any, and those of `around`, for a function that a message asked for."""
         inner = contextlib.nullcontext() if context is None or self.recorder is None else self.recorder.inside(context)
-        return inner if self.around is None else _nest_contexts(inner, self.around())
+        return _nest_contexts(inner, *(enter() for enter in self.around)) if self.around else inner
 
     # -- handles
     def handle(self, fork: Fork, site: CreationSite | None = None) -> RRefHandle:
@@ -481,6 +481,8 @@ def _size_and_origin(value: Future[Any]) -> tuple[int | None, Origin | None]:
 
 
 @contextlib.contextmanager
-def _nest_contexts(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
-    with outer, inner:
+def _nest_contexts(*contexts: AbstractContextManager[None]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         yield

@@ -126,9 +126,9 @@ class Collector:
         self.phase = LIVE
         agent.on_notice(TELEMETRY, self._report_received)
         agent.on_member(self._member_changed)
-        agent.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
-        agent.on_leave.append(self._keep_last_world)
-        agent.on_end.append(self._keep_last_world)
+        agent.hooks.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
+        agent.hooks.on_leave.append(self._keep_last_world)
+        agent.hooks.on_end.append(self._keep_last_world)
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
         """Subscribe to changes.
@@ -340,7 +340,7 @@ class HealthPoller:
         self._question = 0  # number of the latest request
         self._latest_requests: dict[int, int] = {}  # number of the latest request to each member
         agent.on_member(self._member_changed)
-        agent.on_end.append(self._changes.notify_all)
+        agent.hooks.on_end.append(self._changes.notify_all)
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
         """Subscribe as with the collector, and request the members' state until the end of the subscription."""

@@ -529,7 +529,7 @@ class _StepperReports:
         self.stepper: Stepper | None = None  # the latest; it may be off
         agent.on_notice(HELD, self._report_received)
         agent.on_member(self._member_changed)
-        agent.on_end.append(self._agent_stopped)
+        agent.hooks.on_end.append(self._agent_stopped)
 
     def begin(self, stepper: Stepper) -> None:
         if self.stepper is not None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rpcbench.cells.output import ReorderBuffer
 from rpcbench.cells.widgets import COMM, CommProxies, WorkerComms, decoded, encoded
+from rpcbench.runtime.interceptors import AgentHooks
 
 
 class Front(BaseComm):
@@ -33,7 +34,7 @@ class Agent:
     """The notebook's agent; the test delivers its notices."""
 
     def __init__(self):
-        self.on_end, self.sent, self.watchers = [], [], []
+        self.hooks, self.sent, self.watchers = AgentHooks(), [], []
 
     def on_member(self, handler):
         self.watchers.append(handler)
@@ -198,7 +199,7 @@ def test_comms_are_closed_when_their_worker_or_the_cluster_ends(sides, end):
     sides.mirrors.take(1, own[0])
     sides.mirrors.take(2, sides.output_stream[0])
     if end == "the cluster's":
-        (job,) = sides.agent.on_end
+        (job,) = sides.agent.hooks.on_end
         job()
     else:
         sides.agent.watchers[0]("joined", SimpleNamespace(id=1), "")

@@ -20,6 +20,7 @@ from rpcbench.cells import runner
 from rpcbench.cells.output import CellKey
 from rpcbench.cells.runner import Cell, CellRunner
 from rpcbench.cells.shell import Outcome
+from rpcbench.runtime.interceptors import AgentHooks
 
 
 class Agent:
@@ -33,7 +34,8 @@ class Agent:
         self.heard = []
         self.ended = queue.SimpleQueue()
         self.values = SimpleNamespace(remote_cell=None)
-        self.health = SimpleNamespace(cells=None)
+        self.health = SimpleNamespace(cells=[])
+        self.hooks = AgentHooks()
 
     def part(self, kind):
         return self.health
@@ -407,7 +409,7 @@ def test_stop_interrupts_the_running_cell_and_cancels_a_queued_one(bench):
         assert begun.wait(PATIENCE)
         second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
         until(lambda: bench.runner._jobs.qsize() == 1, "a queued cell")
-        assert bench.agent.health.cells() == 2
+        assert bench.agent.health.cells[0]() == 2
         bench.runner.stop()
         for error in first(), second():
             assert isinstance(error, CallCancelled) and "KeyboardInterrupt" in str(error)
@@ -448,10 +450,10 @@ def test_running_and_queued_cells_are_counted(bench):
         first = in_background(lambda: bench.ask(1, lambda: (begun.set(), go.wait(PATIENCE))))
         assert begun.wait(PATIENCE)
         second = in_background(lambda: bench.ask(2, lambda: None))
-        until(lambda: bench.agent.health.cells() == 2)
+        until(lambda: bench.agent.health.cells[0]() == 2)
         go.set()
         first(), second()
-        assert bench.agent.health.cells() == 0
+        assert bench.agent.health.cells[0]() == 0
 
     bench.serve(script)
 

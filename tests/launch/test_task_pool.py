@@ -32,6 +32,7 @@ from rpcbench.base.errors import (
 from rpcbench.base.futures import Future
 from rpcbench.launch.task_map import AHEAD, TaskMap
 from rpcbench.launch.task_pool import PoolTask, TaskPool
+from rpcbench.runtime.interceptors import AgentHooks
 from rpcbench.runtime.members import WorkerInfo
 
 
@@ -61,8 +62,7 @@ class FakeAgent:
         self.running, self.silent, self.owner = True, "silent", None
         self.calls: list[FakeCall] = []
         self.released: SimpleQueue[Any] = SimpleQueue()
-        self.on_leave: list[Callable[[], Any]] = []
-        self.on_end: list[Callable[[], Any]] = []
+        self.hooks = AgentHooks()
         self.watchers: list[Callable[[str, Any, str], Any]] = []
         self.on_member = self.watchers.append
         self.in_flight: Counter[int] = Counter()  # of the process, as the test says
@@ -118,7 +118,7 @@ class FakeAgent:
 
     def leaves(self) -> None:
         """End as an agent does that leaves its world."""
-        for job in self.on_leave:
+        for job in self.hooks.on_leave:
             job()
         for call in self.open().values():
             call.set_exception(ShutdownError("notebook has shut down"))
@@ -126,7 +126,7 @@ class FakeAgent:
 
     def stops(self) -> None:
         self.running = False
-        for job in self.on_end:
+        for job in self.hooks.on_end:
             job()
 
     def pool(self, workers: str = "all") -> TaskPool:

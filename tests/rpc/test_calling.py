@@ -146,7 +146,7 @@ def test_a_call_of_an_operator_that_matches_no_overload_is_not_sent(
     agents: list[Agent], call: Any, function: Any, args: tuple[Any, ...]
 ) -> None:
     served: list[Any] = []
-    agents[1].on_error = served.append
+    agents[1].hooks.on_error.append(served.append)
     text = f"(?s)Overloaded torch operator .* failed to match any schema.*{function.__name__}"
     with pytest.raises(NoOverloadError, match=text):
         call("worker1", function, args)

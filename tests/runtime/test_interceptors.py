@@ -102,11 +102,13 @@ class Noting(Link):
 def test_links_are_passed_in_order_and_a_removed_link_is_bypassed() -> None:
     notes: list[str] = []
     first, second = Noting("first", notes), Noting("second", notes, lossy=True)
-    links = Interceptors(
-        first, lambda to, seq, *_: notes.append(f"sent {seq}"), lambda *came: notes.append(f"had {came[1]}")
-    )
     changes: list[bool] = []
-    links.changed = lambda: changes.append(links.lossy)
+    links = Interceptors(
+        first,
+        lambda to, seq, *_: notes.append(f"sent {seq}"),
+        lambda *came: notes.append(f"had {came[1]}"),
+        lambda: changes.append(links.lossy),
+    )
     links.add(second)
     links.near.outgoing(1, 5, None, False)
     links.far.incoming(1, 6, None)

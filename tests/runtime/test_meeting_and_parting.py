@@ -15,7 +15,7 @@ from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import RRefHandle
-from rpcbench.runtime.members import WorkerInfo, _OrderedHandler
+from rpcbench.runtime.members import LaunchRecords, WorkerInfo, _OrderedHandler
 from rpcbench.transport.base import Link
 from rpcbench.transport.rendezvous import Rendezvous
 from rpcbench.wire.messages import Message, Notice, View
@@ -180,19 +180,22 @@ def test_another_member_at_the_address_of_a_member_is_refused(agents: list[Agent
 
 # -- waiting for others
 def test_a_wait_for_members_names_the_missing_ones_and_ends_when_they_join(tmp_path: Path) -> None:
-    with world(tmp_path, 2) as (first, _):
-        first.wait_for(2, 0)
-        first.member_table.expected = lambda: ["worker1", "worker2", "worker3"]
+    records = LaunchRecords(expected=lambda: ["worker1", "worker2", "worker3"])
+    first, second = start_agent(config(tmp_path, 0), records=records), start_agent(config(tmp_path, 1))
+    made: list[Agent] = [first, second]
+    try:
+        first.wait_for(2, 60)
         missing = "notebook waited 0.05 s for 4 members, but only 2 came: notebook, worker1; missing: worker2, worker3"
         with pytest.raises(RpcError, match=missing):
             first.wait_for(4, 0.05)
         joining = threading.Timer(0.1, lambda: made.append(start_agent(config(tmp_path, 2))))
-        made: list[Agent] = []
         joining.start()
         with current.using(first):
             wait_for(3, 60)
         joining.join()
-        made[0].stop()
+    finally:
+        for agent in reversed(made):
+            agent.stop()
 
 
 def test_a_wait_for_members_of_an_ended_world_fails_at_once(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_one_thread_at_a_time_receives_and_messages_are_taken_in_order() -> None
     """The read lock is released at all moments: before a call begins, while it runs, as it ends, and long after."""
     source = _Source(3000)
     pool = Pool("test", 64, lambda: None)
-    receiver = Receiver(pool, source, source.receive(pool), source.over)  # type: ignore[arg-type]
+    receiver = Receiver(pool, source, source.receive(pool), source.over, lambda: True)  # type: ignore[arg-type]
     receiver.start()
     draw = random.Random(7)
     while not source.ended.wait(draw.random() * 0.0005):
@@ -424,7 +424,7 @@ class _Quiet:
         self.ended = threading.Event()
         self._frames = frames
         self.pool = Pool("test", 4, lambda: None)
-        self.pool.due = lambda: True  # replies are due, so the loop does not spin
+        self.due = True  # replies are due, so the loop does not spin
         self.came: list[threading.Thread] = []
         self.fails = False
         self.vain = 0  # reads without data
@@ -447,7 +447,7 @@ class _Quiet:
         def over(ending: ConnectionEnd) -> None:
             self.ended.set()
 
-        receiver = Receiver(self.pool, self, deliver or self._deliver, over)  # type: ignore[arg-type]
+        receiver = Receiver(self.pool, self, deliver or self._deliver, over, lambda: self.due)  # type: ignore[arg-type]
         watch = self.watch
         assert watch is not None
         armed, arm = threading.Event(), watch.arm
@@ -622,7 +622,7 @@ def test_a_waiting_thread_starts_a_loop_if_the_running_call_has_ended_meanwhile(
     source = _Quiet()
     running, go = threading.Event(), threading.Event()
     receiver = source.begins(lambda frame: source.pool.submit(lambda: (running.set(), go.wait(PATIENCE))), False)
-    source.pool.due = lambda: False
+    source.due = False
     source.there.send(b".")
     assert running.wait(PATIENCE)
 

@@ -35,7 +35,7 @@ class _ActiveProfiles:
         self._lock = threading.Lock()
         self._records: dict[int, tuple[Any, list[Any]]] = {}  # number of a profile: its config, its records
         self._numbers = itertools.count()
-        agent.values.around = self._record_call  # the server enters it around each function
+        agent.hooks.around.append(self._record_call)
 
     def begin(self, config: Any) -> int:
         """Start a profile, and return its number."""
