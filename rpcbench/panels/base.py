@@ -29,7 +29,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
@@ -45,6 +45,7 @@ from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, Phase
+from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
@@ -279,7 +280,11 @@ def piece(name: str, suffix: str) -> str:
 
 def lists_script() -> str:
     """Return the lists that Python shares with the drawing code, as a constant of it."""
-    lists = {"workers": [asdict(column) for column in WORKER_COLUMNS]}
+    families = {family.key: family.name for family in MESSAGE_FAMILIES}
+    lists = {
+        "workers": [asdict(column) for column in WORKER_COLUMNS],
+        "messages": {"families": families, "states": MESSAGE_STATES},
+    }
     return f"const LISTS = {json.dumps(lists, ensure_ascii=False)};"
 
 
@@ -289,6 +294,12 @@ def asset(name: str, suffix: str, *parts: str) -> str:
     shared = ("strings", "common") if suffix == ".js" else ("common",)
     first = [lists_script()] if suffix == ".js" else []
     return "\n".join([*first, *(piece(each, suffix) for each in (*shared, *parts, name))])
+
+
+def colour_rules(panel: str, variable: str, colours: Mapping[str, str]) -> str:
+    """Return CSS rules that give each of these classes its colour, as a variable."""
+    rules = (f".rb-{panel} .rb-{name} {{ --rb-{variable}: var(--rb-{colour}); }}" for name, colour in colours.items())
+    return "\n".join(["", *rules])
 
 
 class Panel(anywidget.AnyWidget):

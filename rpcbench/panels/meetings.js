@@ -8,7 +8,7 @@ function collectiveRows({ workers, collectives = {}, entries = {} }) {
   const ids = new Map(Object.values(workers).map(({ id, name }) => [name, id]));
   const entered = {};
   for (const entry of Object.values(entries)) (entered[entry.collective] ??= []).push(entry);
-  const defaults = { kind: "Collective", call: "", rrefs: [], context: "", tries: 1, received: null }; // fields of messages
+  const defaults = { kind: "Collective", family: "collective", call: "", rrefs: [], context: "", tries: 1, received: null }; // fields of messages
   return Object.fromEntries(
     Object.entries(collectives).map(([key, row]) => {
       const missing = row.missing.map((name) => ids.get(name)).filter((id) => id !== undefined);

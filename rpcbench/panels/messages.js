@@ -10,21 +10,7 @@ const TEXT = STRINGS.messages;
 const STEP = 24; // pixels from one slot to the next
 const MARGIN = 3; // slots drawn above and below those in sight
 const BEND = 0.6; // of the last gap, in which a long line slopes
-// Groups of kinds with one colour each.
-const GROUPS = {
-  call: ["Call", "Create", "Fetch"],
-  answer: ["Result"],
-  failure: ["Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"],
-  rref: ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"],
-  autograd: ["Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"],
-  pipeline: ["Parcel"], // those of gradients are a group of their own, see `groupOf`
-  gradient: [],
-  collective: ["Collective"],
-  notice: ["Notice"],
-};
-const GROUP_OF_KIND = new Map(Object.entries(GROUPS).flatMap(([group, kinds]) => kinds.map((kind) => [kind, group])));
-const groupOf = ({ kind, words }) =>
-  kind === "Parcel" && words.startsWith("gradient") ? "gradient" : GROUP_OF_KIND.get(kind) ?? "other";
+const FAMILIES = LISTS.messages.families; // the name of each family of kinds, see `telemetry/message_views.py`
 const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual: all but notices
 const side = (width) => Math.min(330, Math.max(190, Math.round(0.335 * width))); // pixels beside the columns
 
@@ -38,9 +24,9 @@ const formatSeconds = (seconds) =>
 // ---- pure functions: which messages are shown, and where
 
 // Returns a test for messages. All words of `text` must match: `call:0.17`, `rref:0.4`, `context:…`, `from:…`, `to:…`, `at:…`
-// (sender or receiver), or a part of its words, its kind, its label, or the name of the sender or receiver. `group` is one of
-// `GROUPS`, or USUAL, or ALL.
-function messageFilter(text, group, names) {
+// (sender or receiver), or a part of its words, its kind, its label, or the name of the sender or receiver. `chosen` is a key of
+// `FAMILIES`, or USUAL, or ALL.
+function messageFilter(text, chosen, names) {
   const tests = text.trim().split(/\s+/).filter(Boolean).map((word) => {
     const [, field, value] = /^(call|rref|context|from|to|at):(.*)$/.exec(word) ?? [];
     if (field === "rref") return (row) => row.rrefs.includes(value);
@@ -51,7 +37,7 @@ function messageFilter(text, group, names) {
     const wordsOf = (row) => [row.words, row.kind, row.label, row.group, ...endsOf(row, names)].join(" ").toLowerCase();
     return (row) => wordsOf(row).includes(part);
   });
-  const isOf = group === ALL ? () => true : group === USUAL ? (row) => groupOf(row) !== "notice" : (row) => groupOf(row) === group;
+  const isOf = ({ family }) => chosen === ALL || (chosen === USUAL ? family !== "notice" : family === chosen);
   return (row) => isOf(row) && tests.every((test) => test(row));
 }
 
@@ -155,7 +141,7 @@ function messageRow(place, cols, began, names, chosen) {
   return svg(
     "g",
     {
-      class: `rb-message rb-${groupOf(row)} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
+      class: `rb-message rb-${row.family} rb-is-${row.state.replace(" ", "-")}${chosen ? " rb-chosen" : ""}`,
       transform: `translate(0 ${from * STEP})`,
       "data-message": key,
       "data-state": row.state,
@@ -170,16 +156,16 @@ function messageRow(place, cols, began, names, chosen) {
   );
 }
 
-// Returns the entries of the legend: what is drawn, and nothing else. `states` and `groups` have the names of those there.
-function legend(groups, states) {
-  const end = (group) => (group === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : arrowHead(8, 0, 0));
-  const mark = (group) => svg("g", { class: `rb-message rb-${group}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), end(group));
-  const marks = Object.keys(GROUPS).filter((group) => groups.includes(group)).map((group) => [mark(group), TEXT.groups[group]]);
+// Returns the entries of the legend: what is drawn, and nothing else. `states` and `families` have the keys of those there.
+function legend(families, states) {
+  const end = (family) => (family === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : arrowHead(8, 0, 0));
+  const mark = (family) => svg("g", { class: `rb-message rb-${family}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), end(family));
+  const marks = Object.entries(FAMILIES).filter(([key]) => families.includes(key)).map(([key, name]) => [mark(key), name]);
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
-  if (groups.includes("collective")) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
+  if (families.includes("collective")) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
   const ring = svg("circle", { class: "rb-dot rb-missing", r: 5 });
-  if (groups.includes("collective") && states.includes("open")) marks.push([ring, TEXT.missing]);
+  if (families.includes("collective") && states.includes("open")) marks.push([ring, TEXT.missing]);
   if (states.includes("under way")) marks.push([dashed, TEXT.states["under way"]]);
   if (states.includes("lost")) marks.push([lost, TEXT.states.lost]);
   return marks;
@@ -199,11 +185,11 @@ function controls(frame, changed) {
   search.addEventListener("input", changed);
   groups.addEventListener("change", changed);
   const offer = (found) => {
-    const options = [USUAL, ALL, ...Object.keys(GROUPS).filter((group) => found.includes(group))];
+    const options = [USUAL, ALL, ...Object.keys(FAMILIES).filter((key) => found.includes(key))];
     if (groups.dataset.all === options.join()) return;
     const value = groups.value;
     groups.dataset.all = options.join();
-    groups.replaceChildren(...options.map((group) => html("option", { value: group }, TEXT.groups[group || "usual"])));
+    groups.replaceChildren(...options.map((key) => html("option", { value: key }, FAMILIES[key] ?? TEXT.choices[key])));
     groups.value = options.includes(value) ? value : USUAL;
   };
   const button = (term) => {
@@ -235,7 +221,7 @@ function totals(messages) {
   const states = {};
   for (const { state } of rows) states[state] = (states[state] ?? 0) + 1;
   const began = rows.reduce((least, row) => Math.min(least, timeOf(row)), rows.length ? Infinity : 0);
-  return { all: rows.length, states, began, groups: [...new Set(rows.map(groupOf))].sort() };
+  return { all: rows.length, states, began, families: [...new Set(rows.map(({ family }) => family))].sort() };
 }
 
 function headline(frame, view, places, { all, states }) {
@@ -275,12 +261,12 @@ export default panel("messages", "Messages", (frame) => {
     if (current.every((part, i) => part === inputs[i])) return false;
     all = { ...view.messages, ...collectiveRows(view) };
     summary = totals(all);
-    filter.offer(summary.groups);
+    filter.offer(summary.families);
     const atEnd = frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
     const follows = inputs.length ? atEnd : frame.state.kind === "live"; // a live panel begins at the end, a record at its begin
     layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
     inputs = current;
-    const drawn = [[...new Set(layout.places.map(({ row }) => groupOf(row)))].sort(), Object.keys(summary.states).sort()];
+    const drawn = [[...new Set(layout.places.map(({ row }) => row.family))].sort(), Object.keys(summary.states).sort()];
     if (legendOf !== String(drawn)) frame.showLegend(legend(...drawn));
     legendOf = String(drawn);
     frame.tallest = 0; // a filter may leave few rows, so this picture may shrink

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Self
 
-from rpcbench.panels.base import Panel, asset
+from rpcbench.panels.base import Panel, asset, colour_rules
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.collector import TracedCollector
-from rpcbench.telemetry.message_views import messages_view
+from rpcbench.telemetry.message_views import FAMILY_COLOURS, messages_view
 
 
 class MessagesPanel(Panel):
@@ -18,7 +18,7 @@ class MessagesPanel(Panel):
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("messages", ".js", "meetings")
-    _css = asset("messages", ".css")
+    _css = asset("messages", ".css") + colour_rules("messages", "kind", FAMILY_COLOURS)
 
     @classmethod
     def live(cls) -> Self:

@@ -20,7 +20,7 @@ const button = (text, hint, onClick) => {
 const describe = ({ n, sender, to, words }) => `${n}: ${words} from ${sender} to ${to}`;
 
 function listItem(row, send) {
-  const words = html("span", { class: `rb-what rb-is-${FAMILY[row.kind] ?? "call"}` }, shorten(row.words, 60));
+  const words = html("span", { class: `rb-what rb-${row.family}` }, shorten(row.words, 60));
   const node = html(
     "li",
     { class: "rb-held", tabindex: "-1", "data-n": row.n, "aria-label": describe(row) },
@@ -33,13 +33,6 @@ function listItem(row, send) {
   node.title = [describe(row), row.about].filter(Boolean).join("\n");
   return node;
 }
-
-// The colour class of a kind of message; a call's colour for all kinds that are not listed.
-const FAMILY = {
-  ForkRequest: "rref", ForkAccept: "rref", ChildAccept: "rref", UserDelete: "rref",
-  Discover: "grad", Discovered: "grad", Gradients: "grad", Settled: "grad", BackwardFailed: "grad", ReleaseContext: "grad",
-  ContextParticipant: "grad", Result: "answer", Failure: "answer",
-};
 
 // Puts the children of a list in this order. A node that is in its place is not moved, as moving it would take its focus.
 function reorder(list, nodes) {

@@ -243,8 +243,9 @@ def messages_view(world: World) -> View:
     Sections: workers, messages, counts, clocks; collectives and entries as in `collectives_view`. The state of a
     message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: its receiver
     has left in good order, or some of its reports were left out. `sent` and `received`: seconds of our clock, None
-    without a report of that end. `words` describe it; a reply has the label of its call. Of more than `KEPT` messages
-    the latest are shown, and a row of `counts` has the number of `all`. Calls of this package are shown only for cells.
+    without a report of that end. `words` describe it, and `family` is a key of `MESSAGE_FAMILIES`; a reply has the
+    label of its call. Of more than `KEPT` messages the latest are shown, and a row of `counts` has the number of `all`.
+    Calls of this package are shown only for cells.
     """
     joined: Table = {}
     for state in world.values():
@@ -288,7 +289,8 @@ def _time_of_message(row: Row) -> float:
 def _shown_row(row: Row, labels: dict[str, str], world: World) -> Row:
     label = row["label"] or labels.get(row["call"], "")
     words = plain_words(row["kind"], label or _rref_label(row))
-    return {**row, "label": label, "words": words, "state": _message_state(row, world)}
+    family = family_of(row["kind"], words)
+    return {**row, "label": label, "words": words, "family": family, "state": _message_state(row, world)}
 
 
 def _rref_label(row: Row) -> str:
@@ -303,6 +305,45 @@ def _message_state(row: Row, world: World) -> str:
         return "lost"
     receiver = world[row["to"]]  # if it has left, or has left reports out, the receipt may be among those
     return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") else "under way"
+
+
+class MessageFamily(NamedTuple):
+    """Kinds of messages that all panels and pictures draw alike."""
+
+    key: str
+    name: str
+    colour: str
+    kinds: tuple[str, ...]
+
+
+MESSAGE_FAMILIES = (
+    MessageFamily("call", "calls", "blue", ("Call", "Create", "Fetch")),
+    MessageFamily("answer", "results", "green", ("Result",)),
+    MessageFamily(
+        "failure", "errors, cancelled calls", "red",
+        ("Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"),
+    ),
+    MessageFamily(
+        "rref", "RRefs", "orange", ("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"),
+    ),
+    MessageFamily(
+        "autograd", "autograd", "purple",
+        ("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"),
+    ),
+    MessageFamily("pipeline", "values between stages", "olive", ("Parcel",)),
+    MessageFamily("gradient", "gradients between stages", "purple", ()),  # parcels, too: see `family_of`
+    MessageFamily("collective", "collectives", "amber", ("Collective",)),
+    MessageFamily("notice", "notices", "dim", ("Notice",)),
+)  # fmt: skip
+MESSAGE_STATES = {"under way": "in flight", "lost": "lost", "untold": "no report"}
+"""The states of messages that have not arrived, in words."""
+FAMILY_COLOURS = {family.key: family.colour for family in MESSAGE_FAMILIES}
+_FAMILIES = {kind: family.key for family in MESSAGE_FAMILIES for kind in family.kinds}
+
+
+def family_of(kind: str, words: str) -> str:
+    """Return the key of the family of a message with these words; `other` for an unknown kind."""
+    return "gradient" if kind == "Parcel" and words.startswith("gradient") else _FAMILIES.get(kind, "other")
 
 
 _WORDS = {  # the words of each kind; {}: the function, or the RRef

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row, Table
+from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.shard_views import shards_text
 from rpcbench.telemetry.views import View
 from rpcbench.telemetry.worker_columns import figure_words
 
-MESSAGE_STATES = {"under way": "in flight", "lost": "lost", "untold": "no report"}
-"""The states of messages that have not arrived, in words."""
 LINES = 12  # so that a cell's output fits a screen
 
 

@@ -17,9 +17,10 @@ from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
 from rpcbench.runtime.handles import class_of
+from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_STATES
 from rpcbench.telemetry.recording import save_text
 from rpcbench.telemetry.shard_pictures import draw_shards
-from rpcbench.telemetry.summary import MESSAGE_STATES, by_number, step_line, text, when
+from rpcbench.telemetry.summary import by_number, step_line, text, when
 from rpcbench.telemetry.views import View
 from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words, format_value
 
@@ -158,8 +159,7 @@ def _draw_collective(picture: Picture, row: Row, at: Columns, y: float, _: float
 
 
 def _draw_message(picture: Picture, row: Row, at: Columns, y1: float, y2: float) -> None:
-    x1, x2, colour = at.x(row["from"]), at.x(row["to"]), _KINDS.get(row["kind"], "dim")
-    colour = "purple" if row["words"].startswith("gradient") else colour
+    x1, x2, colour = at.x(row["from"]), at.x(row["to"]), FAMILY_COLOURS.get(row["family"], "dim")
     if x1 == x2:  # a message to itself is a hook at its lifeline
         low = max(y2, y1 + 7)
         picture.path(f"M{x1} {y1 - 3} h16 V{low} H{x1 + 2}", f"line s-{colour}")
@@ -175,17 +175,6 @@ def _draw_message(picture: Picture, row: Row, at: Columns, y1: float, y2: float)
         end = x1 + 0.72 * (x2 - x1)
         picture.arrow(x1, y1, end, y2, colour, "dashed")
         picture.text(at.width - 12, y1 + 4, MESSAGE_STATES[row["state"]], "note end")
-
-
-_KINDS = {  # colours by kind of message, as in panels/messages.js
-    **dict.fromkeys(("Call", "Create", "Fetch", "Parcel"), "blue"),
-    "Result": "green",
-    **dict.fromkeys(("Failure", "Cancel", "BackwardFailed", "CancelDelivery", "DeliveryReport"), "red"),
-    **dict.fromkeys(("ForkRequest", "ForkAccept", "ChildAccept", "UserDelete", "CreateFailed"), "orange"),
-    **dict.fromkeys(
-        ("Discover", "Discovered", "Gradients", "Settled", "ReleaseContext", "ContextParticipant"), "purple"
-    ),
-}
 
 
 def _assign_slots(rows: Iterable[Row]) -> tuple[list[list[int]], int]:

@@ -5,12 +5,13 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { messageFilter, layOut, sentence, formatSeconds, filterTerms, totals, waypoints, groupOf, collectiveRows } = load(
-  "messages", "messageFilter", "layOut", "sentence", "formatSeconds", "filterTerms", "totals", "waypoints", "groupOf", "collectiveRows",
+const { messageFilter, layOut, sentence, formatSeconds, filterTerms, totals, waypoints, collectiveRows } = load(
+  "messages", "messageFilter", "layOut", "sentence", "formatSeconds", "filterTerms", "totals", "waypoints", "collectiveRows",
 );
 
+const FAMILIES = { Call: "call", Result: "answer", Notice: "notice", Parcel: "gradient" };
 const message = (kind, words, from, to, sent, received, more = {}) => ({
-  kind, words, from, to, sent, received, label: "", call: "", rrefs: [], context: "", bytes: 0, tries: 1,
+  kind, words, family: FAMILIES[kind], from, to, sent, received, label: "", call: "", rrefs: [], context: "", bytes: 0, tries: 1,
   state: received === null ? "under way" : "received", ...more,
 });
 const names = (id) => ["notebook", "worker1", "worker2"][id];
@@ -35,7 +36,6 @@ test("the search finds the plain words, and still the kinds", () => {
   const gradient = message("Parcel", "gradient of micro-batch 2 → stage 0", 2, 1, 8, 9, { label: "B2 for stage 0" });
   const all = { ...talk, e: gradient };
   assert.deepEqual(["gradient stage 0", "micro-batch", "parcel", "result"].map((words) => keep(words, "", all)), ["e", "e", "e", "d"]);
-  assert.equal(groupOf(gradient), "gradient");
 });
 
 test("notices are shown only on request", () => {
@@ -105,9 +105,9 @@ test("the filters that a message suggests, and the totals of all messages", () =
   assert.deepEqual(plain(filterTerms(talk.a)), ["call:0.1", "rref:1.5"]);
   assert.deepEqual(plain(filterTerms(talk.b)), ["call:0.2", "context:281"]);
   assert.equal(filterTerms({ ...talk.a, rrefs: Array(20).fill("1.1") }).length, 9);
-  const { all, states, began, groups } = totals(talk);
+  const { all, states, began, families } = totals(talk);
   assert.deepEqual(plain([all, states, began]), [4, { received: 3, "under way": 1 }, 1]);
-  assert.deepEqual(plain(groups), ["answer", "call", "notice"]);
+  assert.deepEqual(plain(families), ["answer", "call", "notice"]);
 });
 
 // ---- collectives among messages

@@ -90,6 +90,7 @@ def test_the_view_has_each_message_and_their_order(panel):
         "to": "worker2",
         "kind": "Call",
         "words": "call divmod",
+        "family": "call",
         "about": "Call · call 7",
     }
     assert view["held"] == {"3": row}

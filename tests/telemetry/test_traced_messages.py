@@ -286,6 +286,12 @@ def test_a_message_in_plain_words(kind: str, about: str, words: str) -> None:
     assert plain_words(kind, about) == words
 
 
+def test_gradients_between_stages_are_a_family_of_their_own() -> None:
+    family_of = message_views.family_of
+    parcels = [family_of("Parcel", plain_words("Parcel", f"{letter}2 for stage 0")) for letter in "FB"]
+    assert [*parcels, family_of("Create", ""), family_of("Unknown", "")] == ["pipeline", "gradient", "call", "other"]
+
+
 def test_each_kind_of_message_has_words_or_is_not_shown() -> None:
     known = {*message_views._WORDS, *message_views._BENCH_KINDS, "Notice", "Parcel"}
     assert known == {kind.__name__ for kind in KINDS}
