@@ -15,7 +15,7 @@ from rpcbench.pipeline.ops import Ops, gives, needs
 from rpcbench.pipeline.schedules import names
 from rpcbench.pipeline.simulate import Span
 
-SCHEDULES = [name for name in names() if name != "async"]  # that one does the optimizer's work, too
+SCHEDULES = names()
 TOLERANCE = 0.03
 """So far may the measured share be from the simulated one."""
 

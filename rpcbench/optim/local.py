@@ -7,7 +7,7 @@ one process are serialised, as in torch, so two trainers never mix their gradien
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,10 +60,7 @@ class LocalOptimizer:
 
     def step(self, context_id: int) -> None:
         """Step once; parameters without a gradient in the context stay. RuntimeError for an unknown context."""
-        self.step_with(recorder().gradients(context_id))
-
-    def step_with(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Step once with these gradients; parameters without one stay."""
+        gradients = recorder().gradients(context_id)
         with _between_steps():  # for `.grad`, which all optimizers share
             try:
                 for param in self.params:

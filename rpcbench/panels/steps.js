@@ -27,7 +27,7 @@ const resultOf = ({ stage, op, microbatch }) => resultKey(stage, op, microbatch)
 function needsOf({ stage, op, microbatch }, stages) {
   const of = (at, kind) => resultKey(at, kind, microbatch);
   if (op === "F") return stage ? [of(stage - 1, "F")] : [];
-  if (op === "W" || op === "U") return [of(stage, "I")];
+  if (op === "W") return [of(stage, "I")];
   if (op === "R") return [of(stage, "F")];
   if (op === "B" || op === "I") return [of(stage, "F"), ...(stage + 1 < stages ? [of(stage + 1, "I")] : [])];
   return [];

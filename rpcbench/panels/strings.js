@@ -210,7 +210,6 @@ const STRINGS = {
       I: "input gradient",
       W: "weight gradient",
       R: "recompute",
-      U: "update",
       A: "all-reduce",
       other: "other",
     },

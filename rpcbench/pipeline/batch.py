@@ -94,7 +94,6 @@ class BatchRunner:
     ) -> None:
         self.worker_group = worker_group
         self.reduction, self.has_loss = reduction, has_loss
-        self.updates = schedule_cache.whole.updates  # optimizers step within the step
         self._schedule_cache, self._names, self._inputs = schedule_cache, names, inputs
         self._seeds = seeds
         self._windows: dict[tuple[int, bool], int] = {}  # (micro-batches, trains) → window
@@ -300,8 +299,7 @@ class Batch:
         return self._runs.worker_group.gradients(self.context)
 
     def grad_norm(self, norm_type: float = 2.0) -> float:
-        """Return the norm of all gradients, over all stages. PipelineError if the schedule has applied them already."""
-        self._check_there()
+        """Return the norm of all gradients, over all stages."""
         self._rescale_gradients()
         return total_norm(self._runs.worker_group.on_row(_compute_norm, self.context, norm_type), norm_type)
 
@@ -356,13 +354,6 @@ class Batch:
     def _check_open(self) -> None:
         if self._closed:
             raise PipelineError(f"{self._closed}; leave the block and begin another one")
-
-    def _check_there(self) -> None:
-        if self._runs.updates:
-            raise PipelineError(
-                "this schedule applies gradients within the step, micro-batch by micro-batch: none are left for a norm "
-                "or to clip; choose another schedule"
-            )
 
     def _check_added(self) -> None:
         if not self.results:

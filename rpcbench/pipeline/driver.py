@@ -33,7 +33,6 @@ from rpcbench.pipeline.failures import RECOVERY_ADVICE, CommitState, LostStages,
 from rpcbench.pipeline.gradient_sums import ties
 from rpcbench.pipeline.lazy import built
 from rpcbench.pipeline.mailboxes import ENDS, error_text
-from rpcbench.pipeline.ops import Kind
 from rpcbench.pipeline.placement import WorkerMesh
 from rpcbench.pipeline.split import Groups, Stage, whole_name
 from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
@@ -278,10 +277,7 @@ class StepDriver:
 
     def _not_run(self, error: BaseException) -> None:
         """Handle an error before the commit. Raises StageLostError if its cause is the loss of a worker."""
-        changed = any(op.kind is Kind.UPDATE for task in self._losses.tasks.values() for op in task.ops)
-        if changed:  # the schedule updates within the step, and no process counts how far
-            self.commit_state.unknown()
-        self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=changed)
+        self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=False)
 
     def _not_applied(self, error: BaseException, number: int) -> None:
         """Handle an error while optimizers stepped. Raises StageLostError if its cause is the loss of a worker."""
@@ -404,17 +400,6 @@ class WorkerGroup:
         """Raise PipelineError if there is no optimizer."""
         if not self.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
-
-    def check_may_update(self) -> None:
-        """Raise PipelineError if a schedule cannot step the optimizers within a step."""
-        faults = {
-            "does not support tied weights": bool(self.ties),  # copies get their sum only after the step
-            "does not support replicas": self.layout.replicas > 1,
-            "needs an optimizer": not self.optimizers,
-        }
-        for why, there in faults.items():
-            if there:
-                raise PipelineError(f"a schedule that updates within a step {why}")
 
     def inputs(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
         """Return the model inputs that a worker's stages take."""

@@ -25,7 +25,6 @@ Here a stage receives and returns a tuple of values; a stage of a plain chain ha
 #     WEIGHT       -                           second half: gradients of weights     -
 #     RECOMPUTE    -                           forward again, now with a graph       -
 #     ALL_REDUCE   all replicas of the stage   sum of its gradients over replicas    -
-#     UPDATE       -                           optimizer of the stage                -
 #
 # After the last operation the copies of tied weights exchange gradients, and the sums become the leaves of the context.
 # A task with `applies` then waits for the two-phase commit (`mailboxes`), and `_apply_gradients` steps the optimizers.
@@ -55,7 +54,7 @@ from rpcbench.pipeline.gradient_sums import EngineSums, SplitBackward, Sums, Tie
 from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.recompute import begin_rng, resume_rng, seed, seeded
 from rpcbench.pipeline.split import Groups, grouped
-from rpcbench.pipeline.stage import StageWorker, WeightStash, here
+from rpcbench.pipeline.stage import StageWorker, here
 from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, noted
 from rpcbench.pipeline.tasks import Apply, Metric, StepReport, Task
 from rpcbench.rpc import RRef
@@ -75,7 +74,6 @@ _NAMES = {  # for the notes on errors
     Kind.INPUT: "the gradient of the input",
     Kind.WEIGHT: "the gradients of the weights",
     Kind.RECOMPUTE: "the recomputed forward",
-    Kind.UPDATE: "the optimizer's step",
     Kind.ALL_REDUCE: "the sum over replicas",
 }
 
@@ -214,11 +212,10 @@ class StepExecution:
         before = {} if self._context is None else worker.recorder.gradients(self._context)  # of earlier `add`s
         self._sums = Sums(worker.params, before)
         # torch's engine can sum gradients only where each backward pass is one call and the sum starts empty
-        usual = task.train and not before and not places_in(task.plan, Kind.WEIGHT) | places_in(task.plan, Kind.UPDATE)
+        usual = task.train and not before and not places_in(task.plan, Kind.WEIGHT)
         self._engine_sums = EngineSums(worker.summable if usual else {})
         self._bounds = microbatch.bounds(task.samples, task.microbatches, *worker.share)  # the samples of each
         self._weights = microbatch.factors(task.samples, task.microbatches, task.reduction, task.whole)
-        self._stash = WeightStash(task.plan, worker.modules, worker.optimizers, self._weights)
         self._shared = GradientAllReduce(task.step, worker.column, worker.forward_context.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.mail.take, self._inputs_of_op)
         self._kept: dict[tuple[int, int], tuple[_Values, _Values, int]] = {}  # (stage, micro-batch) → in, out, bytes
@@ -232,7 +229,6 @@ class StepExecution:
             Kind.INPUT: (self._receive_gradients, self._input_half),
             Kind.WEIGHT: (lambda op: None, self._weight_half),
             Kind.RECOMPUTE: (lambda op: None, self._run_recompute),
-            Kind.UPDATE: (lambda op: None, self._run_update),
             Kind.ALL_REDUCE: (lambda op: self._shared.ready(op.stage), self._all_reduce),
         }
         self._later = places_in(task.plan, Kind.RECOMPUTE)  # (stage, micro-batch) of forwards that run again
@@ -362,8 +358,9 @@ class StepExecution:
     def _call_module(self, op: Op, values: _Values) -> Any:
         if op.stage in self._worker.changes_inputs:  # the input is kept, perhaps in the memory of another stage
             values = tuple([value.clone() if isinstance(value, Tensor) else value for value in values])
-        with self._worker.forward_context.forward(self._worker.modules[op.stage], op.kind is Kind.FORWARD):
-            return self._stash.forward(op, values)
+        module = self._worker.modules[op.stage]
+        with self._worker.forward_context.forward(module, op.kind is Kind.FORWARD):
+            return module(*values)
 
     def _compute_outputs(self, op: Op, values: _Values) -> _Values:
         """Return the stage's outputs; at the last stage its loss."""
@@ -438,7 +435,7 @@ class StepExecution:
         wanted = self._exchange.wanted(op, values)
         if op.stage in self._engine_sums:
             return self._exchange.returned(op, values, wanted, self._engine_sums.add(op.stage, roots, came, wanted))
-        inputs = [*wanted, *self._stash.parameters(op, self._worker.params[op.stage])]
+        inputs = [*wanted, *self._worker.params[op.stage]]
         found = _compute_gradients(roots, inputs, came) if roots and inputs else [None] * len(inputs)
         self._made = found[len(wanted) :]
         return self._exchange.returned(op, values, wanted, found[: len(wanted)])
@@ -447,7 +444,7 @@ class StepExecution:
         values, given, _ = self._kept[op.stage, op.microbatch]  # kept until WEIGHT
         roots, came = self._backward_roots(op, given, gradients)
         wanted = self._exchange.wanted(op, values)
-        params = self._stash.parameters(op, self._worker.params[op.stage])
+        params = self._worker.params[op.stage]
         found: Gradients = [None] * len(wanted)
         if roots and (wanted or params):
             halves = self._halves[op.stage, op.microbatch] = SplitBackward(roots, came, wanted, params)
@@ -458,7 +455,7 @@ class StepExecution:
         self._let_go(op)
         halves = self._halves.pop((op.stage, op.microbatch), None)
         if halves is not None:
-            params = self._stash.parameters(op, self._worker.params[op.stage])
+            params = self._worker.params[op.stage]
             found = dict(halves.weights())
             self._made = [found.get(param) for param in params]
         return []
@@ -467,17 +464,13 @@ class StepExecution:
     def _add_up(self, op: Op, made: Gradients) -> None:
         """Add the latest operation's gradients to the stage's sums."""
         self._made, params = None, self._worker.params[op.stage]
-        # the stash, the all-reduce and tied weights keep their gradients themselves: only the rest is summed here
-        if op.kind is Kind.ALL_REDUCE or not (self._stash.keep(op, made) or self._shared.add(op.stage, params, made)):
+        # the all-reduce and tied weights keep their gradients themselves: only the rest is summed here
+        if op.kind is Kind.ALL_REDUCE or not self._shared.add(op.stage, params, made):
             self._sums.add(op.stage, self._tied.keep(op.stage, made))
 
     def _all_reduce(self, op: Op, agreed: int) -> Messages:
         module, params = self._worker.modules[op.stage], self._worker.params[op.stage]
         self._made, self._reduced = self._shared.total(op.stage, module, params, agreed)
-        return []
-
-    def _run_update(self, op: Op, _: None) -> Messages:
-        self._stash.update(op)
         return []
 
 

@@ -67,10 +67,6 @@ class CommitState:
         """Record that these stages, by default all, hold this optimizer step."""
         self.held.update(dict.fromkeys(self.held if stages is None else list(stages), (number, number)))
 
-    def unknown(self) -> None:
-        """Record that parameters change now in a way that no process counts."""
-        self.held = dict.fromkeys(self.held)
-
     @property
     def least(self) -> int:
         """The optimizer step that all stages have reached for sure; 0 if none is known."""
@@ -79,7 +75,7 @@ class CommitState:
     @contextlib.contextmanager
     def replaced(self, number: int) -> Iterator[None]:
         """Around code that loads this step into the stages. If it fails, their steps are unknown."""
-        self.unknown()
+        self.held = dict.fromkeys(self.held)
         yield
         self.reached(number)
 

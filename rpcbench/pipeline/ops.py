@@ -9,9 +9,9 @@
 Rules
 - A backward is one op, B, or two: I computes the gradient of the stage's input, which the stage before waits for, and W
   those of its weights, which are needed at the end of the step only.
-- Where an R comes before the backward, the forward keeps its input only, and R computes the forward again. A U, after a
-  backward, is a step of the stage's optimizer with the gradients of this micro-batch alone. An A sums the gradients of
-  a stage's replicas; no schedule has one, the pipeline itself adds them where there are replicas.
+- Where an R comes before the backward, the forward keeps its input only, and R computes the forward again.
+- An A sums the gradients of a stage's replicas; no schedule has one, the pipeline itself adds them where there are
+  replicas.
 - A schedule is validated before anything is sent: it must be complete, be able to run to its end, and keep no more than
   is allowed.
 """
@@ -22,7 +22,6 @@ Rules
 #                  0B0    after 0F0 and 1B0    its own activation, and the gradient from the stage after (or 1I0)
 #                  0W0    after 0I0            the gradients within its own stage
 #                  0R0    after 0F0            the input that was kept
-#                  0U0    after 0B0            the gradients of the stage's weights (or 0W0)
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ class Kind(StrEnum):
     INPUT = "I"  # first half of a backward: the gradient of the input
     WEIGHT = "W"  # second half: the gradients of the weights
     RECOMPUTE = "R"
-    UPDATE = "U"  # a step of the stage's optimizer
     ALL_REDUCE = "A"  # over the replicas; not in schedules
 
 
@@ -169,7 +167,6 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
     _check_complete(seen, stages, microbatches)
     placement(ops)
     _recomputed_in_time(ops)
-    _updated_in_time(ops)
     for _ in playable(ops, stages):  # raises at a deadlock
         pass
     if most_live is not None:
@@ -200,20 +197,6 @@ def _recomputed_in_time(ops: Ops) -> None:
         begun.add(gives(op))
 
 
-def _updated_in_time(ops: Ops) -> None:
-    """Check that a stage is updated after each of its backwards, or never."""
-    updated = {op.stage for _, _, op in walk(ops) if op.kind is Kind.UPDATE}
-    open_: dict[tuple[int, int], str] = {}  # gradients without an update until now
-    for worker, index, op in walk(ops):
-        if op.kind in (Kind.BACKWARD, Kind.WEIGHT) and op.stage in updated:
-            open_[op.stage, op.microbatch] = f"ops[{worker}][{index}] = {op}"
-        elif op.kind is Kind.UPDATE and open_.pop((op.stage, op.microbatch), None) is None:
-            raise _make_op_error(worker, index, op, "the gradients of its micro-batch do not come before")
-    # These gradients would belong to no update, and be dropped.
-    for first in open_.values():
-        raise PipelineError(f"after {first} comes no update: a stage is updated after all of its backwards, or never")
-
-
 def _check_activations(ops: Ops, most: int) -> None:
     """Check that no worker keeps more than `most` activations at once."""
     for worker, own in enumerate(ops):
@@ -242,7 +225,7 @@ def needs(op: Op, stages: int) -> list[Op]:
     """Return the results (`gives`), of any worker, that must exist before `op` may begin."""
     if op.kind is Kind.FORWARD:
         return [Op(op.stage - 1, Kind.FORWARD, op.microbatch)] if op.stage else []
-    if op.kind in (Kind.WEIGHT, Kind.UPDATE):
+    if op.kind is Kind.WEIGHT:
         return [Op(op.stage, Kind.INPUT, op.microbatch)]
     if op.kind is Kind.RECOMPUTE:
         return [Op(op.stage, Kind.FORWARD, op.microbatch)]

@@ -62,9 +62,7 @@ class Pipeline:
     Args:
         stages: a model cut by `split`.
         schedule: "sequential", "gpipe", "1f1b", "interleaved", "bfs", "zb1p", "zbv", "dualpipev" or a function
-            (workers, microbatches, chunks) -> ops. "async" is an experiment, which trains to other weights: each stage
-            steps its optimizer after each micro-batch, as if that were a batch of its own, and a step that fails has
-            changed some.
+            (workers, microbatches, chunks) -> ops.
         microbatches: into how many a batch is cut.
         loss_fn: `loss_fn(output, target)`, called where the last stage is, returns a scalar.
         optimizer: class and arguments, and optionally groups of parameters with other arguments: by patterns of names,
@@ -134,8 +132,6 @@ class Pipeline:
             batchnorm.warn_of_microbatches(row, microbatches)
         self.worker_group = WorkerGroup(self._agent, self.stages, loss_fn, optimizer, numerics, stages.replicas)
         warn_of_hosts(self._agent, self.stages, self.worker_group.layout)
-        if schedule_cache.whole.updates:  # the schedule itself steps the optimizers
-            self.worker_group.check_may_update()
         self._schedulers = None if lr_scheduler is None else Schedulers(self.worker_group, lr_scheduler)
         self._keeps = keep_gradients
         seeds = StepSeeds(int(torch.randint(2**62, ())))  # by the user's generator, so manual_seed repeats it

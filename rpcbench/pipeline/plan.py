@@ -30,11 +30,6 @@ class Orders:
     ideal: float | None  # idle share if all stages take equally long; None for a run that does not train
     replicas: int = 1
 
-    @property
-    def updates(self) -> bool:
-        """Whether operations of the schedule step the optimizers."""
-        return any(op.kind is Kind.UPDATE for own in self.ops for op in own)
-
     @cached_property
     def plans(self) -> list[str]:
         """The operations as texts that workers read with `ops_in`."""

@@ -247,20 +247,6 @@ def one_f_one_b(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     return in_rounds(workers, microbatches, 1, Kind.BACKWARD, apart=1)
 
 
-def asynchronous(workers: int, microbatches: int, chunks: int = 1) -> Ops:
-    """Run 1F1B, but change a stage's weights after each of its backwards, not at the end of the step: an experiment.
-    Each micro-batch is a batch of its own to the optimizers, and stages use weights of different ages. So it trains,
-    but to other weights than the other schedules, which agree.
-    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019."""
-    check(workers, microbatches)
-    check_chunks("async", chunks, 1)
-    return [[each for op in own for each in _with_update(op)] for own in one_f_one_b(workers, microbatches)]
-
-
-def _with_update(op: Op) -> list[Op]:
-    return [op, Op(op.stage, Kind.UPDATE, op.microbatch)] if op.kind is Kind.BACKWARD else [op]
-
-
 _NAMED: dict[str, Schedule] = {
     "sequential": sequential,
     "gpipe": gpipe,
@@ -270,7 +256,6 @@ _NAMED: dict[str, Schedule] = {
     "zb1p": zb1p,
     "zbv": zbv,
     "dualpipev": dualpipev,
-    "async": asynchronous,
 }
 
 _ANY_CHUNKS = ("sequential", "interleaved", "bfs", "zb1p")  # schedules for any number of stages per worker

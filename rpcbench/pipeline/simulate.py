@@ -21,7 +21,6 @@ MARKS = {
     Kind.INPUT: Mark("▒", "amber", "on-amber", "I input gradient"),
     Kind.WEIGHT: Mark("▚", "purple", "paper", "W weight gradients"),
     Kind.RECOMPUTE: Mark("▞", "green", "paper", "R recomputed forward"),
-    Kind.UPDATE: Mark("▪", "red", "paper", "U update of the weights"),
     Kind.ALL_REDUCE: Mark("◇", "orange", "paper", "A all-reduce over the replicas"),
 }
 
@@ -93,7 +92,7 @@ class Costs:
     """A cost by kind of op: its duration in any unit, the same in all stages or a number for each stage.
 
     By default a backward takes twice as long as a forward, each of its halves half as long as the backward, and a
-    recomputed forward as long as the forward. Updates of weights and all-reduces take no time.
+    recomputed forward as long as the forward. All-reduces take no time.
 
     >>> from rpcbench.pipeline import Costs, schedule
     >>> schedule("1f1b", workers=2, microbatches=2).simulate(Costs(forward=[1, 3])).makespan
@@ -115,7 +114,7 @@ class Costs:
                 if self.backward is None
                 else _value_of_stage(self.backward, op.stage)
             )
-        if op.kind in (Kind.UPDATE, Kind.ALL_REDUCE):
+        if op.kind is Kind.ALL_REDUCE:
             return 0.0
         if op.kind is Kind.RECOMPUTE:
             return _value_of_stage(self.forward if self.recompute is None else self.recompute, op.stage)

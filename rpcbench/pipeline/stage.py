@@ -7,10 +7,6 @@ Rules for computing where a stage differs from plain torch
 - A stage's forward runs under autocast as the whole model would in one process; the loss gets outputs of single
   precision at least, and no autocast. A recomputed forward is computed in the same way.
 - A layer that came in evaluation mode, as a frozen batch norm, keeps that mode while the stage trains.
-
-Weight stashing is an experiment: weights that change within a step, as in the schedule "async" (PipeDream; Narayanan et
-al., 2019). A forward uses the newest weights of its stage, and its backward the same ones: each version that is still
-needed is kept once. An update is a step of the stage's optimizer with the gradients of one micro-batch.
 """
 
 from __future__ import annotations
@@ -27,18 +23,15 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from rpcbench.autograd import recorder
 from rpcbench.base.errors import PipelineError
 from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.data_parallel import ReplicaGroup
-from rpcbench.pipeline.exchange import Gradients
 from rpcbench.pipeline.gradient_sums import Copies, Tie, has_hooks_of_writing, summable
 from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
-from rpcbench.pipeline.ops import Kind, Op, places_in
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.stage_graph import Segment, StageIO, inputs_of, sendable
 from rpcbench.pipeline.stage_ring import RING_OPENED, VALUE_IN_RING
@@ -50,71 +43,6 @@ from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.server import caller
-
-Leaves = list[tuple[Tensor, Tensor]]
-_Version = dict[str, Tensor]
-
-
-class WeightStash:
-    """The versions of the weights of one worker's stages in one step."""
-
-    def __init__(
-        self,
-        plan: str,
-        modules: Mapping[int, nn.Module],
-        optimizers: Mapping[int, LocalOptimizer | None],
-        weights: Sequence[float],  # of the micro-batches' losses; an update divides by them
-    ) -> None:
-        self._stages = {stage for stage, _ in places_in(plan, Kind.UPDATE)}  # those that the schedule updates
-        self._modules, self._optimizers, self._weights = modules, optimizers, weights
-        self._newest: dict[int, _Version] = {}  # by stage, until its next update
-        self._used: dict[tuple[int, int], _Version] = {}  # by stage and micro-batch, until its backward
-        self._gradients: dict[tuple[int, int], Leaves] = {}  # likewise, until its update
-
-    def forward(self, op: Op, values: Sequence[Any]) -> Any:
-        """Run the stage's module with the newest weights; a recomputation uses those of the first forward."""
-        module = self._modules[op.stage]
-        if op.stage not in self._stages:
-            return module(*values)
-        if op.stage not in self._newest:
-            # A copy, because the optimizer changes the parameters in place while this version is needed.
-            self._newest[op.stage] = {
-                n: p.detach().clone().requires_grad_() for n, p in _trained_params(module).items()
-            }
-        version = self._used.setdefault((op.stage, op.microbatch), self._newest[op.stage])
-        return functional_call(module, version, tuple(values))
-
-    def parameters(self, op: Op, own: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors that the micro-batch's forward used: `own`, or a version's copies, in this order."""
-        version = self._used.get((op.stage, op.microbatch))
-        return own if version is None else list(version.values())
-
-    def keep(self, op: Op, gradients: Gradients) -> bool:
-        """Keep the gradients of a micro-batch for its update. Return False for a stage that has no updates."""
-        version = self._used.pop((op.stage, op.microbatch), None)
-        if version is None:
-            return False
-        params = _trained_params(self._modules[op.stage])
-        scale = self._weights[op.microbatch]  # an update takes the micro-batch as a whole batch, not as a share
-        self._gradients[op.stage, op.microbatch] = [
-            (params[name], gradient / scale)
-            for name, gradient in zip(version, gradients, strict=True)
-            if gradient is not None
-        ]
-        return True
-
-    def update(self, op: Op) -> None:
-        """Step the stage's optimizer with the gradients of this micro-batch."""
-        gradients = dict(self._gradients.pop((op.stage, op.microbatch), ()))
-        optimizer = self._optimizers[op.stage]
-        if optimizer is not None:
-            optimizer.step_with(gradients)
-        self._newest.pop(op.stage, None)  # the next forward copies the updated parameters
-
-
-def _trained_params(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: param for name, param in module.named_parameters() if param.requires_grad}
-
 
 _NOTHING = contextlib.nullcontext()
 

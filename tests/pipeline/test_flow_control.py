@@ -24,7 +24,6 @@ from rpcbench.pipeline.schedules import named
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults
 
-NAMES = [*STAGES, "async"]
 Ways = list[tuple[int, int]]
 
 
@@ -116,11 +115,11 @@ def shuffled(ops: Ops, draw: random.Random) -> Ops:
     return made
 
 
-@given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(1, 24), st.integers(0, 2**20), st.booleans())
+@given(st.sampled_from([*STAGES]), st.integers(2, 4), st.integers(1, 24), st.integers(0, 2**20), st.booleans())
 def test_no_window_blocks_a_valid_schedule(name: str, workers: int, microbatches: int, seed: int, anew: bool) -> None:
     draw = random.Random(seed)
     ops = named(name)(workers, microbatches)
-    if anew and name != "async":
+    if anew:
         ops = shuffled(ops, draw)
     there = ways(ops, [(0, 2), (1, 3), (0, 4)])
     with pytest.MonkeyPatch.context() as patch:

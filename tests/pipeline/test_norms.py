@@ -81,10 +81,6 @@ def test_a_frozen_stage_adds_nothing_to_the_norm(agents: list[Agent]) -> None:
 
 
 def test_invalid_uses_of_clipping_are_refused(agents: list[Agent]) -> None:
-    with pipeline(schedule="async", optimizer=SGD).batch(X, Y) as stepped:
-        for use in (stepped.grad_norm, lambda: stepped.clip(1.0)):
-            with pytest.raises(PipelineError, match="applies gradients within the step"):
-                use()
     pipe = pipeline()
     with pipe.accumulate() as empty, pytest.raises(PipelineError, match=r"call add\(x, y\) first"):
         empty.clip(1.0)

@@ -323,7 +323,6 @@ def test_a_replica_that_raises_changes_nothing_and_the_next_step_works(agents: l
     [
         (lambda: replicated(workers=FOUR[:3]), "3 workers cannot hold 2 replicas"),
         (lambda: replicated(replicas=0), "whole number of at least 1, not 0"),
-        (lambda: replicated(schedule="async", optimizer=SGD), "updates within a step does not support replicas"),
         (lambda: replicated(schedule=lambda *_, **__: [[Op(0, Kind.ALL_REDUCE, 0)]]), r"ops\[0\]\[0\] = 0A0 cannot be"),
         (lambda: schedule("0F0 0B0 0A0"), "'0A0' is not an operation"),
         (lambda: replicated(nn.Sequential(nn.Linear(6, 4))), "2 stages need at least 2 modules"),
