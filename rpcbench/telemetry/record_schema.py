@@ -2,29 +2,36 @@
 
 A shape is a type, a pattern for a string, None, a list, a dict, or a tuple of alternative shapes. A list has one shape
 for all items, or one for each. A dict has a shape for each field (with `?` at the end: may be absent), or one pattern
-for all keys.
+for all keys. msgspec compares values with the types that `make_type` makes of shapes.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import msgspec
 
 from rpcbench.telemetry.worker_columns import figure_shapes
 
 _MOST = 2**63  # bound of all numbers: larger ones would fail only later, when a view is drawn
+_NUMBERS = {
+    int: Annotated[int, msgspec.Meta(ge=1 - _MOST, le=_MOST - 1)],
+    float: Annotated[float, msgspec.Meta(gt=-float(_MOST), lt=float(_MOST))],
+}
 _COUNT = r"(?:0|[1-9][0-9]{0,17})"  # one spelling for each number, so that no two keys mean one member
 NUMBER = re.compile(_COUNT)
 SECTION = re.compile(rf"{_COUNT} \w+|members")  # as "1 owned"
-_ID = re.compile(rf"{_COUNT}\..*", re.DOTALL)  # a worker, then a dot: views read the worker from it
+_ID = re.compile(rf"{_COUNT}\.(?s:.*)")  # a worker, then a dot: views read the worker from it
 _CONTEXT = re.compile("[0-9]{1,20}")
 _PASS = {"pass": str, "state": str, "needed": int, "arrived": int, "waiting": int}
 
-ROWS: dict[str, dict[str, Any]] = {
+_SHAPES: dict[str, dict[str, Any]] = {
     "members": {
-        "name": str, "id": int, "incarnation": int, "state": str, "left_out": int, "clock": ([], [float, float]),
+        "name": str, "id": int, "incarnation": int, "state": str, "left_out": int, "clock": [float],
         "epoch?": (None, float),
     },
     "owned": {
@@ -81,82 +88,59 @@ ROWS: dict[str, dict[str, Any]] = {
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip
 """The fields of each table that views read; rows of other tables may have any."""
-KEYS = {"members": NUMBER, "launched": NUMBER, "owned": _ID, "contexts": _CONTEXT, "graphs": _CONTEXT}
+_KEYS = {"members": NUMBER, "launched": NUMBER, "owned": _ID, "contexts": _CONTEXT, "graphs": _CONTEXT}
 """Patterns of those keys of rows that views parse."""
 
 
-def frame_fault(delta: Any) -> str | None:
-    """Return the first place where a delta differs from the results of `views.diff`; None if it is valid."""
-    if not isinstance(delta, dict):
-        return "the delta"
-    return next(_faults_of_sections(delta), None)
-
-
-def _faults_of_sections(delta: dict[str, Any]) -> Iterator[str]:
-    for section, change in delta.items():
-        place = f"section {section[:80]!r}"
-        if not SECTION.fullmatch(section):
-            yield place
-        elif change is not None:
-            found = fault(change, {"set": dict, "drop": [str]}, place)
-            yield from [found] if found else _faults_of_rows(section.rpartition(" ")[2], change["set"], place)
-
-
-def _faults_of_rows(table: str, rows: dict[str, Any], place: str) -> Iterator[str]:
-    shape = ROWS.get(table, {})
-    # Fields that are not in the shape are permitted: a later version may add some.
-    for key, row in rows.items():
-        at = f"{place}, row {key[:80]!r}"  # shortened: the file is not trusted, and this goes into an error
-        found = fault(row, shape, at)
-        if found:
-            yield found
-        elif table in KEYS and not KEYS[table].fullmatch(key):
-            yield at
-        elif table == "members" and row["id"] != int(key):
-            yield f"{at}, 'id'"
-        elif table == "messages" and row["sent"] is row["received"] is row["lost"] is None:
-            yield f"{at}, 'sent', 'received' or 'lost'"
-        elif table == "ops" and row["held"] is None is not row["end"]:
-            yield f"{at}, 'held'"
-
-
-def fault(value: Any, shape: Any, place: str) -> str | None:
-    """Return the place of the first part of `value` that does not have this shape; None if all parts have it."""
-    if isinstance(shape, tuple):
-        return None if any(fault(value, each, place) is None for each in shape) else place
-    if isinstance(shape, dict):
-        return next(_faults_of_fields(value, shape, place), None) if isinstance(value, dict) else place
-    if isinstance(shape, list):
-        if not isinstance(value, list) or (len(shape) != 1 and len(value) != len(shape)):
-            return place
-        shapes = shape * len(value) if len(shape) == 1 else shape
-        found = (fault(each, inner, f"{place}[{n}]") for n, (each, inner) in enumerate(zip(value, shapes, strict=True)))
-        return next(filter(None, found), None)
-    return None if _has_shape(value, shape) else place
-
-
-def _faults_of_fields(value: dict[str, Any], shape: dict[Any, Any], place: str) -> Iterator[str]:
-    for name, inner in shape.items():
-        if isinstance(name, re.Pattern):
-            faults = (fault(each, inner, f"{place}, {key!r}") for key, each in value.items() if name.fullmatch(key))
-            yield from filter(None, faults)
-            yield from (f"{place}, {key!r}" for key in value if not name.fullmatch(key))
-            continue
-        field = name.rstrip("?")
-        if field in value:
-            found = fault(value[field], inner, f"{place}, {field!r}")
-            if found:
-                yield found
-        elif field == name:
-            yield f"{place}, {field!r}"
-
-
-def _has_shape(value: Any, shape: Any) -> bool:
+def make_type(shape: Any) -> Any:
+    """Return the type of the values that have this shape."""
     if isinstance(shape, re.Pattern):
-        return isinstance(value, str) and shape.fullmatch(value) is not None
-    if shape is None:
-        return value is None
-    if shape in (int, float):
-        kinds = (int,) if shape is int else (int, float)  # exact types: a bool is no number here
-        return type(value) in kinds and math.isfinite(value) and abs(value) < _MOST
-    return isinstance(value, shape)
+        return Annotated[str, msgspec.Meta(pattern=rf"^(?:{shape.pattern})\Z")]
+    if isinstance(shape, tuple):
+        return reduce(or_, map(make_type, shape))
+    if isinstance(shape, list):
+        return GenericAlias(list if len(shape) == 1 else tuple, tuple(map(make_type, shape)))
+    if not isinstance(shape, dict):
+        return _NUMBERS.get(shape, shape)
+    if NUMBER in shape:
+        return GenericAlias(dict, (make_type(NUMBER), make_type(shape[NUMBER])))
+    types = {name: make_type(inner) for name, inner in shape.items()}
+    fields = {name.rstrip("?"): NotRequired[each] if name.endswith("?") else each for name, each in types.items()}
+    return TypedDict("Fields", fields)  # type: ignore[operator]
+
+
+_ROWS = {table: make_type(shape) for table, shape in _SHAPES.items()}
+_CHANGE = make_type({"set": dict, "drop": [str]})
+
+
+def check_type(value: Any, expected: Any, place: str) -> None:
+    """Raise ValueError, with the place and the reason, if a value does not have this type."""
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def check_delta(delta: dict[str, Any], place: str) -> None:
+    """Raise ValueError, with the first place where a delta differs from the results of `views.diff`."""
+    for section, change in delta.items():
+        at = f"{place}, section {section[:80]!r}"  # shortened: the file is not trusted, and this goes into an error
+        if not SECTION.fullmatch(section):
+            raise ValueError(f"{at}: its name is invalid")
+        if change is not None:
+            check_type(change, _CHANGE, at)
+            for key, row in change["set"].items():
+                _check_row(section.rpartition(" ")[2], key, row, f"{at}, row {key[:80]!r}")
+
+
+def _check_row(table: str, key: str, row: Any, place: str) -> None:
+    # Fields that are not in the shape are permitted: a later version may add some.
+    check_type(row, _ROWS.get(table, dict), place)
+    if table in _KEYS and not _KEYS[table].fullmatch(key):
+        raise ValueError(f"{place}: its key is invalid")
+    if table == "members" and (row["id"] != int(key) or len(row["clock"]) not in (0, 2)):
+        raise ValueError(f"{place}: its 'id' or 'clock' is invalid")
+    if table == "messages" and row["sent"] is row["received"] is row["lost"] is None:
+        raise ValueError(f"{place}: 'sent', 'received' or 'lost' is missing")
+    if table == "ops" and row["held"] is None is not row["end"]:
+        raise ValueError(f"{place}: 'held' is missing")

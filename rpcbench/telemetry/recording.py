@@ -36,7 +36,7 @@ from rpcbench.base.ids import MESSAGES
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import RECORD, Collector
 from rpcbench.telemetry.message_views import began_since
-from rpcbench.telemetry.record_schema import fault, frame_fault
+from rpcbench.telemetry.record_schema import check_delta, check_type, make_type
 from rpcbench.telemetry.views import Delta, View, World, diff, patch
 
 
@@ -79,8 +79,8 @@ TABLES = (
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values, as "1" or "true", would be removed from all texts
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")  # of users on other hosts too
-
-_FIELDS = {"holds": dict, "leaves_out": [str], "frames": [list]}
+_FIELDS = make_type({"holds": dict, "leaves_out": [str], "frames": [list]})
+_FRAME = make_type([float, dict, str])
 
 Frame = tuple[float, Delta, str]
 
@@ -115,19 +115,18 @@ def load(path: str | Path) -> Record:
         raise ValueError(f"{path} is not a record of rpcbench: make one with %record {Path(path).name}")
     if found.get("version") != VERSION:
         raise ValueError(f"{path} is a record of version {found.get('version')}; this rpcbench reads version {VERSION}")
-    if place := fault(found, _FIELDS, "the record"):
-        raise ValueError(f"{path} is damaged: {place} is missing or invalid")
-    return Record(found, tuple(_read_frame(path, at, frame) for at, frame in enumerate(found.pop("frames"))))
+    try:
+        check_type(found, _FIELDS, "the record")
+        return Record(found, tuple(_check_frame(at, frame) for at, frame in enumerate(found.pop("frames"))))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _read_frame(path: str | Path, at: int, frame: list[Any]) -> Frame:
-    """Return a frame of the file. Raises ValueError if it is invalid."""
-    place: str | None = "its time, delta or name"
-    if len(frame) == 3 and fault(frame[0], float, "time") is None and isinstance(frame[2], str):
-        place = frame_fault(frame[1])
-    if place:
-        raise ValueError(f"{path} is damaged: frame {at}, {place} is missing or invalid")
-    return (float(frame[0]), frame[1], frame[2])
+def _check_frame(at: int, frame: Any) -> Frame:
+    check_type(frame, _FRAME, f"frame {at}")
+    seconds, delta, name = frame
+    check_delta(delta, f"frame {at}")
+    return float(seconds), delta, name
 
 
 def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:

@@ -8,7 +8,7 @@ import pytest
 from pictures import shard, watch, world
 
 from rpcbench.base.errors import format_bytes
-from rpcbench.telemetry.record_schema import frame_fault
+from rpcbench.telemetry.record_schema import check_delta
 from rpcbench.telemetry.recording import flat
 from rpcbench.telemetry.shard_views import block, held, place, shards_view
 from rpcbench.telemetry.summary import text
@@ -166,6 +166,8 @@ def test_rows_fit_the_schema_of_records():
         watch(at, worker, worker - 1, 2)
         at[worker] |= {"clock": []}
     delta = json.loads(json.dumps(diff({}, flat(at))))
-    assert {"1 models", "2 shards"} <= delta.keys() and frame_fault(delta) is None
+    assert {"1 models", "2 shards"} <= delta.keys()
+    check_delta(delta, "frame 0")
     delta["1 shards"]["set"]["model/up.weight"]["size"] = "wide"
-    assert frame_fault(delta) == "section '1 shards', row 'model/up.weight', 'size'"
+    with pytest.raises(ValueError, match=r"^frame 0, section '1 shards', row 'model/up.weight': .*\$.size"):
+        check_delta(delta, "frame 0")
