@@ -47,6 +47,7 @@ from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, Phase
 from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.recording import Still
+from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World, diff
@@ -284,6 +285,10 @@ def lists_script() -> str:
     lists = {
         "workers": [asdict(column) for column in WORKER_COLUMNS],
         "messages": {"families": families, "states": MESSAGE_STATES},
+        "shards": {
+            "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},
+            "ways": {key: mark.piece for key, mark in SHARD_WAYS.items()},
+        },
     }
     return f"const LISTS = {json.dumps(lists, ensure_ascii=False)};"
 

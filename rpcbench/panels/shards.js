@@ -11,7 +11,8 @@ const [WIDE, NARROW, TALL] = [44, 14, 26]; // a box for a matrix, the width of o
 const ROOM = 128; // a column that is at least as wide has texts beside the boxes
 const WIDE_ROOM = 200; // one that has bytes beside the shapes
 const NAMES = 280; // of the first column
-const PARTS = ["parameter", "gradient", "state"];
+const { parts: PART_NAMES, ways: WAYS } = LISTS.shards; // see `telemetry/shard_views.py`
+const PARTS = Object.keys(PART_NAMES);
 const MESH = { wide: 92, tall: 22, gap: 14, left: 64, top: 18, small: 30, many: 16 };
 
 const sumOf = (row) => PARTS.reduce((sum, part) => sum + row[part], 0);
@@ -90,17 +91,17 @@ function boxOf(piece, dims) {
 // Draws a bar of bytes, whose whole width is `all`; at the head of a column also what is gathered.
 function barOf(row, all) {
   const names = row.gathered ? [...PARTS, "gathered"] : PARTS;
-  const parts = names.map((part) => html("i", { class: `rb-${part}`, style: `width:${((100 * row[part]) / (all || 1)).toFixed(2)}%` }));
+  const parts = names.map((part) => html("i", { class: `rb-part rb-part-${part}`, style: `width:${((100 * row[part]) / (all || 1)).toFixed(2)}%` }));
   return html("span", { class: "rb-bar", "aria-hidden": "true" }, ...parts);
 }
 
 // Returns what a cell shows as text.
 function pieceWords(piece, param, name) {
-  const bytes = PARTS.filter((part) => piece[part]).map((part) => `${formatBytes(piece[part])} ${TEXT.parts[part]}`);
+  const bytes = PARTS.filter((part) => piece[part]).map((part) => `${formatBytes(piece[part])} ${PART_NAMES[part]}`);
   const gathers = piece.lit === null ? [] : [piece.now ? TEXT.whole(piece.times) : TEXT.gathered(piece.times)];
   const what = `${name}: ${piece.words}, ${sizeText(piece.size)} of ${sizeText(piece.shape)} ${piece.dtype}`;
   const where = piece.device === "cpu" ? [] : [TEXT.device(piece.device)];
-  return [what, TEXT.ways[param.way], bytes.join(", ") || TEXT.nothing, ...where, ...gathers].join("\n");
+  return [what, WAYS[param.way], bytes.join(", ") || TEXT.nothing, ...where, ...gathers].join("\n");
 }
 
 function cellOf(piece, param, { name, most, isFlash }) {
@@ -117,7 +118,7 @@ function cellOf(piece, param, { name, most, isFlash }) {
 }
 
 function rowOf(param, cells) {
-  const placed = param.placed || TEXT.ways[param.way];
+  const placed = param.placed || WAYS[param.way];
   const also = param.also.length ? ` ${TEXT.also(param.also.join(", "))}` : "";
   const head = html("th", { scope: "row", title: `${param.name}${also}\n${sizeText(param.shape)} ${param.dtype}\n${placed}` },
     html("span", { class: "rb-param" }, param.name),
@@ -132,7 +133,7 @@ function headOf(rank, model, name) {
   const [own, all] = [sumOf(rank), sumOf(model)];
   const where = [rank.rank === null ? [] : TEXT.rank(rank.rank), rank.places, ...rank.stages.map(TEXT.stage)].flat().filter(Boolean);
   const shares = PARTS.filter((part) => model[part]).map((part) =>
-    `${formatBytes(rank[part])} of ${formatBytes(model[part])} ${TEXT.parts[part]} (${percentOf(rank[part], model[part])})`);
+    `${formatBytes(rank[part])} of ${formatBytes(model[part])} ${PART_NAMES[part]} (${percentOf(rank[part], model[part])})`);
   const gathers = rank.most ? [TEXT.most(formatBytes(rank.gathered), formatBytes(rank.most))] : [];
   const words = [`${name}, ${where.join(", ")}`, ...shares, ...gathers].join("\n");
   const data = { "data-worker": rank.worker, "data-own": own, "data-gathered": rank.gathered, "data-steps": rank.steps };
@@ -157,7 +158,7 @@ class Flashes {
   }
 }
 
-const mark = (kind) => svg("g", { class: `rb-mark rb-${kind}` }, svg("rect", { x: -8, y: -6, width: 16, height: 12, rx: 1 }));
+const mark = (part) => svg("g", { class: `rb-mark rb-part rb-part-${part}` }, svg("rect", { x: -8, y: -6, width: 16, height: 12, rx: 1 }));
 const markOf = (way) => svg("g", { class: `rb-way-${way}` },
   svg("rect", { class: "rb-held", x: -8, y: -6, width: way === "sharded" ? 7 : 16, height: 12 }),
   svg("rect", { class: "rb-outline", x: -8, y: -6, width: 16, height: 12, rx: 1.5 }));
@@ -166,9 +167,9 @@ const litMark = () => svg("g", { class: "rb-now" }, svg("rect", { class: "rb-lit
 
 // Returns the legend of what is shown: [mark, text] each.
 function legendOf(params, ranks) {
-  const ways = [...new Set(params.map(({ way }) => way))].filter((way) => way in TEXT.legend);
-  const lit = ranks.some((rank) => rank.most) ? [[litMark(), TEXT.legend.lit]] : [];
-  return [...ways.map((way) => [markOf(way), TEXT.legend[way]]), ...lit, ...PARTS.map((part) => [mark(part), TEXT.legend[part]])];
+  const ways = [...new Set(params.map(({ way }) => way))];
+  const lit = ranks.some((rank) => rank.most) ? [[litMark(), TEXT.lit]] : [];
+  return [...ways.map((way) => [markOf(way), WAYS[way]]), ...lit, ...PARTS.map((part) => [mark(part), PART_NAMES[part]])];
 }
 
 function headline(frame, view, model, params, ranks) {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset
-from rpcbench.telemetry.shard_views import shards_view
+from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS, shards_view
+
+_COLOURS = {f"way-{key}": mark.colour for key, mark in SHARD_WAYS.items()}
+_COLOURS |= {f"part-{key}": mark.colour for key, mark in SHARD_PARTS.items()} | {"part-gathered": "amber"}
 
 
 class ShardsPanel(Panel):
@@ -12,4 +15,4 @@ class ShardsPanel(Panel):
     look = staticmethod(shards_view)
     sentence = "Sharded models, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("shards", ".js")
-    _css = asset("shards", ".css")
+    _css = asset("shards", ".css") + colour_rules("shards", "way", _COLOURS)

@@ -333,12 +333,6 @@ const STRINGS = {
     stage: (number) => `stage ${number}`,
     share: (own, percent, all) => `${own}, ${percent} of ${all}`,
     scalar: "scalar",
-    parts: { parameter: "parameters", gradient: "gradients", state: "optimizer state" },
-    ways: {
-      sharded: "a piece", replicated: "a copy, kept equal on all ranks", partial: "a part of a sum",
-      plain: "a copy that nothing keeps equal", alone: "on this rank only", flat: "a part of FSDP1's flat parameter",
-      mixed: "kept differently on other ranks",
-    },
     whole: (times) => `whole now; gathered ${times} times`,
     gathered: (times) => (times === 1 ? "gathered once" : `gathered ${times} times`),
     most: (now, most) => `gathered now: ${now}; at most at once: ${most}`,
@@ -350,11 +344,7 @@ const STRINGS = {
     stats: {
       parameter: "parameter", unsharded: "unsharded", step: "optimizer step", gathered: (most) => `gathered (at most ${most})`,
     },
-    legend: {
-      sharded: "the piece that a rank holds", replicated: "a copy, kept equal", partial: "a part of a sum",
-      plain: "a copy, not kept equal", alone: "on one rank only", lit: "gathered now",
-      parameter: "parameters", gradient: "gradients", state: "optimizer state",
-    },
+    lit: "gathered now",
     describe: (model, params, ranks, shares) => `${model}: ${params} on ${ranks}; they hold ${shares} of the unsharded model.`,
   },
   step: {

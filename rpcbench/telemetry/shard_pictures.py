@@ -10,7 +10,7 @@ from __future__ import annotations
 from rpcbench.base.charts import CODE, LETTER, STRONG, Columns, Picture, short
 from rpcbench.base.errors import counted, format_bytes
 from rpcbench.base.ids import Row
-from rpcbench.telemetry.shard_views import WORDS, place, rank_words, shape_words, way_words
+from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS, place, rank_words, shape_words, way_words
 from rpcbench.telemetry.views import View
 
 MOST_ROWS = 60
@@ -21,17 +21,6 @@ _ROW, _WIDE, _TALL, _NARROW = 34, 40, 26, 12  # a row; a box for a matrix; the w
 _BAR = 9
 _CELL_WIDE, _CELL_TALL = 84, 20  # of a mesh
 _TEXT_ROOM = 120  # a column at least as wide has words beside its box
-COLOURS = {
-    "sharded": "blue", "replicated": "blue", "partial": "red", "plain": "dim", "alone": "blue", "flat": "dim",
-    "mixed": "red",
-}  # fmt: skip
-"""Colours by how the ranks share a parameter, as in panels/shards.css."""
-_LEGEND = {
-    "sharded": "a piece", "replicated": "a copy, kept equal", "partial": "a part of a sum",
-    "plain": "a copy, not kept equal", "alone": "on one rank only", "flat": "FSDP1", "mixed": "kept differently",
-}  # fmt: skip
-PARTS = {"parameter": "blue", "gradient": "green", "state": "purple"}
-"""Colours of the parts of a rank's bar."""
 
 
 def draw_shards(picture: Picture, view: View, _at: Columns) -> None:
@@ -49,10 +38,13 @@ def _draw_model(picture: Picture, view: View, model: Row, y: float, most: int) -
     params = [(key, row) for key, row in view["params"].items() if row["model"] == name]
     ranks = sorted((row for row in view["ranks"].values() if row["model"] == name), key=_by_rank)
     sizes = [
-        (colour, f"{format_bytes(model[column])} {WORDS[column]}") for column, colour in PARTS.items() if model[column]
+        (mark.colour, f"{format_bytes(model[column])} {mark.name}")
+        for column, mark in SHARD_PARTS.items()
+        if model[column]
     ]
     _draw_legend(picture, "unsharded:", sizes, y)
-    ways = [(COLOURS[way], _LEGEND[way]) for way in dict.fromkeys(row["way"] for _, row in params)]
+    marks = [SHARD_WAYS[way] for way in dict.fromkeys(row["way"] for _, row in params)]
+    ways = [(mark.colour, mark.piece) for mark in marks]
     ways += [("amber", "gathered now")] if any(rank["most"] for rank in ranks) else []
     _draw_legend(picture, "in a box:", list(dict.fromkeys(ways)), y + 18)
     y += 28
@@ -125,14 +117,14 @@ def _draw_rank_head(picture: Picture, view: View, model: Row, rank: Row, x: floa
     room, name = int((step - 6) / LETTER), str(view["workers"][str(rank["worker"])]["name"])
     picture.text(x, y + 14, short(name, int((step - 6) / STRONG)), "strong")
     picture.text(x, y + 30, short(rank_words(rank), room), "note")
-    whole = sum(model[column] for column in PARTS)
+    whole = sum(model[column] for column in SHARD_PARTS)
     wide, at = step - 12, x
-    for column, colour in (*PARTS.items(), ("gathered", "amber")):
+    for column, colour in (*((column, mark.colour) for column, mark in SHARD_PARTS.items()), ("gathered", "amber")):
         part = min(wide * rank[column] / max(1, whole), x + wide - at)
         picture.rect(at, y + 36, part, _BAR, f"f-{colour}", 0)
         at += part
     picture.rect(x, y + 36, wide, _BAR, "line s-dim", 0)
-    own = sum(rank[column] for column in PARTS)
+    own = sum(rank[column] for column in SHARD_PARTS)
     picture.text(x, y + 59, short(format_bytes(own) + (f", {own / whole:.0%}" if whole else ""), room), "note")
 
 
@@ -148,13 +140,13 @@ def _draw_piece(picture: Picture, param: Row, piece: Row, x: float, step: float,
     top = y + (_ROW - tall) / 2 + 1
     if piece["now"]:
         _fill_share(picture, piece["lit"], x, top, wide, tall, "f-amber")
-    _fill_share(picture, piece["block"], x, top, wide, tall, f"f-{COLOURS[param['way']]}")
+    _fill_share(picture, piece["block"], x, top, wide, tall, f"f-{SHARD_WAYS[param['way']].colour}")
     picture.rect(x, top, wide, tall, "line s-dim", 1)
     if step >= _TEXT_ROOM:
         beside = x + _WIDE + 8
         room = int((step - _WIDE - 12) / LETTER)
         picture.text(beside, y + 14, short(shape_words(piece["size"]) if piece["parameter"] else piece["words"], room))
-        picture.text(beside, y + 29, short(format_bytes(sum(piece[column] for column in PARTS)), room), "note")
+        picture.text(beside, y + 29, short(format_bytes(sum(piece[column] for column in SHARD_PARTS)), room), "note")
 
 
 def _fill_share(picture: Picture, share: list[float], x: float, y: float, wide: float, tall: float, kind: str) -> None:

@@ -8,14 +8,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcbench.base.charts import short
 from rpcbench.base.errors import counted, format_bytes
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.views import View, World, everybody, living, rows_of
 
-_COLUMNS = ("parameter", "gradient", "state")
+
+class ShardMark(NamedTuple):
+    """Something that panels and pictures of models draw with a colour of its own."""
+
+    colour: str
+    name: str  # in texts
+    piece: str = ""  # of one rank, in tooltips and legends
+
+
+SHARD_PARTS = {
+    "parameter": ShardMark("blue", "parameters"),
+    "gradient": ShardMark("green", "gradients"),
+    "state": ShardMark("purple", "optimizer state"),
+}
+"""The parts of the bytes of a rank."""
+SHARD_WAYS = {
+    "sharded": ShardMark("blue", "sharded", "a piece"),
+    "replicated": ShardMark("blue", "copies kept equal", "a copy, kept equal on all ranks"),
+    "partial": ShardMark("red", "partial sums", "a part of a sum"),
+    "plain": ShardMark("dim", "plain copies", "a copy that nothing keeps equal"),
+    "alone": ShardMark("blue", "on one rank only", "on one rank only"),
+    "flat": ShardMark("dim", "flat (FSDP1)", "a part of FSDP1's flat parameter"),
+    "mixed": ShardMark("red", "kept differently on different ranks", "kept differently on other ranks"),
+}
+"""How the ranks share a parameter; amber means gathered, and nothing else does."""
 _LINE = 160  # characters of a parameter's line of text
 
 
@@ -143,7 +167,7 @@ def _param_row(pieces: list[Row], order: int, members: int) -> Row:
 def _model_rows(models: list[tuple[int, Row]], params: Table, pieces: list[Row]) -> Table:
     whole: dict[str, dict[str, int]] = {}
     for key, column, size in _unsharded_bytes(pieces):
-        sums = whole.setdefault(params[key]["model"], dict.fromkeys(_COLUMNS, 0))
+        sums = whole.setdefault(params[key]["model"], dict.fromkeys(SHARD_PARTS, 0))
         sums[column] += size
     found: Table = {}
     for _, row in models:
@@ -151,7 +175,7 @@ def _model_rows(models: list[tuple[int, Row]], params: Table, pieces: list[Row])
         own = [param for param in params.values() if param["model"] == name]
         found.setdefault(
             name,
-            {"model": name, "kind": row["kind"], "params": len(own), **whole.get(name, dict.fromkeys(_COLUMNS, 0))},
+            {"model": name, "kind": row["kind"], "params": len(own), **whole.get(name, dict.fromkeys(SHARD_PARTS, 0))},
         )
     return found
 
@@ -160,7 +184,7 @@ def _unsharded_bytes(pieces: list[Row]) -> Iterator[tuple[str, str, int]]:
     """Yield (parameter, column, bytes) of the model in one process: gradients and states in proportion to the piece."""
     most: dict[tuple[str, str], int] = {}
     for piece in pieces:
-        for column in _COLUMNS:
+        for column in SHARD_PARTS:
             share = piece["whole"] if column == "parameter" else 0
             if column != "parameter" and piece["parameter"]:
                 share = round(piece[column] * piece["whole"] / piece["parameter"])
@@ -179,7 +203,7 @@ def _rank_rows(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
             {
                 "worker": worker, "model": row["model"], "rank": row["rank"], "stages": [],
                 "places": _position_words(row),
-                **dict.fromkeys((*_COLUMNS, "gathered", "most", "steps", "left_out"), 0),
+                **dict.fromkeys((*SHARD_PARTS, "gathered", "most", "steps", "left_out"), 0),
             },
         )  # fmt: skip
         known["stages"] += [] if row["stage"] is None else [row["stage"]]
@@ -190,7 +214,7 @@ def _rank_rows(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
     for piece in pieces:
         rank = found[f"{piece['model']}/{piece['worker']}"]
         rank["left_out"] -= 1
-        for column in _COLUMNS:
+        for column in SHARD_PARTS:
             rank[column] += piece[column]
     return found
 
@@ -287,7 +311,9 @@ def shards_text(view: View) -> tuple[str, list[str]]:
     """Return the view as text: a line with the sum, and the other lines."""
     lines: list[str] = []
     for name, model in view["models"].items():
-        whole = ", ".join(f"{format_bytes(model[column])} {word}" for column, word in WORDS.items() if model[column])
+        whole = ", ".join(
+            f"{format_bytes(model[column])} {mark.name}" for column, mark in SHARD_PARTS.items() if model[column]
+        )
         lines.append(f"  {name}, {model['kind']}: {counted(model['params'], 'parameter')}; unsharded {whole or '0 B'}")
         lines += [f"    {mesh_words(mesh)}" for mesh in view["meshes"].values() if mesh["model"] == name]
         ranks = [row for row in view["ranks"].values() if row["model"] == name]
@@ -301,16 +327,9 @@ def shards_text(view: View) -> tuple[str, list[str]]:
     return f"{counted(len(view['workers']), 'member')}, {watched}", lines
 
 
-WORDS = {"parameter": "parameters", "gradient": "gradients", "state": "optimizer state"}
-_WAYS = {
-    "replicated": "copies kept equal", "partial": "partial sums", "plain": "plain copies", "alone": "on one rank only",
-    "flat": "flat (FSDP1)", "mixed": "kept differently on different ranks", "sharded": "sharded",
-}  # fmt: skip
-
-
 def way_words(param: Row) -> str:
     """Return how the members share a parameter, in words: its placements, or `plain copies`."""
-    return str(param["placed"] or _WAYS[param["way"]])
+    return str(param["placed"] or SHARD_WAYS[param["way"]].name)
 
 
 def mesh_words(mesh: Row) -> str:
@@ -327,8 +346,8 @@ def rank_words(row: Row) -> str:
 
 def _rank_words(view: View, row: Row, model: Row) -> str:
     parts = [
-        f"{format_bytes(row[part])} {word}{_share_text(row, model, part)}"
-        for part, word in WORDS.items()
+        f"{format_bytes(row[part])} {mark.name}{_share_text(row, model, part)}"
+        for part, mark in SHARD_PARTS.items()
         if model[part]
     ]
     gathered = f"; gathers at most {format_bytes(row['most'])} at once" if row["most"] else ""
