@@ -43,6 +43,7 @@ from IPython.core.getipython import get_ipython
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
+from rpcbench.pipeline.simulate import MARKS
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, Phase
 from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
@@ -50,7 +51,7 @@ from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.summary import text
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import View, World, diff
+from rpcbench.telemetry.views import RREF_STATES, View, World, diff
 from rpcbench.telemetry.worker_columns import WORKER_COLUMNS
 
 logger = logging.getLogger(__name__)
@@ -285,6 +286,8 @@ def lists_script() -> str:
     lists = {
         "workers": [asdict(column) for column in WORKER_COLUMNS],
         "messages": {"families": families, "states": MESSAGE_STATES},
+        "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
+        "rrefs": {"states": RREF_STATES},
         "shards": {
             "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},
             "ways": {key: mark.piece for key, mark in SHARD_WAYS.items()},

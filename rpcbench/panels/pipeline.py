@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset
+from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.pipeline.simulate import MARKS
 from rpcbench.telemetry.views import pipeline_view
+
+_COLOURS = {f"op-{kind}": mark.colour for kind, mark in MARKS.items()}
+_LETTERS = {f"op-{kind}": mark.ink for kind, mark in MARKS.items()}
 
 
 class PipelinePanel(Panel):
@@ -12,4 +16,8 @@ class PipelinePanel(Panel):
     look = staticmethod(pipeline_view)
     sentence = "Timeline of micro-batches, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("pipeline", ".js", "steps", "timeline", "curves")
-    _css = asset("pipeline", ".css")
+    _css = (
+        asset("pipeline", ".css")
+        + colour_rules("pipeline", "op", _COLOURS)
+        + colour_rules("pipeline", "letter", _LETTERS)
+    )

@@ -8,7 +8,7 @@ const ROW = 40; // pixels
 const MIDDLE = 20;
 const SIDE = 200; // pixels beside the columns, for the texts of a row
 const OVERSCAN = 4; // rows drawn above and below those in sight
-const COLOURS = 6; // of types, in rrefs.css
+const STATES = LISTS.rrefs.states; // in words, see `telemetry/views.py`
 const NAMED = 3; // types of one colour in the legend
 const MANY_WORKERS = 8; // with more workers or RRefs than these, rows are grouped unless the user decides
 const MANY_RREFS = 50;
@@ -86,7 +86,7 @@ function description(rref, forks, names) {
   const type = rref.type ? ` (${rref.type})` : "";
   const size = rref.size === null ? [] : [`${formatBytes(rref.size)} in tensors when it was made`];
   const cell = rref.number === null ? [] : [`made by cell [${rref.number}] on ${names(rref.by)}`];
-  const what = `RRef ${rref.rref}${type}, ${TEXT.states[rref.state]}, owned by ${names(rref.owner)}`;
+  const what = `RRef ${rref.rref}${type}, ${STATES[rref.state]}, owned by ${names(rref.owner)}`;
   return [what, ...users, ...size, ...cell].join("\n");
 }
 
@@ -134,7 +134,7 @@ function row(rref, forks, { slot, isInside, colour }, cols, names, showCell) {
     confirmedLine(rref, forks, cols),
     ...transitArrows(rref, forks, cols),
     ...marks(rref, forks, cols),
-    label(cols.end, 25, TEXT.states[rref.state], `rb-state rb-end rb-${rref.state}`),
+    label(cols.end, 25, STATES[rref.state], `rb-state rb-end rb-${rref.state}`),
   );
 }
 
@@ -146,13 +146,14 @@ const legend = (types) => {
     [forkMark("pending", 1), TEXT.legend.pending],
     [forkMark("deleting", 1), TEXT.legend.deleting],
   ];
-  return [...marks, ...coloursIn(types).map(([colour, names]) => [swatch(colour), names])];
+  return [...marks, ...types.map(([colour, names]) => [swatch(colour), names])];
 };
 
-// Returns the colours that these types have, and the names of the types of each: [colour, text].
-function coloursIn(types) {
+// Returns the colours of these RRefs, and the names of the types of each: [colour, text].
+function coloursIn(rrefs) {
   const byColour = new Map();
-  for (const type of types) byColour.set(colourOf(type), [...(byColour.get(colourOf(type)) ?? []), type || TEXT.unknown]);
+  const named = new Map(rrefs.map((rref) => [className(rref), rref.colour]));
+  for (const [name, colour] of [...named].sort(([a], [b]) => natural(a, b))) byColour.set(colour, [...(byColour.get(colour) ?? []), name]);
   return [...byColour].map(([colour, names]) => [colour, names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ", …" : "")]);
 }
 
@@ -218,7 +219,7 @@ function groupMarks({ owned, used }, cols) {
 }
 
 function groupRow({ key, name, members, isOpen, slot, colour, sums }, cols, names, toggle) {
-  const states = [...sums.states].map(([state, count]) => `${count} ${TEXT.states[state]}`);
+  const states = [...sums.states].map(([state, count]) => `${count} ${STATES[state]}`);
   const worst = ["lost", "failed", "unlisted", "computing", "ready"].find((state) => sums.states.has(state));
   const of = (map, verb) => [...map].map(([id, count]) => `${names(id)} ${verb} ${count}`);
   const counts = [...of(sums.owned, TEXT.owns), ...of(sums.used, TEXT.uses)];
@@ -237,7 +238,7 @@ function groupRow({ key, name, members, isOpen, slot, colour, sums }, cols, name
       label(28, 16, shorten(`${members.length} ${name}`, room), "rb-strong"),
       label(28, 33, size, "rb-note")),
     ...groupMarks(sums, cols),
-    label(cols.end, 25, `${sums.states.get(worst)} ${TEXT.states[worst]}`, `rb-state rb-end rb-${worst}`),
+    label(cols.end, 25, `${sums.states.get(worst)} ${STATES[worst]}`, `rb-state rb-end rb-${worst}`),
   );
   node.addEventListener("click", () => toggle(key));
   node.addEventListener("keydown", (event) => {
@@ -353,7 +354,7 @@ class Controls {
     const named = (values) => [...new Set(values)].filter(Boolean).sort(natural).map((value) => [value, value]);
     this.type.offer(named(all.map((rref) => className(rref))));
     const states = named([...all.map((rref) => rref.state), ...IN_TRANSIT]);
-    this.state.offer(states.map(([state]) => [state, TEXT.states[state] ?? TEXT.forks.short[state]]));
+    this.state.offer(states.map(([state]) => [state, STATES[state] ?? TEXT.forks.short[state]]));
   }
 
   // Returns the keys of the RRefs to show, in order.
@@ -384,13 +385,6 @@ function revealCell(panel, { cell, number }) {
   found.scrollIntoView({ block: "center" });
   found.animate([{ backgroundColor: "rgb(230 159 0 / 35%)" }, {}], 1500);
   return true;
-}
-
-// Returns the colour of a type, by its name alone: it is the same in all browsers and in pictures (`telemetry/svg.py` has the
-// same sum), whatever other types there are. So types may share a colour. The first summand is chosen so that those of lessons
-// and pipelines do not.
-function colourOf(type) {
-  return [...type].reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 65521, 823) % COLOURS;
 }
 
 export default panel("rrefs", "RRefs", (frame) => {
@@ -426,11 +420,11 @@ export default panel("rrefs", "RRefs", (frame) => {
       const at = { ...line, slot: Math.max(0, first) + i };
       if (line.rref) {
         const rref = view.rrefs[line.rref];
-        return { ...at, colour: colourOf(className(rref)), parts: [cols.key, at.slot, line.isInside, rref, ...byRref.get(line.rref)] };
+        return { ...at, colour: rref.colour, parts: [cols.key, at.slot, line.isInside, rref, ...byRref.get(line.rref)] };
       }
       const sums = sumUp(line.members, view.rrefs, byRref);
       const told = JSON.stringify([...sums.owned, ...sums.used, ...sums.states, sums.size]);
-      const colour = sums.types.size === 1 ? colourOf([...sums.types][0]) : "mixed";
+      const colour = sums.types.size === 1 ? view.rrefs[line.members[0]].colour : "mixed";
       return { ...at, sums, colour, parts: [cols.key, at.slot, line.isOpen, colour, told] };
     });
     const active = document.activeElement;
@@ -471,7 +465,7 @@ export default panel("rrefs", "RRefs", (frame) => {
     drawHead(frame, cols, (worker) => TEXT.head.short(...counts(worker)), (worker) => TEXT.head.long(...counts(worker)));
     drawStripes(stripes, cols, lines.length ? Math.max(4, lines.length) * ROW + 6 : 0);
     drawLines(lines, view, byRref, cols, names);
-    const types = [...new Set(Object.values(rrefs).map(className))].sort(natural);
+    const types = coloursIn(Object.values(rrefs));
     if (legendOf !== String(types)) frame.showLegend(legend(types));
     legendOf = String(types);
     known.clear();

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset
-from rpcbench.telemetry.views import rref_view
+from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.telemetry.views import TYPE_COLOURS, rref_view
+
+_COLOURS = {f"type-{colour}": colour for colour in TYPE_COLOURS} | {"type-mixed": "dim"}
 
 
 class RRefPanel(Panel):
@@ -12,4 +14,4 @@ class RRefPanel(Panel):
     look = staticmethod(rref_view)
     sentence = "RRefs by owner and user, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = asset("rrefs", ".js")
-    _css = asset("rrefs", ".css")
+    _css = asset("rrefs", ".css") + colour_rules("rrefs", "type", _COLOURS)

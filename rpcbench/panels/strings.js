@@ -81,7 +81,6 @@ const STRINGS = {
     inTensors: "in tensors",
     head: { short: (owned, used) => `■ ${owned}  ● ${used}`, long: (owned, used) => `owns ${owned} RRefs, uses ${used}` },
     legend: { owner: "owner", user: "user", pending: "waits for the owner", deleting: "lets go" },
-    states: { ready: "ready", computing: "computing", failed: "failed", unlisted: "on its way", lost: "lost" },
     forks: {
       confirmed: "confirmed by the owner",
       pending: "waits for the owner's confirmation",
@@ -204,15 +203,7 @@ const STRINGS = {
       "block lights its micro-batch in all stages. Ctrl and the wheel, or + and −, zoom; arrow keys and dragging move; 0 " +
       "fits. A click on a curve opens that step.",
     hint: ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
-    kinds: {
-      F: "forward",
-      B: "backward",
-      I: "input gradient",
-      W: "weight gradient",
-      R: "recompute",
-      A: "all-reduce",
-      other: "other",
-    },
+    kinds: { ...LISTS.pipeline.kinds, other: "other" },
     legend: {
       coloured: "a colour for each micro-batch",
       waits: "waits",

@@ -9,7 +9,7 @@ from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.shard_views import shards_text
-from rpcbench.telemetry.views import View
+from rpcbench.telemetry.views import RREF_STATES, View
 from rpcbench.telemetry.worker_columns import figure_words
 
 LINES = 12  # so that a cell's output fits a screen
@@ -50,7 +50,7 @@ def _rref_line(workers: Table, row: Row, holders: list[str]) -> str:
     times = Counter(sorted(holders))
     users = ", ".join(who if count == 1 else f"{who} ({count} forks)" for who, count in times.items())
     used = f", used by {users}" if users else ""
-    return f"  {row['rref']}{kind} on {_worker_name(workers, row['owner'])}: {row['state']}{used}"
+    return f"  {row['rref']}{kind} on {_worker_name(workers, row['owner'])}: {RREF_STATES[row['state']]}{used}"
 
 
 def _summarize_contexts(view: View) -> tuple[str, list[str]]:

@@ -16,12 +16,11 @@ from rpcbench.base.charts import CODE, LETTER, STRONG, Columns, Picture, as_html
 from rpcbench.base.errors import counted
 from rpcbench.base.ids import Row
 from rpcbench.pipeline.timeline import Timeline
-from rpcbench.runtime.handles import class_of
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_STATES
 from rpcbench.telemetry.recording import save_text
 from rpcbench.telemetry.shard_pictures import draw_shards
 from rpcbench.telemetry.summary import by_number, step_line, text, when
-from rpcbench.telemetry.views import View
+from rpcbench.telemetry.views import RREF_STATES, View
 from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words, format_value
 
 # All lengths are in pixels of the picture.
@@ -244,22 +243,11 @@ def _draw_rrefs(picture: Picture, view: View, at: Columns) -> None:
         forks.setdefault(fork["rref"], []).append(fork)
     for n, key in enumerate(keys[:MOST]):
         rref = view["rrefs"][key]
-        _draw_rref(picture, rref, forks.get(key, []), at, at.top + n * ROW, type_colour(rref["type"]))
+        _draw_rref(picture, rref, forks.get(key, []), at, at.top + n * ROW)
     rest(picture, len(keys), MOST, at.top + MOST * ROW)
 
 
-def type_colour(type_: str) -> str:
-    """Return the colour of a type of values, by the name of its class alone, as in panels/rrefs.js."""
-    total = 823
-    for letter in class_of(type_):
-        total = (31 * total + ord(letter)) % 65521
-    return _TYPES[total % len(_TYPES)]
-
-
-_TYPES = ("blue", "purple", "green", "olive", "indigo", "teal")
-
-
-def _draw_rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float, colour: str) -> None:
+def _draw_rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: float) -> None:
     middle, owner = y + ROW / 2, at.x(rref["owner"])
     beside = 22 + 9 * CODE
     picture.text(12, middle + 4, short(rref["rref"], 9), "code strong")
@@ -270,12 +258,12 @@ def _draw_rref(picture: Picture, rref: Row, forks: list[Row], at: Columns, y: fl
             picture.line(owner, middle, at.x(fork["holder"]), middle, "line s-dim")
         elif fork["holder"] != rref["owner"] and fork["state"] in _WAYS:
             picture.arrow(at.x(fork["holder"]), middle, owner, middle, _WAYS[fork["state"]], "dashed")
-    own = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], colour)
+    own = {"failed": "red", "lost": "dim", "unlisted": "dim"}.get(rref["state"], rref["colour"])
     picture.rect(owner - 7, middle - 7, 14, 14, f"f-{own}")
     for fork in forks:  # after the owner's square, which is wider; a fork of the owner itself is beside it
         beside = 16 if fork["holder"] == rref["owner"] else 0
-        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], f"f-{colour}"))
-    picture.text(at.width - 12, middle + 4, rref["state"], "note end")
+        picture.circle(at.x(fork["holder"]) + beside, middle, 6, _FORKS.get(fork["state"], f"f-{rref['colour']}"))
+    picture.text(at.width - 12, middle + 4, RREF_STATES[rref["state"]], "note end")
 
 
 _WAYS = {"pending": "orange", "deleting": "dim"}  # messages to the owner that are in transit

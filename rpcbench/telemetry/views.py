@@ -26,6 +26,7 @@ from typing import Any
 
 from rpcbench.base.ids import Row, Table
 from rpcbench.pipeline.timeline import idle_share
+from rpcbench.runtime.handles import class_of
 from rpcbench.telemetry.worker_columns import activity_words, read_figures
 
 World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
@@ -33,14 +34,32 @@ View = dict[str, Table]  # section: key: row
 Delta = dict[str, "dict[str, Any] | None"]  # see `diff`
 
 
+RREF_STATES = {
+    "ready": "ready", "computing": "computing", "failed": "failed", "unlisted": "on its way", "lost": "lost",
+}  # fmt: skip
+"""The states of RRefs in words; `unlisted`: reported by users but not by its owner, `lost`: its owner is lost."""
+TYPE_COLOURS = ("blue", "purple", "green", "olive", "indigo", "teal")
+
+
+def type_colour(type_: str) -> str:
+    """Return the colour of a type of values, by the name of its class alone, whatever other types there are.
+
+    So types may share a colour. The first summand is chosen so that those of lessons and pipelines do not.
+    """
+    total = 823
+    for letter in class_of(type_):
+        total = (31 * total + ord(letter)) % 65521
+    return TYPE_COLOURS[total % len(TYPE_COLOURS)]
+
+
 def rref_view(world: World) -> View:
     """Return owner and users of each RRef. Sections: workers, rrefs, forks. Only workers that are up are counted.
 
-    The state of an RRef is `ready`, `computing`, `failed`, `unlisted` (reported by users but not by its owner: a
-    message is in transit) or `lost` (its owner is lost). `size`: bytes of its tensors at creation; `made`: seconds
-    since 1970; `cell` and `number`: the notebook's cell that created it, run by worker `by`; None or empty if unknown.
-    The state of a fork is `pending`, `confirmed`, `deleting` or `listed` (reported by its owner only: its holder has
-    released it, or has not received it yet). `parent` is the worker that created the fork.
+    The state of an RRef is one of `RREF_STATES`; `colour`: that of its type in all panels and pictures. `size`: bytes
+    of its tensors at creation; `made`: seconds since 1970; `cell` and `number`: the notebook's cell that created it,
+    run by worker `by`; None or empty if unknown. The state of a fork is `pending`, `confirmed`, `deleting` or `listed`
+    (reported by its owner only: its holder has released it, or has not received it yet). `parent` is the worker that
+    created the fork.
     """
     forks: Table = {}
     types: dict[str, str] = {}
@@ -80,13 +99,15 @@ def _rref_row(rref: str, owner: Row, row: Row) -> Row:
         "number": row["number"],
         "by": _creator_of_rref(rref),
     }
-    return {"rref": rref, "owner": owner["id"], "type": row["type"], "state": state, "forks": 0, **known}
+    about = {"rref": rref, "owner": owner["id"], "type": row["type"], "colour": type_colour(row["type"])}
+    return {**about, "state": state, "forks": 0, **known}
 
 
 def _unlisted_rref_row(rref: str, owner: int, kind: str, world: World) -> Row:
     state = "unlisted" if is_up(world, owner) else "lost"
     unknown = {"size": None, "made": None, "cell": "", "number": None, "by": _creator_of_rref(rref)}
-    return {"rref": rref, "owner": owner, "type": kind, "state": state, "forks": 0, **unknown}
+    about = {"rref": rref, "owner": owner, "type": kind, "colour": type_colour(kind)}
+    return {**about, "state": state, "forks": 0, **unknown}
 
 
 def _creator_of_rref(rref: str) -> int:

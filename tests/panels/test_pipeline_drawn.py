@@ -228,7 +228,7 @@ def test_a_failed_operation_and_those_of_other_schedules_are_told_apart(show):
     shown = show("pipeline", at)
     for kind in ("I", "W", "R", "other"):
         assert shown.count(f".rb-picture .rb-op-{kind}") == 1
-    kinds = ["Fforward", "Bbackward", "Iinput gradient", "Wweight gradient", "Rrecompute", "?other"]
+    kinds = ["Fforward", "Bbackward", "Iinput gradient", "Wweight gradients", "Rrecomputed forward", "?other"]
     assert shown.texts(".rb-legend > span")[:6] == kinds
     assert shown.texts("[data-op='s1.w1.9'] .rb-number") == ["!B1"]
     assert "failed after" in shown.page.locator("[data-op='s1.w1.9'] title").text_content()

@@ -58,8 +58,8 @@ def test_a_fork_has_the_state_its_holder_gives_it():
     }  # fmt: skip
     assert view["forks"]["0.3"]["state"] == "listed"
     assert view["rrefs"]["0.1"] == {
-        "rref": "0.1", "owner": 1, "type": "Tensor", "state": "ready", "forks": 2, "size": 40, "made": None,
-        "cell": "c", "number": 3, "by": 0,
+        "rref": "0.1", "owner": 1, "type": "Tensor", "colour": "blue", "state": "ready", "forks": 2, "size": 40,
+        "made": None, "cell": "c", "number": 3, "by": 0,
     }  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def test_text_counts_names_and_cuts():
     at[1]["left_out"] = 4
     lines = text(rref_view(at)).splitlines()
     assert lines[0] == "2 members, 15 RRefs, 15 forks, 15 pending (4 events left out)"
-    assert lines[1] == "  1.0 Tensor on w1: unlisted, used by w0 (pending)"
+    assert lines[1] == "  1.0 Tensor on w1: on its way, used by w0 (pending)"
     assert lines[-1] == "  … and 3 more"
     assert len(lines) == LINES + 2
 
