@@ -77,6 +77,7 @@ class Launcher(Protocol):
     - `start_all(configs, on_exit) -> handles`: starts several workers as a unit, all of them or none.
     - `inseparable`: why no worker is started or ended alone, a string for error messages.
     - `pins`: True if a worker has its config's `gpu` in its environment (`WorldConfig.pinned`).
+    - `gpu_advice`: else, how its workers get their GPUs, for error messages.
     - `environ`: the variables of all configs, which the cluster sets before `warm`.
     - `connection_file(name) -> path`: returns the file by which other clients connect to a Jupyter kernel.
     """

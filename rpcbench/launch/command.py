@@ -56,6 +56,7 @@ class CommandLauncher(ForkServerLauncher):
     """
 
     far = True
+    gpu_advice = "let its command choose: template='ssh {host} env CUDA_VISIBLE_DEVICES=0 {cmd}'"
 
     def __init__(
         self, run_directory: RunDirectory, template: str, hosts: str | Sequence[str] = (), python: str = sys.executable

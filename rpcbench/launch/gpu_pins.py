@@ -22,11 +22,6 @@ NONE = "none"
 """The word for workers without a GPU of their own."""
 Chosen = str | Sequence[int] | None
 """Numbers, as a sequence or in a text with commas; "none"; None: one GPU for each worker, if there are enough."""
-_ELSEWHERE = {
-    "command": "let its command choose: template='ssh {host} env CUDA_VISIBLE_DEVICES=0 {cmd}'",
-    "ray": "Ray assigns GPUs: options={'gpus': 1}",
-}
-"""How workers of the launchers that pin none get their GPUs."""
 
 
 class GpuPins:
@@ -36,22 +31,21 @@ class GpuPins:
         chosen: As above.
         n: The number of workers.
         launcher: The name of their launcher.
-        can_pin: Whether that launcher gives a worker its GPU.
+        elsewhere: How workers get their GPUs if that launcher assigns none; empty if it does.
 
     Raises:
         ValueError: The launcher cannot; a word is no number; there is no such GPU; there are more workers than GPUs.
     """
 
-    def __init__(self, chosen: Chosen, n: int, launcher: str, can_pin: bool) -> None:
+    def __init__(self, chosen: Chosen, n: int, launcher: str, elsewhere: str = "") -> None:
         self._entries: tuple[str, ...] = ()  # of CUDA_VISIBLE_DEVICES, one for each worker
         self._chosen: tuple[int, ...] | None = None  # numbers, if they were given
         if chosen is None:
-            there = gpus.visible() if can_pin else []
+            there = [] if elsewhere else gpus.visible()
             self._entries = tuple(gpu.entry for gpu in there) if len(there) >= n else ()
         elif chosen != NONE:
-            if not can_pin:
-                how = _ELSEWHERE.get(launcher, "leave gpus out, and choose there")
-                raise ValueError(f"{_format_choice(chosen)}: the launcher {launcher!r} assigns no GPUs; {how}")
+            if elsewhere:
+                raise ValueError(f"{_format_choice(chosen)}: the launcher {launcher!r} assigns no GPUs; {elsewhere}")
             self._chosen = _parse_numbers(chosen)
             self._entries = _entries_of_gpus(self._chosen)
         self.check(n)

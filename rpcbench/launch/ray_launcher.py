@@ -171,6 +171,7 @@ class RayLauncher(ForkServerLauncher):
     """
 
     far = True
+    gpu_advice = "Ray assigns GPUs: options={'gpus': 1}"
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The registry of launchers by name: our own, and those of other packages' entry points "rpcbench.launchers".
+"""The registry of launchers by name: our own, in `OWN`, and those of other packages' entry points "rpcbench.launchers".
 
 Each is a callable `(directory: RunDirectory, **options) -> Launcher`. Modules that only one launcher needs are imported
 when it is made. Our names take precedence over those of other packages.
@@ -9,25 +9,35 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcbench.base.errors import RpcError
 from rpcbench.launch.base import Launcher
 from rpcbench.transport.run_dir import RunDirectory
 
 GROUP = "rpcbench.launchers"
+
+
+class OwnLauncher(NamedTuple):
+    """A launcher of this package."""
+
+    place: str  # module:class
+    text: str  # for the help of `%cluster start`
+    packages: str = ""  # that it needs beside those of rpcbench, as arguments of `pip install`
+
+
 OWN = {
-    "local": "rpcbench.launch.process:ProcessLauncher",
-    "kernel": "rpcbench.launch.kernel:KernelLauncher",
-    "command": "rpcbench.launch.command:CommandLauncher",
-    "torchrun": "rpcbench.launch.torchrun:TorchrunLauncher",
-    "ray": "rpcbench.launch.ray_launcher:RayLauncher",
+    "local": OwnLauncher("rpcbench.launch.process:ProcessLauncher", "processes of this host"),
+    "kernel": OwnLauncher("rpcbench.launch.kernel:KernelLauncher", "Jupyter kernels of this host"),
+    "command": OwnLauncher(
+        "rpcbench.launch.command:CommandLauncher",
+        "a command for each worker, template='ssh {host} {cmd}' hosts=node1,node2",
+    ),
+    "torchrun": OwnLauncher("rpcbench.launch.torchrun:TorchrunLauncher", "ranks of one torchrun on this host"),
+    "ray": OwnLauncher("rpcbench.launch.ray_launcher:RayLauncher", "actors of Ray, cpus=0.5", "ray"),
 }
-"""As in pyproject.toml; the table is needed if the installed metadata is of an older version."""
 KINDS = {"process": "local", "kernel": "kernel"}
 """The launcher for each `kind` of `Cluster`."""
-_PACKAGES = {"kernel": "ipykernel jupyter-client", "ray": "ray"}
-"""Arguments of `pip install` for launchers with more requirements."""
 
 Make = Callable[..., Launcher]
 
@@ -35,6 +45,11 @@ Make = Callable[..., Launcher]
 def launcher_names() -> list[str]:
     """Return the names of all launchers."""
     return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
+
+
+def option_names(name: str) -> list[str]:
+    """Return the names of a launcher's options. Raises the errors of `make_launcher`."""
+    return list(inspect.signature(_load_maker(name)).parameters)[1:]
 
 
 def check_launcher(name: str) -> str:
@@ -52,7 +67,7 @@ def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]
         _check_options(name, make, directory, options)
         return make(directory, **options)
     except ModuleNotFoundError as missing:
-        how = f": pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
+        how = f": pip install {OWN[name].packages}" if name in OWN and OWN[name].packages else ""
         raise RpcError(f"workers of launcher {name!r} need {missing.name}, which is not installed{how}") from missing
 
 
@@ -73,7 +88,7 @@ def chosen_launcher(
 
 def _load_maker(name: str) -> Make:
     check_launcher(name)
-    points = [EntryPoint(name, OWN[name], GROUP)] if name in OWN else [*entry_points(group=GROUP, name=name)]
+    points = [EntryPoint(name, OWN[name].place, GROUP)] if name in OWN else [*entry_points(group=GROUP, name=name)]
     try:
         make: Make = points[0].load()
     except ModuleNotFoundError:
@@ -89,5 +104,5 @@ def _check_options(name: str, make: Make, directory: RunDirectory, options: Mapp
     try:
         takes.bind(directory, **options)
     except TypeError as error:
-        known = ", ".join(list(takes.parameters)[1:]) or "none"
+        known = ", ".join(option_names(name)) or "none"
         raise ValueError(f"launcher {name!r}: {error}; its options: {known}") from None

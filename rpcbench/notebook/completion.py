@@ -18,11 +18,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from IPython.core.error import UsageError
+
+from rpcbench.base.errors import RpcError
 from rpcbench.cells import shell
 from rpcbench.cells.partition import COMBINATIONS, SCATTER
 from rpcbench.cells.targets import ALL
 from rpcbench.launch import gpu_pins
-from rpcbench.launch.registry import launcher_names
+from rpcbench.launch.registry import launcher_names, option_names
 from rpcbench.notebook import panel_names, parsers
 from rpcbench.notebook.async_cells import HERE
 from rpcbench.notebook.fault_magics import FAULTS
@@ -81,10 +84,20 @@ class Vocabulary(NamedTuple):
             parsers.WORKER: lambda: self._targets, parsers.CLUSTER: lambda: self.clusters,
             parsers.SAVED: lambda: self.saved, parsers.LAUNCHER: launcher_names,
             parsers.LOADS: lambda: _transfer_words(begun, [SCATTER]), parsers.GPUS: lambda: gpu_pins.offers(size),
+            parsers.VALUES: lambda: _option_words(before),
             parsers.FETCHES: lambda: _transfer_words(begun, COMBINATIONS),
         }  # fmt: skip
         found = words.get(argument.metavar)
         return argument.choices or () if found is None else found()
+
+
+def _option_words(before: list[str]) -> list[str]:
+    """Return the options of the launcher that the words name; none if that cannot be loaded."""
+    try:
+        name = cluster_line().action("start").parse_some(before)[0].launcher
+        return [f"{option}=" for option in option_names(name)] if name else []
+    except (UsageError, RpcError, ModuleNotFoundError):
+        return []
 
 
 def _transfer_words(begun: str, ways: Iterable[str]) -> list[str]:

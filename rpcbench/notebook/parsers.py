@@ -26,8 +26,8 @@ from rpcbench.launch.registry import KINDS, OWN, check_launcher
 from rpcbench.notebook.async_cells import in_tabs
 from rpcbench.testing.faults import PROGRAM
 
-WORKER, CLUSTER, SAVED, LAUNCHER, GPUS = "WORKER", "CLUSTER", "SIZE|NAME", "LAUNCHER", "0,1"
-LOADS, FETCHES = "a,b:scatter", "y,z:cat"
+WORKER, CLUSTER, SAVED, LAUNCHER = "WORKER", "CLUSTER", "SIZE|NAME", "LAUNCHER"
+VALUES, GPUS, LOADS, FETCHES = "OPTION=VALUE", "0,1", "a,b:scatter", "y,z:cat"
 """Metavars of arguments whose words completion knows."""
 HOW_MANY = "how many workers to start: %cluster start 2; or the name of a saved cluster: %cluster start lab"
 
@@ -129,15 +129,15 @@ def cluster_line() -> MagicParser:
 
 
 def _add_start(start: MagicParser) -> None:
+    launchers = "; ".join(f"{name}: {own.text}" for name, own in OWN.items())
+    start.epilog = f"Launchers: {launchers}; and those of other packages"
     start.add("size", HOW_MANY, metavar=SAVED, nargs="?")
-    start.add(
-        "words", "options of the launcher: template='ssh {host} {cmd}' hosts=node1", metavar="OPTION=VALUE", nargs="*"
-    )
+    start.add("words", "options of the launcher", metavar=VALUES, nargs="*")
     start.add("--name", "what to call it: %cluster start 2 --name other")
     kinds = f"which kind of workers to start, {' or '.join(KINDS)}: %cluster start 2 --kind kernel"
     start.add("--kind", kinds, choices=KINDS)
-    launchers = f"what launches the workers, {', '.join(OWN)}: %cluster start 2 --launcher command"
-    start.add("--launcher", launchers, metavar=LAUNCHER, type=_parse_launcher)
+    names = f"what launches the workers, {', '.join(OWN)}: %cluster start 2 --launcher command"
+    start.add("--launcher", names, metavar=LAUNCHER, type=_parse_launcher)
     start.add("--address", "where workers dial this host: --address 192.0.2.7:29500", metavar="HOST:PORT")
     start.add("--gpus", "which GPU each worker gets, or none: %cluster start 2 --gpus 0,1", metavar=GPUS)
     variables = "which variable workers get: %cluster start 2 --env OMP_NUM_THREADS=2 --env DEBUG=1"

@@ -12,6 +12,7 @@ import pytest
 
 import rpcbench
 from rpcbench.cells.targets import Targets
+from rpcbench.launch.registry import OWN
 from rpcbench.notebook.cluster_magic import Commands
 from rpcbench.transport import hosts
 
@@ -33,8 +34,9 @@ def commands(no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_has_a_block_for_each_kind_of_launcher() -> None:
-    words = " ".join(BLOCKS)
-    assert all(word in words for word in ('"local"', '"kernel"', '"ssh ', '"srun ', '"kubectl ', '"docker ')) and LINES
+    words = " ".join(ALL)
+    assert all(word in words for word in ('"ssh ', '"srun ', '"kubectl ', '"docker ')) and LINES
+    assert all(f'launcher="{name}"' in words for name in OWN)
 
 
 @pytest.mark.long

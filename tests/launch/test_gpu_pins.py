@@ -17,8 +17,8 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.launch.gpu_pins import GpuPins, offers
 
 
-def entries(chosen: Any, n: int, workers: int | None = None, can_pin: bool = True) -> list[str]:
-    pins = GpuPins(chosen, n, "local", can_pin)
+def entries(chosen: Any, n: int, workers: int | None = None, elsewhere: str = "") -> list[str]:
+    pins = GpuPins(chosen, n, "local", elsewhere)
     return [pins.of(number) for number in range(1, (workers or n) + 1)]
 
 
@@ -28,7 +28,7 @@ def test_without_a_list_each_has_one_where_there_are_enough(tmp_path: Path) -> N
         assert entries(None, 3) == uuids and entries(None, 2) == uuids[:2]
         assert entries(None, 2, workers=4) == [*uuids, ""], "one that is added later may find none"
         assert entries(None, 4) == [""] * 4 and entries("none", 2) == [""] * 2
-        assert entries(None, 2, can_pin=False) == [""] * 2
+        assert entries(None, 2, elsewhere="no") == [""] * 2
     with fake_gpus(tmp_path, 0):
         assert entries(None, 1) == [""]
 
@@ -66,7 +66,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("chosen", "n", "sentence"), MISTAKES, ids=str)
 def test_a_mistake_is_one_sentence(tmp_path: Path, chosen: Any, n: int, sentence: str) -> None:
     with fake_gpus(tmp_path, 3), pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        GpuPins(chosen, n, "local", True)
+        GpuPins(chosen, n, "local")
 
 
 def test_a_host_without_gpus_says_so(tmp_path: Path) -> None:
@@ -80,11 +80,9 @@ def test_launchers_that_assign_none_say_who_does(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 2):
         with pytest.raises(ValueError, match=r"^gpus=0,1: the launcher 'command' assigns no GPUs; let its comman"):
             rpcbench.Cluster(2, launcher="command", options={"template": "{cmd}"}, gpus="0,1")
-        with pytest.raises(ValueError, match=r"^gpus=\[0\]: the launcher 'ray' assigns no GPUs; Ray assigns GPUs: o"):
-            GpuPins([0], 1, "ray", False)
-        with pytest.raises(ValueError, match="'mine' assigns no GPUs; leave gpus out"):
-            GpuPins([0], 1, "mine", False)
-        GpuPins("none", 1, "command", False)
+        with pytest.raises(ValueError, match=r"^gpus=\[0\]: the launcher 'mine' assigns no GPUs; leave gpus out"):
+            GpuPins([0], 1, "mine", "leave gpus out")
+        GpuPins("none", 1, "command", "leave gpus out")
 
 
 def test_values_of_the_option_are_offered(tmp_path: Path) -> None:

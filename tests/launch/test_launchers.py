@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ import pytest
 import rpcbench
 from rpcbench.base.errors import RpcError
 from rpcbench.launch import registry
+from rpcbench.notebook.completion import Vocabulary
+from rpcbench.notebook.parsers import cluster_line
 from rpcbench.transport import hosts
 
 PLUGIN = """
@@ -84,9 +85,12 @@ def test_kind_and_start_choose_a_launcher_and_contradictions_are_refused() -> No
         rpcbench.Cluster(1, address="10.0.0.1")
 
 
-def test_the_metadata_of_the_package_names_the_same_launchers() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][registry.GROUP] == registry.OWN
+def test_options_of_a_launcher_are_offered_and_its_name_is_in_the_help() -> None:
+    words = Vocabulary((), ()).after("%cluster", ["start", "2", "--launcher", "command"])
+    assert {"template=", "hosts=", "python="} <= {*words}
+    assert not any("=" in word for word in Vocabulary((), ()).after("%cluster", ["start", "2", "--launcher=nope"]))
+    help_text = " ".join(cluster_line().action("start").format_help().split())
+    assert all(f"{name}: {own.text}" in help_text for name, own in registry.OWN.items())
 
 
 # -- the address of the notebook
