@@ -145,8 +145,7 @@ class Cluster(BaseCluster):
             undo.callback(directory.remove)
             self._launcher: Launcher = registry.make_launcher(name, directory, options)
             undo.callback(self._launcher.close)
-            elsewhere = getattr(self._launcher, "gpu_advice", "leave gpus out, and choose there")
-            self._pins = GpuPins(gpus, n, name, "" if getattr(self._launcher, "pins", False) else elsewhere)
+            self._pins = GpuPins(gpus, n, name, _gpus_elsewhere(self._launcher))
             config = _with_remote_address(config, name, self._launcher.far, address)
             config = replace(config, environ=variables(env, bool(self._pins.of(1))), start_seconds=patience)
             warn_of_debugging(config.environ)
@@ -513,6 +512,11 @@ def _check_arguments(n: int, grace: float, patience: float) -> None:
         raise ValueError(f"grace={grace}: workers have between 0 and {_LONGEST:,.0f} seconds to end")
     if not 0 < patience <= _LONGEST:
         raise ValueError(f"patience={patience}: a start may take more than 0 and up to {_LONGEST:,.0f} seconds")
+
+
+def _gpus_elsewhere(launcher: Launcher) -> str:
+    """Return how workers get their GPUs if the launcher assigns none; empty if it does."""
+    return "" if getattr(launcher, "pins", False) else getattr(launcher, "gpu_advice", "leave gpus out, and choose there")
 
 
 def _with_remote_address(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:
