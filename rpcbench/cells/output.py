@@ -39,7 +39,7 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import blocked
-from rpcbench.launch.base import fold_frames, log_of
+from rpcbench.cells.worker_log import fold_frames, log_of
 from rpcbench.runtime.pool import PoolThread
 
 T = TypeVar("T")

@@ -7,10 +7,9 @@ Rules
 - All methods may be called from any thread.
 - A launcher is made by name (see `registry`), by a callable `(directory: RunDirectory, **options) -> Launcher`.
 - One that is `far` may start workers on other hosts. Then the cluster also listens, with TLS, at the address that each
-  config has as `leader`; the worker finds out its own location (`cells.worker_main`). The handles are of the local
+  config has as `leader`; the worker finds out its own location (`launch.worker_main`). The handles are of the local
   processes that launch workers, and no signal of this host reaches a worker: interrupts, and the pid that users see,
   go through the agent.
-- What leaves a log, by `tail`, has no secret: a command that makes a terminal has its input, the request, echoed there.
 - A worker that ends within its grace runs its `atexit` functions, finalizers and flushes of logs. When `stopped`
   returns or raises, also by Ctrl-C, every worker has ended or was killed.
 """
@@ -18,19 +17,18 @@ Rules
 from __future__ import annotations
 
 import logging
-import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Protocol
 
 import psutil
 
 from rpcbench.base.conditions import Condition, Event
-from rpcbench.base.config import FORK_MARK, WorldConfig
-from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.config import WorldConfig
+from rpcbench.base.errors import RpcError
+from rpcbench.cells.worker_log import tail
 from rpcbench.launch.fork_server import TERM_SECONDS
 
 UNKNOWN = 256
@@ -105,15 +103,6 @@ class Launcher(Protocol):
 
 ARRIVAL = "its arrival"
 """The label of the calls that a new worker gets, in errors."""
-_LAST_LINES = 20  # of a log, that `tail` returns
-_LAST_BYTES = 1 << 16  # of a log, in which `tail` looks for them
-_FATAL = "Fatal Python error"  # how faulthandler begins
-_SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
-_FRAMES = re.compile(
-    r"(?:^Exception raised from .+ \(most recent call first\):\n)?((?:^frame #\d+: .*(?:\n|\Z))+)\n?", re.MULTILINE
-)  # of C++, as torch adds them to an error
-_TOLD_BY_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W\d{4} .+\] ?\[c10d\]")  # a warning about a connection
-_LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
 
 
 class ProcessHandle:
@@ -202,16 +191,6 @@ class ProcessHandle:
             logging.getLogger(__name__).exception("on_exit of %s failed", self.name)
 
 
-def log_of(directory: Path, worker: str, incarnation: int) -> Path:
-    """Return the path of a worker's log; each incarnation has its own."""
-    return directory / f"{worker}.{incarnation}.log"
-
-
-def open_private(path: Path, mode: str = "ab") -> IO[Any]:
-    """Open a file that only this user can read: by default a log, to append to."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
 def has_ended(handle: Handle) -> bool:
     """Return whether a process of this host has ended, even if its parent has not reaped it; False for others."""
     if not isinstance(handle, ProcessHandle) or not handle.local or not handle.has_begun:
@@ -220,38 +199,6 @@ def has_ended(handle: Handle) -> bool:
         return bool(psutil.Process(handle.pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-
-
-def tail(log: Path) -> str:
-    """Return the last lines that the worker itself has written to its log, or its fatal error; empty if there is no
-    such file. Left out are the error of a fork, torch's warnings about connections, frames of C++, and a line that has
-    the secret of a cluster."""
-    try:
-        with log.open("rb") as file:
-            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return ""
-    if start:
-        del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
-    # Before `splitlines`, which also splits at "\r": a terminal may echo one line in several pieces.
-    shown = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in lines).splitlines()
-    own = [line for line in shown if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
-    text = _FRAMES.sub("", "\n".join(own))
-    begin = text.rfind(_FATAL)
-    return "\n".join(text.splitlines()[-_LAST_LINES:]) if begin < 0 else _fatal_error_text(text[begin:])
-
-
-def fold_frames(text: str) -> str:
-    """Replace the frames of C++ in the text of a log by their number."""
-    return _FRAMES.sub(lambda found: f"({counted(found[1].count('frame #'), 'frame')} of C++: see the log)\n", text)
-
-
-def _fatal_error_text(text: str) -> str:
-    """Return the parts of a faulthandler report that matter: the signal, and the stack of the thread that caused it."""
-    first, *blocks = text.split("\n\n")
-    stack = [line for block in blocks if block.startswith("Current thread") for line in block.splitlines()]
-    return "\n".join([first, *stack[:_LAST_LINES]])
 
 
 def ending(status: int) -> str:

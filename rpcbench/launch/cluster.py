@@ -28,7 +28,6 @@ from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
-from rpcbench.cells.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.launch import ranks, registry, start_errors
 from rpcbench.launch.base import ARRIVAL, Handle, Launcher, ending, has_ended, late_warning, stopped
 from rpcbench.launch.base_cluster import BaseCluster, cluster
@@ -36,6 +35,7 @@ from rpcbench.launch.environment import variables, warn_of_debugging, warn_of_di
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
 from rpcbench.launch.saved import find
 from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
+from rpcbench.launch.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -516,7 +516,8 @@ def _check_arguments(n: int, grace: float, patience: float) -> None:
 
 def _gpus_elsewhere(launcher: Launcher) -> str:
     """Return how workers get their GPUs if the launcher assigns none; empty if it does."""
-    return "" if getattr(launcher, "pins", False) else getattr(launcher, "gpu_advice", "leave gpus out, and choose there")
+    advice: str = getattr(launcher, "gpu_advice", "leave gpus out, and choose there")
+    return "" if getattr(launcher, "pins", False) else advice
 
 
 def _with_remote_address(config: WorldConfig, launcher: str, far: bool, address: str | None) -> WorldConfig:

@@ -27,8 +27,9 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
+from rpcbench.cells.worker_log import log_of, open_private
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import ExitCallback, ProcessHandle, from_shell, log_of, open_private, stopped
+from rpcbench.launch.base import ExitCallback, ProcessHandle, from_shell, stopped
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.launch.fork_server import kill_group
 from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError
-from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended, log_of, open_private, tail
+from rpcbench.cells.worker_log import log_of, open_private, tail
+from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended
 from rpcbench.launch.environment import Interpreter
 from rpcbench.launch.fork_server import kill_group, signal_group
 from rpcbench.transport.run_dir import RunDirectory

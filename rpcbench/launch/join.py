@@ -21,12 +21,12 @@ from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, U
 from rpcbench.base.futures import wait_all
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
-from rpcbench.cells.worker_main import STOP, WorkerLocation, meet
 from rpcbench.launch.base import ARRIVAL
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
 from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world
+from rpcbench.launch.worker_main import STOP, WorkerLocation, meet
 from rpcbench.rpc import init
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.init import join

@@ -30,7 +30,8 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
-from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, log_of, open_private
+from rpcbench.cells.worker_log import log_of, open_private
+from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle
 from rpcbench.launch.environment import Interpreter, interpreter
 from rpcbench.launch.fork_client import ForkServerClient, default_environment
 from rpcbench.launch.fork_server import TERM_SECONDS

@@ -40,8 +40,8 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.cells.output import OutputStream
 from rpcbench.cells.runner import CellRunner, Job
 from rpcbench.cells.shell import CellShell, NamedCompiler, ResultHook, WorkerDisplay
-from rpcbench.cells.worker_main import SPARE_SECONDS, handle_requests
 from rpcbench.launch.worker_bootstrap import leave, settle_torch
+from rpcbench.launch.worker_main import SPARE_SECONDS, handle_requests
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.pool import PoolThread

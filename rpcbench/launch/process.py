@@ -88,7 +88,7 @@ class ForkServerLauncher:
         """End the workers that the fork server did not start."""
 
 
-ENTRY = "rpcbench.cells.worker_main:main"
+ENTRY = "rpcbench.launch.worker_main:main"
 _MODES = ("fork", "spawn")
 
 

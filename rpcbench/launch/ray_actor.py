@@ -26,8 +26,9 @@ import ray
 from ray.exceptions import RayError
 
 from rpcbench.base.errors import RpcError
+from rpcbench.cells.worker_log import tail
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import from_shell, tail
+from rpcbench.launch.base import from_shell
 from rpcbench.transport.hosts import host_id
 
 _AS_GRANDCHILD = ("sh", "-c", '"$@"; exit $?', "sh")

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import psutil
 
 from rpcbench.cells.client import CellClient
-from rpcbench.cells.worker_main import STACKS_SIGNAL, stacks_file
 from rpcbench.launch.status import WorkerRecord
+from rpcbench.launch.worker_main import STACKS_SIGNAL, stacks_file
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog, is_idle
 from rpcbench.runtime.handles import is_the_users

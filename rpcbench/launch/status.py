@@ -23,7 +23,7 @@ import psutil
 
 from rpcbench.base.errors import RpcError, counted
 from rpcbench.base.ids import Row, Table
-from rpcbench.cells.worker_main import WorkerLocation
+from rpcbench.launch.worker_main import WorkerLocation
 from rpcbench.runtime import gpus
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.gpus import Gpu

@@ -37,7 +37,7 @@ from rpcbench.transport.hosts import host_id
 from rpcbench.transport.preambles import WELCOME, preamble
 from rpcbench.transport.run_dir import RunDirectory
 
-ENTRY = "rpcbench.cells.worker_main:remote_main"
+ENTRY = "rpcbench.launch.worker_main:remote_main"
 COMMANDS = {signal.SIGTERM: b"terminate\n", signal.SIGKILL: b"kill\n"}
 """The lines on its standard input that end the worker, by their signals."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # forwarded to the worker

@@ -29,15 +29,8 @@ from typing import Any
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
-from rpcbench.launch.base import (
-    KILL_SECONDS,
-    ExitCallback,
-    ProcessHandle,
-    ending,
-    log_of,
-    open_private,
-    tail,
-)
+from rpcbench.cells.worker_log import log_of, open_private, tail
+from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, ending
 from rpcbench.launch.environment import Interpreter, interpreter
 from rpcbench.launch.fork_client import ForkServerClient, worker_request
 from rpcbench.launch.fork_server import TERM_SECONDS, kill_group

@@ -27,9 +27,9 @@ from rpcbench.base.conditions import Event
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, RANK_NAMES, STOP_SECONDS
 from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
 from rpcbench.cells.runner import CellRunner
-from rpcbench.cells.worker_main import handle_requests
 from rpcbench.launch.ranks import choose_interface, names_of
 from rpcbench.launch.worker_bootstrap import end_with, settle_torch
+from rpcbench.launch.worker_main import handle_requests
 from rpcbench.rpc.init import join, resolve_config
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir

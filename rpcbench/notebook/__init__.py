@@ -1,4 +1,4 @@
-"""Floor 8: magics and their displays in a notebook, and five helpers of all magics.
+"""Floor 9: magics and their displays in a notebook, and five helpers of all magics.
 
 A magic whose line requests help (`%cluster help`, `%%remote --help`) shows its usage instead of running. The error
 about a missing optional package gives the command that installs it.

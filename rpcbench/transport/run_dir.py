@@ -44,7 +44,7 @@ def _may_be_of_use(path: Path) -> bool:
         return somebody_listens(path)
     if path.name == "leader":  # a leader at a unix socket here is found by its socket file; one at TCP may be alive
         return " unix:" not in path.read_text()
-    return path.name not in ("secret", "lock", "failure") and path.suffix != ".stacks"  # `cells.worker_main`
+    return path.name not in ("secret", "lock", "failure") and path.suffix != ".stacks"  # `launch.worker_main`
 
 
 SOCKET_NAME = 24  # bytes

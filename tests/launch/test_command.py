@@ -34,8 +34,9 @@ import rpcbench
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError
 from rpcbench.cells.runner import Cell, CellRunner, run_cell
+from rpcbench.cells.worker_log import tail
 from rpcbench.launch import environment, start_errors, supervisor
-from rpcbench.launch.base import ProcessHandle, tail
+from rpcbench.launch.base import ProcessHandle
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.runtime.current import current

@@ -14,8 +14,7 @@ import pytest
 from sizes import long
 
 import rpcbench
-from rpcbench.cells import worker_main
-from rpcbench.launch import environment, fork_client
+from rpcbench.launch import environment, fork_client, worker_main
 from rpcbench.launch.environment import Interpreter, differences, interpreter, variables, warn_of_debugging
 
 # ---- variables

@@ -13,7 +13,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells import output
 from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
-from rpcbench.launch.base import _LEFT_OUT, tail
+from rpcbench.cells.worker_log import _LEFT_OUT, tail
 
 KEY = CellKey(0, 7)
 

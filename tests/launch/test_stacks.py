@@ -18,9 +18,9 @@ from worlds import stop, until
 
 import rpcbench
 from rpcbench.base.errors import UnknownWorkerError, WorkerLostError
-from rpcbench.cells.worker_main import STACKS_SIGNAL, WorkerLocation, stacks_file
 from rpcbench.launch import stacks
 from rpcbench.launch.status import WorkerRecord
+from rpcbench.launch.worker_main import STACKS_SIGNAL, WorkerLocation, stacks_file
 from rpcbench.runtime import deadlocks
 from rpcbench.transport import run_dir
 
