@@ -51,10 +51,15 @@ def kept_name(file: str) -> str | None:
     return _kept.get(file)
 
 
+def ipython_shell() -> Any:
+    """Return IPython's shell in this process; None if there is none, as in a script."""
+    loaded: Any = sys.modules.get("IPython")
+    return None if loaded is None else loaded.get_ipython()
+
+
 def cell_name(file: str) -> str | None:
     """Return IPython's name of the cell that this file name stands for; None if it is no known cell."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = ipython_shell()
     named = None if shell is None else shell.compile.format_code_name(file)
     return " ".join(named) if named else kept_name(file)
 

@@ -30,6 +30,7 @@ import psutil
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled, RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
+from rpcbench.base.sources import ipython_shell
 from rpcbench.cells.display import (
     CallOutput,
     OutputArea,
@@ -37,7 +38,6 @@ from rpcbench.cells.display import (
     OutputBuffer,
     OutputDisplay,
     OutputRouter,
-    shell_here,
     stacked,
     unseen,
 )
@@ -491,7 +491,7 @@ def run_script_cell(
     names = Targets().find([workers] if isinstance(workers, str) else workers, there)
     wanted = (want,) if isinstance(want, str) else tuple(want)
     ask = CellInputs(dict(push or {}), wanted, value=not wanted)
-    shell = shell_here()
+    shell = ipython_shell()
     answer = agent.part(CellClient).run(
         OutputDisplay(shell), names, code, ask, CellOptions(math.inf if timeout is None else timeout)
     )

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.base.conditions import Event
+from rpcbench.base.sources import ipython_shell
 from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer, is_of_call
 from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT
 from rpcbench.cells.widgets import CommProxies
@@ -54,12 +55,6 @@ class Surface(Protocol):
 
     def clear(self, wait: bool) -> None:
         """Remove all output, now or (`wait`) when the next item is shown."""
-
-
-def shell_here() -> Any:
-    """Return IPython's shell of this process; None in a script."""
-    loaded = sys.modules.get("IPython")
-    return None if loaded is None else loaded.get_ipython()
 
 
 class OutputDisplay:
@@ -410,7 +405,7 @@ class CallOutput:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._shell = shell_here()
+        self._shell = ipython_shell()
         self._lock = threading.Lock()  # guards the two below
         self._areas: weakref.WeakSet[CallArea] = weakref.WeakSet()  # of calls that have not ended
         self._screen = OutputDisplay(self._shell)  # of the cell that began last

@@ -16,7 +16,6 @@ Guarantees
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from rpcbench.base.ids import Row, Table
+from rpcbench.base.sources import ipython_shell
 from rpcbench.distributed.parameter_shards import FoundParameter, bytes_of, read_model, tensor_of
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
@@ -304,7 +304,7 @@ class ShardEvents:
         if not self._unhook:
             self._unhook.append(register_optimizer_step_pre_hook(self._about_to_step).remove)
             self._unhook.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
-        shell = _ipython_shell()
+        shell = ipython_shell()
         if shell is not None and shell is not self._shell:
             shell.events.register("post_run_cell", self._cell_ended)
             self._shell = shell
@@ -327,18 +327,12 @@ class ShardEvents:
 
     def _find_optimizers(self) -> list[Optimizer]:
         """Return the optimizers among the variables of cells: their steps before the watch were not seen."""
-        shell = _ipython_shell()
+        shell = ipython_shell()
         return [] if shell is None else [one for one in list(shell.user_ns.values()) if isinstance(one, Optimizer)]
 
 
 def _no_row() -> None:
     """Return no row: the event removes it."""
-
-
-def _ipython_shell() -> Any:
-    """Return IPython's shell in this process; None if there is none."""
-    ipython: Any = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 def watch_model(model: Any, name: str = "model", optimizer: Optimizer | None = None, stage: int | None = None) -> None:
@@ -367,7 +361,7 @@ def watch_model(model: Any, name: str = "model", optimizer: Optimizer | None = N
 
 def watch_variable(name: str) -> str:
     """Watch the module that a variable of this process's cells holds. Return "", or a sentence if there is none."""
-    shell = _ipython_shell()
+    shell = ipython_shell()
     value = None if shell is None else shell.user_ns.get(name)
     if value is None:
         return f"there is no variable {name}"

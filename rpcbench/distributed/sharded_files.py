@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as c10d
 
+from rpcbench.base import files
 from rpcbench.base.errors import CollectiveError, counted
 from rpcbench.distributed import groups
 from rpcbench.distributed.comparison import run_collective
 from rpcbench.distributed.groups import GroupMember
-from rpcbench.optim import optimizer_files
 
 if TYPE_CHECKING:  # loads in a second, so the functions that need it import it
     from torch.distributed.checkpoint.metadata import Metadata
@@ -285,9 +285,9 @@ def _replace_checkpoint(folder: Path, draft: Path) -> None:
     if folder.exists():
         if old.exists():  # of a save that was killed after its draft got its name
             shutil.rmtree(old)
-        optimizer_files.rename(folder, old)
+        files.rename(folder, old)
     try:
-        optimizer_files.rename(draft, folder)
+        files.rename(draft, folder)
     except OSError:
         if old.exists():
             old.rename(folder)

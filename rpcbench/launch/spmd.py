@@ -42,8 +42,9 @@ import torch.distributed as c10d
 from rpcbench.base.config import RANK_NAMES
 from rpcbench.base.errors import CollectiveError, RankFailedError, RpcTimeoutError, WorkerLostError
 from rpcbench.base.futures import Future, wait_all
+from rpcbench.base.sources import ipython_shell
 from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions
-from rpcbench.cells.display import OutputDisplay, shell_here
+from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, message, raised
@@ -129,8 +130,8 @@ def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], 
     way = CellOptions(
         replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=failed
     )
-    code, ask, shell = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own), shell_here()
-    answer = agent.part(CellClient).run(OutputDisplay(shell), names, code, ask, way)
+    code, ask = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
+    answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, ask, way)
     if answer.failures:
         raise raised(_first_cause_first(answer.failures), shell)
     return [answer.values[name][_VARIABLE] for name in names]

@@ -17,8 +17,8 @@ from typing import Any
 
 from rpcbench.base.errors import SerializationError, UnknownVariableError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
+from rpcbench.base.sources import ipython_shell
 from rpcbench.cells.client import CellClient
-from rpcbench.cells.display import shell_here
 from rpcbench.cells.partition import Dimension, check_combination, combine, layout, split
 from rpcbench.cells.targets import Targets
 from rpcbench.runtime.agent import Agent
@@ -155,7 +155,7 @@ def _missing_error(name: str) -> UnknownVariableError:
 
 def listed() -> dict[str, str]:
     """Return the layout or type of each variable that is listed, by name."""
-    shell = shell_here()
+    shell = ipython_shell()
     hidden = {} if shell is None else shell.user_ns_hidden  # names that IPython has defined, with their values
     return {
         name: layout(value)

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rpcbench.base.files import make_file, replace_file
-from rpcbench.base.files import rename as rename  # checkpoints of `distributed` take it from here
+from rpcbench.base.files import make_file, rename, replace_file
 from rpcbench.runtime import current
 
 T = TypeVar("T")

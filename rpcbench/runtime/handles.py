@@ -28,19 +28,13 @@ import typing_extensions
 from rpcbench.base.errors import ProtocolError, RpcError, WorkerLostError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
-from rpcbench.base.sources import cell_name
+from rpcbench.base.sources import cell_name, ipython_shell
 from rpcbench.wire.messages import Fork, Origin
-
-
-def _ipython_shell() -> Any:
-    """Return IPython's shell in this process; None if there is none."""
-    ipython: Any = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 def notebook_cell() -> Origin | None:
     """Return the cell that IPython runs on the main thread of this process; None if there is none."""
-    if (shell := _ipython_shell()) is None:
+    if (shell := ipython_shell()) is None:
         return None
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     if parent.get("header", {}).get("msg_type", "execute_request") != "execute_request":
