@@ -34,7 +34,6 @@ from rpcbench.protocol.effects import ForgetContext
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.interceptors import InterceptedMessage
 from rpcbench.serialization.tensor_types import Route
 from rpcbench.wire.messages import Scope
 
@@ -262,16 +261,13 @@ class AutogradRecorder:
         self, node: Node, context: int, sent: Sent, recvs: Iterable[int] | None, tensors: bool, kept: SentTensors | None
     ) -> Scope | None:
         """Number and record a message, under the node's lock; `kept` has the edges for a backward pass."""
-        message = self._next_message()
+        message = global_id(self.agent.id, self._messages.next())
         scope = node.contexts.record_send(context, message, sent, recvs, tensors)
         if scope is not None:
             recorded = self._find_or_make_record(context)
             if kept is not None:
                 recorded.sends[message] = kept
         return scope
-
-    def _next_message(self) -> int:
-        return global_id(self.agent.id, self._messages.next())
 
     def _find_or_make_record(self, context: int) -> Recorded:
         """Return the record of an open context, made if it is new here."""
@@ -310,24 +306,6 @@ class AutogradRecorder:
         recorded = any(map(_RECORDED, tensors))
         if self._machine.ask(self._record_recv, scope, source, recorded) is not None and recorded:
             self.told.received(scope.context, scope.message, source)
-
-    def crossing(self) -> tuple[int, int] | None:
-        context = self._current.get()
-        return None if context not in self._contexts else (context, self._next_message())
-
-    def crossed(self, crossings: Sequence[InterceptedMessage]) -> None:
-        self._machine.ask(self._record_crossings, crossings)
-
-    def _record_crossings(self, node: Node, crossings: Sequence[InterceptedMessage]) -> None:
-        for context, message, other, label, requires_grad in crossings:
-            if label is None:
-                scope = _new(Scope, (context, message, (message,) if requires_grad else ()))
-                if node.contexts.record_recv(scope, other, requires_grad) and requires_grad:
-                    self.told.received(context, message, other)
-            else:
-                sent = _new(Sent, (other, str(label)))
-                if node.contexts.record_send(context, message, sent, (), requires_grad) and requires_grad:
-                    self.told.sent(context, message, sent)
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """Warn, once for each function, of a call outside any context that cuts the graph of these tensors."""

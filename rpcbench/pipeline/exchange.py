@@ -77,8 +77,6 @@ def _slot_text(kind: int, stage: int, microbatch: int) -> str:
 
 Help = Callable[[Waits, Slot], object]
 """Run by a thread that waits for a slot: receives messages until the condition holds."""
-Look = Callable[["Slots", Slot], object]
-"""Run by a thread that needs a slot: fetches values from shared memory, which come without a notice."""
 
 
 def _do_nothing(*_: object) -> None:
@@ -86,12 +84,10 @@ def _do_nothing(*_: object) -> None:
 
 
 class Slots:
-    """The slots of one worker in one pipeline. Steps are numbered upward. `changed` runs after a change ends a wait."""
+    """The slots of one worker in one pipeline. Steps are numbered upward."""
 
-    def __init__(
-        self, help_along: Help = _do_nothing, look: Look = _do_nothing, changed: Callable[[], object] = _do_nothing
-    ) -> None:
-        self._help_along, self._look, self._changed = help_along, look, changed
+    def __init__(self, help_along: Help = _do_nothing) -> None:
+        self._help_along = help_along
         self._lock = threading.Lock()
         self._changes = Condition()
         self._filled: dict[tuple[int, ...], Opened] = {}
@@ -109,19 +105,11 @@ class Slots:
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
         """Wait for the values of a slot. Raises PipelineError if the step is aborted, WorkerLostError if all are."""
-        self._look(self, slot)
         while (values := self._filled.pop(slot, None)) is None:  # one operation under the GIL: no lock
             self.check(slot.step)
-            self.wait_for(slot.step, lambda: self._has_arrived(slot), lambda reached: self._help_along(reached, slot))
+            self.wait_for(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
         found = values()  # unpickles, on this thread
         return found if type(found) is tuple else (found,)
-
-    def _has_arrived(self, slot: Slot) -> bool:
-        self._look(self, slot)
-        return slot in self._filled
-
-    def has(self, slot: Slot) -> bool:
-        return slot in self._filled
 
     def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
         """Wait until `reached()` or the end of the step. The thread that changes either calls `wake_waiters`."""
@@ -138,7 +126,6 @@ class Slots:
     def wake_waiters(self) -> None:
         """Wake the threads that wait, to check their conditions again."""
         self._changes.notify_all()
-        self._changed()
 
     def check(self, step: int) -> None:
         """Raise as `take` if the step cannot go on; WorkerLostError also if another worker has reported the loss."""

@@ -273,7 +273,6 @@ class StepExecution:
         worker.modes.set(train)
         with torch.set_grad_enabled(train), worker.forward_context.norms.step():
             self._run_operations()
-        worker.mail.lanes.settle()  # records the sends and recvs that are left
         worker.record.note(self._step, WorkerPhase.READY)
         if self._context is not None and train:
             for slot, message in self._tied.messages():

@@ -1,8 +1,7 @@
 """Messages between the workers of one pipeline: values, flow control, and the two-phase commit of a step.
 
 Guarantees
-- A value goes straight to the worker that needs it, through shared memory or as a parcel. For a stage on the same
-  worker it stays in place.
+- A value goes straight to the worker that needs it, as a parcel. For a stage on the same worker it stays in place.
 - A value that cannot be delivered ends its step on both sides. The notice that ends a step is retransmitted until it is
   acknowledged.
 - Flow control never blocks a schedule that can run to its end.
@@ -17,7 +16,7 @@ Guarantees
 #
 # Flow control: `window` is twice the largest backlog of a simulated run with equal stages. If one order of events stays
 # within such bounds, then all orders end, as each worker has one list of operations. A step with no more micro-batches
-# than the window is not counted, nor are values in shared memory: a ring buffer has room for 16 more.
+# than the window is not counted.
 #
 # Two-phase commit, among the workers alone; the first one is the coordinator:
 #
@@ -37,16 +36,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from rpcbench.base.futures import Waits
-from rpcbench.pipeline.exchange import BACKWARD, COMMIT_KINDS, DECISION, FORWARD, VOTE, Slot, Slots, detach_values
+from rpcbench.pipeline.exchange import BACKWARD, DECISION, FORWARD, VOTE, Slot, Slots, detach_values
 from rpcbench.pipeline.ops import Kind, Op, Ops, gives
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.simulate import simulate
-from rpcbench.pipeline.stage_ring import StageRing
 from rpcbench.runtime.agent import Agent
-from rpcbench.transport.shared_ring import AWAY, POLLING
 
 MIN_WINDOW = 8  # micro-batches: the smallest window
 COUNTED = (FORWARD, BACKWARD)
@@ -107,10 +102,6 @@ def channel(slot: Slot) -> Channel:
     return Channel(slot.kind, slot.stage, slot.source)
 
 
-_WORD = torch.zeros(1, dtype=torch.uint8)
-"""The message of a commit: a tensor, so that it can use the ring buffers."""
-
-
 class CommitProtocol:
     """One worker's part of the two-phase commit. `workers`: ids of all; the first is the coordinator."""
 
@@ -127,7 +118,7 @@ class CommitProtocol:
             self._send_decision(step)
         else:
             self._mail.slots.vote(step)
-            self._mail.send(Slot(step, VOTE, 0, self._first, self._own), (_WORD,))
+            self._mail.send(Slot(step, VOTE, 0, self._first, self._own), ())
             self._mail.take(Slot(step, DECISION, 0, self._own, self._first))
             self._mail.slots.agree(step)
 
@@ -136,7 +127,7 @@ class CommitProtocol:
         failed: Exception | None = None
         for other in self._others:
             try:
-                self._mail.send(Slot(step, DECISION, 0, other, self._own), (_WORD,))
+                self._mail.send(Slot(step, DECISION, 0, other, self._own), ())
             except Exception as error:  # noqa: BLE001  (raised below)
                 failed = failed or error
                 self._mail.end(other, step, error_text(error))  # else it would wait for its O
@@ -144,7 +135,6 @@ class CommitProtocol:
             raise failed
 
 
-_RING_KINDS = (*COUNTED, *COMMIT_KINDS)  # kinds that may go through a ring buffer
 _QUIET_SECONDS = 0.02
 """A worker that waits for a value receives on its own thread until no message has come for this time."""
 ENDS = "pipeline ends"
@@ -158,37 +148,23 @@ class Mailbox:
 
     def __init__(self, agent: Agent, key: str, homes: StagePlacement) -> None:
         self._agent, self._key, self._homes = agent, key, homes
-        self.lanes = lanes = StageRing(agent, key)
-        self.slots = Slots(
-            partial(_receive_for_slot, agent, homes, lanes), partial(_fetch_from_ring, homes, lanes), lanes.wake
-        )
+        self.slots = Slots(partial(_receive_for_slot, agent, homes))
         self._credits: FlowControl | None = None  # None: the step is not counted
 
     def begin(self, step: int, window: int) -> None:
         """Begin a step. `window`: micro-batches that a stage may be ahead of another; 0: no limit."""
         self._credits = FlowControl(step, window) if window else None
-        self.lanes.begin()
 
     def take(self, slot: Slot) -> tuple[Any, ...]:
-        """Wait for the values of a slot, as `Slots.take`, also in the rings. Sends credits to the source."""
-        giver = self._homes.sender_of(slot)
-        if giver is None or giver == self._agent.id:  # nothing can come from a ring
-            return self.slots.take(slot)
-        lanes = self.lanes
-        if (found := lanes.take(self.slots, slot, giver)) is not None:
-            return found
-        lanes.settle()  # before a wait, so that nothing has to wait for it
-        if lanes.listen(self.slots, slot, giver) and (found := lanes.take(self.slots, slot, giver)) is not None:
-            return found
-        values = self.slots.take(slot)  # the long wait: the source then sends messages, which wake this thread
-        lanes.be(giver, POLLING)  # the source may use the ring again
-        if not lanes.came_by_ring(slot) and self._credits is not None:  # a ring has its own limit
-            self._return_credit(self._credits, slot, giver)
+        """Wait for the values of a slot, as `Slots.take`. Sends credits to the source."""
+        values = self.slots.take(slot)
+        if slot.kind in COUNTED and self._credits is not None:
+            self._return_credit(self._credits, slot)
         return values
 
-    def _return_credit(self, credits_: FlowControl, slot: Slot, giver: int) -> None:
-        of = channel(slot)
-        if count := credits_.record_taken(of):
+    def _return_credit(self, credits_: FlowControl, slot: Slot) -> None:
+        giver, of = self._homes.sender_of(slot), channel(slot)
+        if giver is not None and giver != self._agent.id and (count := credits_.record_taken(of)):
             self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
 
     def acknowledged(self, step: int, count: int, of: Channel) -> None:
@@ -203,10 +179,7 @@ class Mailbox:
         if to == self._agent.id:
             self.slots.put(slot, partial(detach_values, values))  # same worker: no copy
         else:
-            counted = slot.kind in COUNTED
-            if (counted or slot.kind in COMMIT_KINDS) and self.lanes.give(to, slot, values, opens=counted):
-                return
-            if counted and self._credits is not None:
+            if slot.kind in COUNTED and self._credits is not None:
                 self._await_credit(self._credits, slot)
             self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
@@ -236,15 +209,6 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _fetch_from_ring(homes: StagePlacement, lanes: StageRing, slots: Slots, slot: Slot) -> None:
-    if slot.kind in _RING_KINDS and (giver := homes.sender_of(slot)) is not None:
-        lanes.look(slots, slot, giver)
-
-
-def _receive_for_slot(agent: Agent, homes: StagePlacement, lanes: StageRing, reached: Waits, slot: Slot) -> None:
-    giver = homes.sender_of(slot)
-    if giver is None:
-        return
-    if slot.kind in _RING_KINDS:
-        lanes.be(giver, AWAY)  # a long wait is ended by a message only
-    agent.requests.receive_until(giver, lambda: not reached(), _QUIET_SECONDS)
+def _receive_for_slot(agent: Agent, homes: StagePlacement, reached: Waits, slot: Slot) -> None:
+    if (giver := homes.sender_of(slot)) is not None:
+        agent.requests.receive_until(giver, lambda: not reached(), _QUIET_SECONDS)

@@ -17,7 +17,6 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
 from typing import Any
@@ -34,7 +33,6 @@ from rpcbench.pipeline.gradient_sums import Copies, Tie, has_hooks_of_writing, s
 from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.stage_graph import Segment, StageIO, inputs_of, sendable
-from rpcbench.pipeline.stage_ring import RING_OPENED, VALUE_IN_RING
 from rpcbench.pipeline.step_log import CrashRecord, OpLog
 from rpcbench.pipeline.tasks import LossFn
 from rpcbench.pipeline.tracing import Recipe
@@ -150,8 +148,6 @@ class _Directory:
         agent.on_member(self._member_changed)
         agent.on_notice(ENDS, self._abort_received)
         agent.on_notice(CREDITS, self._credit_received)
-        agent.on_notice(RING_OPENED, partial(self._ring_opened, agent))
-        agent.on_notice(VALUE_IN_RING, self._ring_value_received)
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         """Close the slots of each pipeline whose driver or worker has left. Only a step in doubt may still end well."""
@@ -171,19 +167,6 @@ class _Directory:
         key, step, count, kind, stage, source = told
         if (worker := self.workers.get(key)) is not None:
             worker.mail.acknowledged(step, count, Channel(kind, stage, source))
-
-    def _ring_opened(self, agent: Agent, source: int, told: tuple[str, int, int]) -> None:
-        key, place, name = told
-        connection = agent.connection(source)
-        if connection is None:
-            return
-        lane = connection.store.ring_from_peer(place, name)  # dropped if the pipeline has ended: its memory is returned
-        if lane is not None and (worker := self.workers.get(key)) is not None:
-            worker.mail.lanes.offer(source, lane)
-
-    def _ring_value_received(self, _source: int, key: str) -> None:
-        if (worker := self.workers.get(key)) is not None:
-            worker.slots.wake_waiters()
 
 
 def here(key: str) -> StageWorker:

@@ -88,7 +88,6 @@ class Agent(Home):
         self.needing = self.pending.keeping
         self._peer_events = PeerEvents(self.machine, self.member_table, self.links, host_id())
         self._peers = ConnectionManager(config, self._pool, self._peer_events, self.pending.due)
-        self.connection = self._peers.find  # id → the connection that carries messages to that member
         self._bootstrap = Bootstrap(config, self.machine, self.effects, self._peers, self.member_table, spawn)
         self.ready = self._bootstrap.ready  # calls are served
         self._heartbeat = Heartbeat(config, self._peers, self.clock, self.member_table.suspicion_changed)
@@ -361,7 +360,7 @@ class Agent(Home):
         """Start or stop to keep every row that changes, and (`messages`) a row for every message."""
 
         def switch(node: Node) -> None:
-            self.bus.keep(on, messages)
+            self.bus.listening = on
             node.listen(self.bus.note if on else None, self.bus.tell if messages else None)
 
         self.machine.ask(switch)

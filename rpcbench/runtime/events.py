@@ -70,7 +70,7 @@ MESSAGES_KEPT = 10_000
 
 class EventLog:
     def __init__(self) -> None:
-        self.listening = self.telling = False  # a watcher asks for changes; for messages
+        self.listening = False  # whether a watcher asks for changes
         self.on_watch: list[Callable[[], object]] = []  # called after a watch has begun or ended; may block briefly
         self.filled = False  # there are changes or messages to drain
         self.news = Condition()  # notified when it is filled, and at the end of the last watch or of the agent
@@ -82,10 +82,6 @@ class EventLog:
         self._messages: collections.deque[MessageRow] = collections.deque()
         self._missed = 0  # messages, likewise
         self._tables: dict[str, Callable[[], Table]] = {}  # of features
-
-    def keep(self, changes: bool, messages: bool) -> None:
-        """Keep changes, and messages, from now on, or no more."""
-        self.listening, self.telling = changes, messages
 
     def hide(self, *channels: str) -> None:
         """Leave the messages of these channels out."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.runtime.pool import Job
 from rpcbench.serialization.tensor_types import Route
@@ -20,16 +20,6 @@ from rpcbench.wire.messages import Scope
 
 if TYPE_CHECKING:
     import torch
-
-
-class InterceptedMessage(NamedTuple):
-    """A value that left, or arrived if `label` is None, outside of messages: see `Recorder.crossed`."""
-
-    context: int
-    message: int
-    other: int  # the peer
-    label: object
-    requires_grad: bool
 
 
 class Recorder(Protocol):
@@ -49,12 +39,6 @@ class Recorder(Protocol):
 
     def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Record that such a message has arrived."""
-
-    def crossing(self) -> tuple[int, int] | None:
-        """Return (context, number) of a value as of `cut` that `crossed` records later; None without a live context."""
-
-    def crossed(self, crossings: Sequence[InterceptedMessage]) -> None:
-        """Record values that left or arrived."""
 
     def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """Take note of tensors that leave in the call `label` outside of any context."""

@@ -361,8 +361,7 @@ _PARCELS = {  # values between stages; see `pipeline.exchange`
 _NOTICES = {
     "cell": "output of a cell", "shown": "output is shown", "answer": "answer to input()", "heard": "interrupt handled",
     "interrupt": "interrupt the cell", "queued": "cell is queued", "comm": "message of a widget",
-    "pipeline ends": "step is aborted", "pipeline credits": "room for values", "pipeline rings": "shared memory",
-    "pipeline values": "value is ready",
+    "pipeline ends": "step is aborted", "pipeline credits": "room for values",
 }  # fmt: skip
 _PIPELINE_CALLS = {
     "pipeline run": "pipeline step", "pipeline apply": "commit of a step", "pipeline stop": "stop of a step",

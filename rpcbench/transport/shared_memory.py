@@ -12,8 +12,8 @@ Guarantees
 # Theory of operation
 #
 # Two processes on one host exchange one sealed memfd each, once, after the handshake. A memfd has no name, so nothing
-# of it outlives the two; its seals stop either process from truncating it under the other. With it goes an eventfd, by
-# which the peer wakes the owner (see `shared_ring`). Each process writes to its own file and reads the peer's:
+# of it outlives the two; its seals stop either process from truncating it under the other. Each process writes to its
+# own file and reads the peer's:
 #
 #     sender                                     receiver
 #     Arena.take: a free block of its own file
@@ -38,15 +38,12 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpcbench.base.conditions import time_left
 from rpcbench.base.errors import ProtocolError
-from rpcbench.transport import shared_ring
-from rpcbench.transport.shared_ring import SUPPORTED, Consumer, EventReceiver, EventSender, Producer
 from rpcbench.wire.framing import Memory
 
 SIZE = 1 << 30  # bytes of a mapping: address space only, until a block is first written to
@@ -239,19 +236,11 @@ SHARED = 16 << 10
 
 class BufferStore(Memory):
     """The buffer memory of one connection, from any thread. Where two processes share memory, `ours` is lent to the
-    peer and `theirs` is lent by it; rings use `event_receiver` for the peer's events and `event_sender` for ours."""
+    peer and `theirs` is lent by it."""
 
-    def __init__(
-        self,
-        ours: Arena | None = None,
-        theirs: BorrowedBuffers | None = None,
-        event_receiver: EventReceiver | None = None,
-        event_sender: EventSender | None = None,
-    ) -> None:
+    def __init__(self, ours: Arena | None = None, theirs: BorrowedBuffers | None = None) -> None:
         self._ours = ours
         self._theirs = theirs
-        self.event_receiver, self._event_sender = event_receiver, event_sender
-        self._rings: dict[int, Producer] = {}  # offset of its block → ring to the peer
         # Whether no block has to be returned to the peer; a plain attribute, as every send calls it.
         self.none_to_return: Callable[[], bool] = theirs.none_ended if theirs is not None else lambda: True
         self._reused = BufferPool()
@@ -277,11 +266,9 @@ class BufferStore(Memory):
         return places
 
     def returned(self, place: int) -> None:
-        """Free a block that the peer has returned: a buffer's or a ring's."""
+        """Free a block that the peer has returned."""
         if self._ours is None:
             return super().returned(place)
-        if (given := self._rings.pop(place, None)) is not None:
-            given.end()  # before the block is free, so that no producer writes into its next use
         try:
             self._ours.give_back(place)
         except KeyError:
@@ -305,28 +292,6 @@ class BufferStore(Memory):
         """Return the offsets of the peer's blocks that must be returned to it."""
         return self._theirs.over() if self._theirs is not None else []
 
-    # -- rings
-    def create_ring(self, name: int) -> tuple[int, Producer] | None:
-        """Create a ring to the peer and return its offset and producer; None where the two cannot have one. The ring
-        ends when the peer returns its block, or with the connection."""
-        ours, event_sender = self._ours, self._event_sender
-        if ours is None or event_sender is None or (place := ours.take(shared_ring.SIZE)) is None:
-            return None
-        made = Producer(memoryview(ours.memory)[place : place + shared_ring.SIZE], name, event_sender, self)
-        self._rings[place] = made
-        if self._ours is None:  # `end` has run meanwhile, and may have missed this ring
-            made.end()
-        return place, made
-
-    def ring_from_peer(self, place: int, name: int) -> Consumer | None:
-        """Return the consumer of a ring that the peer has created; None where that was on another connection."""
-        theirs = self._theirs
-        if theirs is None or self.event_receiver is None or not shared_ring.is_ring_at(theirs.memory, place, name):
-            return None
-        with contextlib.suppress(ValueError):  # the peer has announced it twice, and its block is in use
-            return Consumer(theirs.lend(place, shared_ring.SIZE), self.event_receiver, self)
-        return None
-
     # -- both
     def tidy(self) -> None:
         self._reused.tidy()
@@ -336,23 +301,8 @@ class BufferStore(Memory):
     def end(self) -> None:
         """Release all shared memory after the connection has ended, except for buffers in use in this process."""
         theirs, self._ours, self._theirs = self._theirs, None, None
-        for given in list(self._rings.values()):
-            given.end()
         if theirs is not None:
             theirs.release_unused()
-
-    def forked(self) -> None:
-        """Replace the locks in a forked child: the threads that held them exist in the parent only."""
-        for one in (self._event_sender, self.event_receiver):
-            if one is not None:
-                one.forked()
-
-    def close(self) -> None:
-        """Close the descriptors, once no thread reads this connection."""
-        if self.event_receiver is not None:
-            self.event_receiver.close()
-        if self._event_sender is not None:
-            self._event_sender.close()
 
 
 _LARGEST = 64 << 30  # bytes of a peer's file that this process maps at most
@@ -363,38 +313,28 @@ def exchange(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
     """Send this process's memory to the peer and receive the peer's, each where both sides can use it. `last`: whether
     this side sends the last word, as exactly one of the two does. ProtocolError for a file that could do harm, OSError
     past the deadline or where the peer closes the socket."""
-    with contextlib.ExitStack() as undo:
-        ours, event_receiver = _offer_memory(sock, deadline, undo)
-        theirs, event_sender = _receive_memory(sock, deadline, undo)
-        verdict = _NOTHING if theirs is None else _MEMORY
-        if not last:
-            _send_word(sock, deadline, verdict)
-        accepted = _receive_word(sock, deadline)[0] == _MEMORY
-        if last:  # no deadline: the other side returns once it has this, so this side must not give up after that
-            _send_word(sock, math.inf, verdict)
-        undo.pop_all()  # the store owns the descriptors from now on
+    ours = _offer_memory(sock, deadline)
+    theirs = _receive_memory(sock, deadline)
+    verdict = _NOTHING if theirs is None else _MEMORY
+    if not last:
+        _send_word(sock, deadline, verdict)
+    accepted = _receive_word(sock, deadline)[0] == _MEMORY
+    if last:  # no deadline: the other side returns once it has this, so this side must not give up after that
+        _send_word(sock, math.inf, verdict)
     arena = Arena(ours, mmap.MADV_REMOVE) if ours is not None and accepted else None
-    return BufferStore(arena, BorrowedBuffers(theirs) if theirs is not None else None, event_receiver, event_sender)
+    return BufferStore(arena, BorrowedBuffers(theirs) if theirs is not None else None)
 
 
-def _offer_memory(
-    sock: socket.socket, deadline: float, undo: contextlib.ExitStack
-) -> tuple[mmap.mmap | None, EventReceiver | None]:
-    """Offer memory and an event to the peer; return the mapping and the event's receiver, None where not possible."""
+def _offer_memory(sock: socket.socket, deadline: float) -> mmap.mmap | None:
+    """Offer memory to the peer and return the mapping; None where not possible."""
     descriptor = _create_memfd()
     try:
         ours = _map_file(descriptor, SIZE)
         if ours is None or descriptor is None:
             _send_word(sock, deadline, _NOTHING)
-            return None, None
-        event_receiver, descriptors = None, [descriptor]
-        with contextlib.suppress(OSError):  # no descriptor is left: then there are no rings
-            event_receiver = EventReceiver() if SUPPORTED else None
-        if event_receiver is not None:
-            undo.callback(event_receiver.close)
-            descriptors.append(event_receiver.descriptor)
-        _send_word(sock, deadline, _MEMORY, *descriptors)
-        return ours, event_receiver
+            return None
+        _send_word(sock, deadline, _MEMORY, descriptor)
+        return ours
     finally:
         if descriptor is not None:
             os.close(descriptor)  # the mapping keeps the file
@@ -429,32 +369,18 @@ def _map_file(descriptor: int | None, size: int) -> mmap.mmap | None:
     return None
 
 
-def _receive_memory(
-    sock: socket.socket, deadline: float, undo: contextlib.ExitStack
-) -> tuple[mmap.mmap | None, EventSender | None]:
-    """Receive and map the peer's memory and its event sender; None where it offers none, or it cannot be used here."""
+def _receive_memory(sock: socket.socket, deadline: float) -> mmap.mmap | None:
+    """Receive and map the peer's memory; None where it offers none, or it cannot be used here."""
     word, descriptors, cut = _receive_word(sock, deadline)
     try:
         if word == _NOTHING or cut or os.environ.get("RPCBENCH_SHARED_MEMORY") == "0":
-            return None, None
+            return None
         if not descriptors:
             raise ProtocolError("the peer announced shared memory, and sent none")
-        memory = _map_file(descriptors[0], _sealed_size(descriptors[0]))
-        if len(descriptors) == 1 or memory is None or not SUPPORTED:
-            return memory, None
-        _check_eventfd(descriptors[1])
-        event_sender = EventSender(descriptors.pop())
-        undo.callback(event_sender.close)
-        return memory, event_sender
+        return _map_file(descriptors[0], _sealed_size(descriptors[0]))
     finally:
-        for descriptor in descriptors:  # all that the event sender has not taken over
+        for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _check_eventfd(descriptor: int) -> None:
-    """Check that a descriptor is an eventfd, else ProtocolError: a write to another file would have other effects."""
-    if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != "anon_inode:[eventfd]":
-        raise ProtocolError("the peer sent a descriptor for events that is no eventfd")
 
 
 def _sealed_size(descriptor: int) -> int:
@@ -480,7 +406,7 @@ _CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS lacks it, 
 def _receive_word(sock: socket.socket, deadline: float) -> tuple[bytes, list[int], bool]:
     """Return a word, the descriptors received with it, and whether some were lost (this process is at its limit)."""
     sock.settimeout(_seconds_left(deadline))
-    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 2, _CLOSED_IN_CHILDREN)
+    word, descriptors, flags, _ = socket.recv_fds(sock, 1, 1, _CLOSED_IN_CHILDREN)
     if not word:
         raise ConnectionResetError("the peer closed the connection before it had announced its memory")
     return word, descriptors, bool(flags & socket.MSG_CTRUNC)

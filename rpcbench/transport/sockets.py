@@ -187,6 +187,5 @@ class SocketStream:
     def release(self) -> None:
         if self.watch is not None:
             self.watch.close()
-        self.store.close()
         with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
             self._sock.close()

@@ -61,7 +61,7 @@ class StreamConnection:
 
     def __init__(self, stream: Stream, limits: Limits, helper: Callable[[Callable[[], None]], object]) -> None:
         self._stream = stream
-        self.store = self._store = stream.store
+        self._store = stream.store
         self._limits = limits
         self._sure = limits.sure  # frames up to this size need no check
         self._decoder = Decoder(limits, self._store)
@@ -326,7 +326,6 @@ class StreamConnection:
 
     def forked(self) -> None:
         """Close the descriptor in a forked child, which must not keep the parent's connection open."""
-        self._store.forked()
         self._stream.release()
 
 

@@ -365,7 +365,7 @@ def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_
     monkeypatch.setattr(failures.ProcessWatch, "await_gone", doubting)
     monkeypatch.setattr(table, "explain", late)
     os.kill(cluster.pid("worker2"), signal.SIGKILL)
-    until(lambda: cluster.agent.connection(worker2) is None)  # so the request of the step fails
+    until(lambda: cluster.agent._peers.find(worker2) is None)  # so the request of the step fails
     with pytest.raises(StageLostError, match=r"worker2 was lost in step \d+, before its first operation.*SIGKILL"):
         pipe.step(*data())
 

@@ -142,12 +142,7 @@ def test_gpipe_gets_the_smallest_window() -> None:
     assert window(ops, ways(ops)) == mailboxes.MIN_WINDOW
 
 
-# -- in a pipeline, between workers without shared memory: flow control does not count values in a ring
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RPCBENCH_SHARED_MEMORY", "0")
-
-
+# -- in a pipeline
 class Gate(nn.Module):
     """Lets one micro-batch pass for each release of `allowed`, and counts them."""
 

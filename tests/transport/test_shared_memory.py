@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import mmap
 import os
 import resource
-import select
 import socket
 import tempfile
 import threading
@@ -23,14 +21,9 @@ from worlds import PATIENCE
 from rpcbench.base.errors import ProtocolError
 from rpcbench.transport import shared_memory
 from rpcbench.transport.shared_memory import SHARED, SIZE, BufferStore
-from rpcbench.transport.shared_ring import NUMBERS, POLLING, SUPPORTED, WAITING, Consumer, Producer
 
-NAME = 1 << 60
 DATA = memoryview(os.urandom(3 * SHARED))
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
-
-
-_made: list[BufferStore] = []
 
 
 @pytest.fixture
@@ -38,20 +31,13 @@ def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
-    while _made:
-        _made.pop().close()
-
-
-def exchanged(sock: socket.socket, deadline: float, last: bool = False) -> BufferStore:
-    _made.append(shared_memory.exchange(sock, deadline, last))
-    return _made[-1]
 
 
 def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[BufferStore, BufferStore]:
     found: list[BufferStore] = []
     deadline = time.monotonic() + PATIENCE
-    other = spawn(lambda: found.append(exchanged(sockets[1], deadline, True)))
-    one = exchanged(sockets[0], deadline)
+    other = spawn(lambda: found.append(shared_memory.exchange(sockets[1], deadline, True)))
+    one = shared_memory.exchange(sockets[0], deadline, False)
     other.join(PATIENCE)
     return one, found[0]
 
@@ -166,7 +152,7 @@ def test_a_process_without_free_descriptors_works_without_shared_memory(
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
-        store = exchanged(sockets[0], time.monotonic() + PATIENCE)
+        store = shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
@@ -194,106 +180,13 @@ def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail
 
     monkeypatch.setattr(shared_memory, "_receive_word", late)
     deadline = time.monotonic() + PATIENCE
-    sides = [spawn(lambda n=n: found.append(exchanged(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
+    sides = [spawn(lambda n=n: found.append(shared_memory.exchange(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
     sides[0].join(0.2)
     assert not found, "it could send on a connection that the other side may still give up"
     go.set()
     for side in sides:
         side.join(PATIENCE)
     assert len(found) == 2
-
-
-# -- rings
-lanes = pytest.mark.skipif(not SUPPORTED, reason="no lanes here")
-
-
-def opened(store: BufferStore) -> tuple[int, Producer]:
-    found = store.create_ring(NAME)
-    assert found is not None
-    return found
-
-
-def at_work(one: BufferStore, other: BufferStore) -> tuple[int, Producer, Consumer]:
-    """A ring with a consumer that polls."""
-    place, giver = opened(one)
-    taker = other.ring_from_peer(place, NAME)
-    assert taker is not None
-    taker.be(POLLING)
-    return place, giver, taker
-
-
-@lanes
-def test_a_ring_carries_values_in_both_directions_and_wakes_the_receiver(
-    sockets: tuple[socket.socket, socket.socket],
-) -> None:
-    for giving, taking in (pair := stores(sockets)), pair[::-1]:
-        place, giver = opened(giving)
-        taker = taking.ring_from_peer(place, NAME)
-        assert taker is not None and taking.event_receiver is not None
-        taker.be(WAITING)
-        assert giver.room() == 0
-        giver.places[0][:3] = b"abc"
-        giver.give(range(NUMBERS), 3)
-        giver.tell(pytest.fail)
-        assert select.select([taking.event_receiver.descriptor], [], [], PATIENCE)[0], (
-            "the wake event of the receiver is signalled"
-        )
-        assert giving.event_receiver is not None and not select.select([giving.event_receiver.descriptor], [], [], 0)[0]
-        assert taker.next() == (0, tuple(range(NUMBERS))) and bytes(taker.places[0][:3]) == b"abc"
-        taking.event_receiver.heard()
-
-
-@lanes
-def test_a_ring_is_found_only_by_its_own_connection_and_only_once(sockets: tuple[socket.socket, socket.socket]) -> None:
-    one, other = stores(sockets)
-    place, _ = opened(one)
-    assert other.ring_from_peer(place, NAME + 1) is None and other.owed() == []
-    assert (
-        other.ring_from_peer(place + mmap.PAGESIZE, NAME) is None and BufferStore().ring_from_peer(place, NAME) is None
-    )
-    taker = other.ring_from_peer(place, NAME)
-    assert taker is not None and other.ring_from_peer(place, NAME) is None, "a ring has one consumer"
-
-
-@lanes
-def test_a_ring_ends_before_its_memory_is_reused(sockets: tuple[socket.socket, socket.socket]) -> None:
-    one, other = stores(sockets)
-    place, giver, taker = at_work(one, other)
-    del taker
-    gc.collect()
-    assert other.owed() == [place] and not giver.over
-    one.returned(place)
-    assert giver.over and giver.room() is None and opened(one)[0] == place
-
-
-@lanes
-def test_a_ring_ends_with_its_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
-    one, other = stores(sockets)
-    _, giver, taker = at_work(one, other)
-    giver.give(range(NUMBERS), 3)
-    one.end()
-    other.end()
-    one.close()
-    other.close()
-    assert giver.over and one.create_ring(NAME) is None and taker.be(WAITING) is None
-    assert taker.next() == (0, tuple(range(NUMBERS))), "values in the ring are still taken"
-
-
-@lanes
-def test_a_descriptor_that_is_no_eventfd_is_refused_as_wake_event(sockets: tuple[socket.socket, socket.socket]) -> None:
-    with unsealed(FULL) as descriptor, tempfile.TemporaryFile() as file:
-        socket.send_fds(sockets[1], [b"m"], [descriptor, file.fileno()])
-        with pytest.raises(ProtocolError, match="that is no eventfd"):
-            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
-
-
-def test_ends_without_wake_events_share_memory_without_rings(
-    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_memory, "SUPPORTED", False)
-    one, other = stores(sockets)
-    assert one.event_receiver is None and one.create_ring(NAME) is None
-    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
 
 
 # -- systems without shared memory
@@ -342,7 +235,7 @@ def test_a_limit_on_file_size_switches_shared_memory_off(sockets: tuple[socket.s
 
 def test_memory_that_the_peer_cannot_map_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"nn")  # no memory there, and it cannot map ours
-    assert exchanged(sockets[0], time.monotonic() + PATIENCE).put([DATA]) is None
+    assert shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False).put([DATA]) is None
     _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 2)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptors[0], 0)
